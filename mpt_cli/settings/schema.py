@@ -1,0 +1,120 @@
+"""The schema: every key of a configuration, its type, default and meaning. The one place for these."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Union
+
+from mpt_cli.settings.data import DATA, DataSettings, Digits
+from mpt_cli.settings.key import key
+from mpt_cli.settings.models import MLP, MODELS, ModelSettings
+from mpt_cli.settings.optimizers import OPTIMIZERS, Adam, OptimizerSettings
+
+FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+SCALE_MODES = ("auto", "dynamic", "fixed", "none")
+
+
+@dataclass
+class Policy:
+    """In which dtype layers compute and keep their variables."""
+
+    name: str = key("float32", "dtype policy of all layers", choices=FLOAT_POLICIES)
+    float8: bool = key(False, "Dense and EinsumDense layers multiply in float8 on top of a mixed policy")
+    head: Optional[str] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)",
+                              choices=FLOAT_POLICIES)
+    overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
+                                    choices=FLOAT_POLICIES)
+
+
+@dataclass
+class LossScale:
+    """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run."""
+
+    mode: str = key("auto", "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
+    initial_scale: float = key(2.0**15, "first (fixed: only) scale", above=0)
+    growth_steps: int = key(2000, "applied steps without overflow before the scale grows", at_least=1)
+    growth_factor: float = key(2.0, "factor of a growth", above=1)
+    backoff_factor: float = key(0.5, "factor after an overflow", above=0, below=1)
+    min_scale: float = key(2.0**-14, "the scale never falls below this", above=0)
+    max_scale: float = key(2.0**32, "the scale never grows above this", above=0)
+    hysteresis: int = key(1, "overflows in a row before the scale falls", at_least=1)
+    on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
+    max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
+                                               at_least=1)
+    max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
+                                         "skipped, null = never", above=0, at_most=1)
+    skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up",
+                                at_least=10)
+
+
+@dataclass
+class Trainer:
+    """How long and in what portions is trained."""
+
+    epochs: int = key(10, "passes over the training data", at_least=1)
+    max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
+    batch_size: int = key(64, "examples per step", at_least=1)
+    shuffle: bool = key(True, "new order each epoch, drawn from the seed")
+    drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
+    deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
+    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device", choices=("auto", True, False))
+    steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1")
+    feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
+                    choices=("auto", "resident", "stream"))
+    log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
+    validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
+    loss: str = key("auto", "auto, or the name of a Keras loss")
+    from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
+                                        choices=("auto", True, False))
+    metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
+    save_model: bool = key(True, "write model.keras at the end")
+
+
+@dataclass
+class Backend:
+    """What runs underneath Keras."""
+
+    name: str = key("tensorflow", "Keras backend", choices=("tensorflow", "jax"))
+    device: str = key("auto", "auto: GPU where there is one; gpu without one is an error", choices=("auto", "cpu", "gpu"))
+    memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
+
+
+@dataclass
+class Logger:
+    """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
+
+    console: str = key("auto", "auto: live in a terminal, plain lines elsewhere",
+                       choices=("auto", "live", "plain", "quiet"))
+    csv: bool = key(True, "metrics.csv")
+    tensorboard: bool = key(False, "tensorboard/ event files")
+
+
+@dataclass
+class Distribute:
+    """Over how many devices of this machine a batch is split."""
+
+    name: str = key("none", "none, mirrored (TensorFlow) or data_parallel (JAX)",
+                    choices=("none", "mirrored", "data_parallel"))
+    devices: Optional[int] = key(None, "how many devices, null = all", at_least=1)
+
+
+@dataclass
+class Settings:
+    """One run, fully resolved."""
+
+    recipe: str = key("custom", "name of the recipe; names the folder under runs/")
+    description: str = key("", "one sentence on what it shows")
+    seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
+    run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
+    resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
+    policy: Policy = field(default_factory=Policy)
+    loss_scale: LossScale = field(default_factory=LossScale)
+    model: ModelSettings = field(default_factory=MLP)
+    data: DataSettings = field(default_factory=Digits)
+    optimizer: OptimizerSettings = field(default_factory=Adam)
+    trainer: Trainer = field(default_factory=Trainer)
+    backend: Backend = field(default_factory=Backend)
+    logger: Logger = field(default_factory=Logger)
+    distribute: Distribute = field(default_factory=Distribute)
+    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
+
+
+VARIANTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS}

@@ -1,0 +1,87 @@
+"""The values telemetry is made of. Plain frozen data: the trainer makes them, console and files show them."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class RunHeader:
+    """What is known before the first step; the console opens with it."""
+
+    recipe: str
+    description: str
+    run_dir: str
+    policy: str  # "mixed_float16 (head float32)"
+    loss_scale: str  # "dynamic from 32768, grows after 2000 applied steps" or "none (nothing computes in float16)"
+    model: str  # "cnn, 138,218 parameters"
+    data: str  # the source's own description and the sizes of the splits
+    optimizer: str
+    backend: str  # "tensorflow 2.21.0, keras 3.15.1"
+    device: str
+    execution: str  # "XLA, 22 steps per call, data resident on the device"
+    epochs: int
+    steps_per_epoch: int | None
+    total_steps: int | None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Event:
+    """One skipped step or one change of the scale. `scale_*` are the loss scale before and after the step."""
+
+    step: int
+    epoch: int
+    kind: str  # overflow | growth | floor | ceiling (overflow is one skipped step, whatever it did to the scale)
+    scale_before: float
+    scale_after: float
+    nan: int = 0
+    inf: int = 0
+    variable: str | None = None  # the first variable whose gradient was not finite
+    cause: str | None = None  # forward: the loss was already non-finite; backward: only gradients were
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One logged line of metrics.jsonl: state after `step`, loss and metrics over applied steps only.
+
+    `loss` is the mean over the applied steps since the last line, None when there was none; `metrics` are running
+    values of the epoch. `epoch_end` lines carry the epoch's own means and the `val_*` metrics.
+    """
+
+    step: int
+    epoch: int
+    loss: float | None
+    learning_rate: float
+    loss_scale: float
+    scale_counter: int
+    skipped_steps: int
+    consecutive_skips: int
+    applied_steps: int
+    examples_per_second: float
+    metrics: dict[str, float] = field(default_factory=dict)
+    epoch_end: bool = False
+    step_in_epoch: int = 0
+    memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """How a run ended: the content of summary.json."""
+
+    status: str  # finished | stopped | interrupted | terminated | failed
+    exit_code: int
+    verdict: str
+    explanation: str  # the verdict in a plain sentence, with what to do
+    steps_seen: int
+    applied_steps: int
+    skipped_steps: int
+    final_loss_scale: float | None
+    min_loss_scale: float | None
+    max_loss_scale: float | None
+    metrics: dict[str, float]
+    best_metrics: dict[str, float]
+    examples_per_second: float | None
+    peak_memory_bytes: int | None
+    seconds: float
+    recipe: str = ""
+    run_dir: str = ""
+    epochs_completed: int = 0
