@@ -1,0 +1,171 @@
+"""The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import keras
+
+WIDE = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """In which dtype layers compute and keep their variables.
+
+    `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
+    leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
+    match wins; `float8` lets Dense and EinsumDense layers multiply in float8 on top of a mixed policy.
+
+    >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
+    ('float16', 'float32')
+    """
+
+    name: str = "float32"
+    head: str | None = "float32"
+    overrides: dict[str, str] = field(default_factory=dict)
+    float8: bool = False
+
+    @property
+    def compute_dtype(self) -> str:
+        """Dtype of activations and multiplications, e.g. float16 for mixed_float16."""
+        return str(keras.dtype_policies.get(self.name).compute_dtype)
+
+    @property
+    def variable_dtype(self) -> str:
+        """Dtype of the weights, e.g. float32 for mixed_float16."""
+        return str(keras.dtype_policies.get(self.name).variable_dtype)
+
+    @property
+    def loss_dtype(self) -> str:
+        """Dtype in which loss and metrics are computed: float32, or float64 where the model is."""
+        return "float64" if self.compute_dtype == "float64" else "float32"
+
+    @property
+    def head_policy(self) -> str:
+        """Policy of the output layer; a float64 model keeps a float64 head."""
+        return self.name if self.head is None or self.compute_dtype == "float64" else self.head
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Keras's global policy inside; the one before is put back, also after an exception.
+
+        >>> with Policy("mixed_bfloat16").scope():
+        ...     keras.layers.Dense(1).compute_dtype
+        'bfloat16'
+        >>> keras.layers.Dense(1).compute_dtype
+        'float32'
+        """
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(self.name)
+        try:
+            yield
+        finally:
+            keras.config.set_dtype_policy(before)
+
+
+def apply_policy(model: Any, policy: Policy) -> Any:
+    """Put head, overrides and float8 of `policy` onto a built `model`; returns the model to use.
+
+    Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
+    float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
+    that matches no layer, and where a subclassed model would have to be cloned.
+    """
+    wanted = _wanted_policies(model, policy)
+    changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
+    moved = [layer for layer, name in changed.items()
+             if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
+    if moved:
+        model = _clone_with(model, {layer.name: name for layer, name in changed.items()}, moved)
+    else:
+        for layer, name in changed.items():
+            layer.dtype_policy = name
+    if policy.float8:
+        _use_float8(model, exclude={layer.name for layer in wanted})
+    return model
+
+
+def layers_of(model: Any) -> list[Any]:
+    """All layers with none inside, nested ones too, each once, input layers left out."""
+    found = {id(layer): layer for layer in model._flatten_layers(include_self=False, recursive=True)}
+    return [layer for layer in found.values() if not isinstance(layer, (keras.layers.InputLayer, keras.Model))]
+
+
+def head_layers(model: Any) -> list[Any]:
+    """The layers that make the model's outputs: back from each output to the first layer with weights.
+
+    For subclassed models, whose layers form no graph, the layer named "head" where there is one, else none.
+    """
+    if not getattr(model, "outputs", None) or not hasattr(model, "operations"):
+        return [layer for layer in layers_of(model) if layer.name == "head"]
+    heads: list[Any] = []
+    for output in model.outputs:
+        tensor = output
+        while True:
+            history = getattr(tensor, "_keras_history", None)
+            operation = getattr(history, "operation", None)
+            if operation is None or isinstance(operation, keras.layers.InputLayer):
+                break
+            if isinstance(operation, keras.Model):
+                heads.extend(head_layers(operation))
+                break
+            if isinstance(operation, keras.Layer):
+                heads.append(operation)
+                if operation.weights:
+                    break
+            inputs = keras.tree.flatten(operation._inbound_nodes[history.node_index].input_tensors)
+            if len(inputs) != 1:
+                break
+            tensor = inputs[0]
+    return heads
+
+
+def computes_in_float16(model: Any) -> bool:
+    """Whether any layer of `model` computes in float16, so that its gradients need loss scaling.
+
+    The one place that decides it, from what the layers do, not from the global policy: layer-level, cloned, loaded and
+    pure float16 models count, and float8 on top of mixed_float16. bfloat16 has float32's range and needs none.
+    """
+    return any(layer.compute_dtype == "float16" for layer in layers_of(model))
+
+
+def _wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
+    layers = layers_of(model)
+    wanted: dict[Any, str] = {}
+    if policy.head_policy != policy.name:
+        wanted.update({layer: policy.head_policy for layer in head_layers(model)})
+    for pattern, name in policy.overrides.items():
+        matches = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
+        if not matches:
+            names = ", ".join(sorted({layer.name for layer in layers}))
+            raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
+        wanted.update(dict.fromkeys(matches, name))
+    return wanted
+
+
+def _clone_with(model: Any, policies: dict[str, str], moved: list[Any]) -> Any:
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+        raise ValueError(
+            f"the variables of layer {moved[0].name!r} are {moved[0].variable_dtype} and can't change dtype after the "
+            f"subclassed model {type(model).__name__} is built. Give the layer a dtype where the model makes it."
+        )
+
+    def clone(layer: Any) -> Any:
+        config = layer.get_config()
+        if layer.name in policies:
+            config["dtype"] = policies[layer.name]
+        return type(layer).from_config(config)
+
+    copy = keras.models.clone_model(model, clone_function=clone)
+    copy.set_weights(model.get_weights())
+    return copy
+
+
+def _use_float8(model: Any, exclude: set[str]) -> None:
+    """Quantise the layers that can; Keras raises NotImplementedError from those that can't."""
+    supported = (keras.layers.Dense, keras.layers.EinsumDense)
+    for layer in layers_of(model):
+        if isinstance(layer, supported) and layer.name not in exclude:
+            layer.quantize("float8")

@@ -1,0 +1,123 @@
+"""How the loss scale moves: one small frozen value per mode, all behind the same interface.
+
+A rule knows numbers, not variables: `initial` gives the state it needs, `advance` maps the state and whether the step's
+gradients were finite to the next state. It runs inside compiled steps, so it is written in `keras.ops`. A further mode
+is a further class here (or in its own file) and its name in `RULES`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from keras import ops
+
+State = dict[str, Any]
+
+
+class ScaleRule(Protocol):
+    """What `LossScaleOptimizer` asks of a mode."""
+
+    initial_scale: float
+
+    def initial(self) -> State:
+        """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
+
+    def advance(self, state: State, finite: Any) -> State:
+        """The state after a step; `finite` is a boolean scalar."""
+
+
+def check_scale(name: str, value: object) -> float:
+    """`value` as a float if it is a finite number above 0, else ValueError or TypeError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
+    return float(value)
+
+
+def check_count(name: str, value: object) -> int:
+    """`value` as an int if it is a whole number of at least 1, else ValueError or TypeError that names it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
+    if not (value >= 1 and float(value).is_integer()):
+        raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class FixedScale:
+    """The scale stays where it is; overflow steps are skipped and counted all the same."""
+
+    initial_scale: float
+
+    def __post_init__(self) -> None:
+        check_scale("initial_scale", self.initial_scale)
+
+    def initial(self) -> State:
+        return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
+
+    def advance(self, state: State, finite: Any) -> State:
+        return {**state, "counter": ops.where(finite, state["counter"] + 1, 0)}
+
+
+@dataclass(frozen=True)
+class DynamicScale:
+    """Grow after `growth_steps` applied steps, back off at an overflow, within `min_scale` and `max_scale`.
+
+    With c the applied steps since the scale last changed:
+    finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
+    otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM.
+    """
+
+    initial_scale: float = 2.0**15
+    growth_steps: int = 2000
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    min_scale: float = 2.0**-14
+    max_scale: float = 2.0**32
+    hysteresis: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
+            check_scale(name, getattr(self, name))
+        check_count("dynamic_growth_steps", self.growth_steps)
+        check_count("hysteresis", self.hysteresis)
+        if not self.growth_factor > 1:
+            raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
+        if not self.backoff_factor < 1:
+            raise ValueError(f"`backoff_factor` must be below 1. Received: backoff_factor={self.backoff_factor}.")
+        if not self.min_scale <= self.initial_scale <= self.max_scale:
+            raise ValueError(
+                "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
+                f"min_scale={self.min_scale}, initial_scale={self.initial_scale}, max_scale={self.max_scale}."
+            )
+        if not self.max_scale < 2.0**127:
+            raise ValueError(f"`max_scale` must be below 2**127, the float32 limit. Received: {self.max_scale}.")
+
+    def initial(self) -> State:
+        return {
+            "scale": np.float32(self.initial_scale),
+            "counter": np.int32(0),
+            "growth_steps": np.int32(self.growth_steps),
+            "hysteresis_left": np.int32(self.hysteresis),
+        }
+
+    def advance(self, state: State, finite: Any) -> State:
+        scale, applied, left = state["scale"], state["counter"] + 1, ops.maximum(state["hysteresis_left"] - 1, 0)
+        grows = ops.logical_and(finite, applied >= state["growth_steps"])
+        falls = ops.logical_and(ops.logical_not(finite), left <= 0)
+        grown = ops.minimum(scale * self.growth_factor, self.max_scale)
+        fallen = ops.maximum(scale * self.backoff_factor, self.min_scale)
+        return {
+            "scale": ops.where(grows, grown, ops.where(falls, fallen, scale)),
+            "counter": ops.where(ops.logical_and(finite, ops.logical_not(grows)), applied, 0),
+            "growth_steps": state["growth_steps"],
+            "hysteresis_left": ops.where(
+                grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)
+            ),
+        }
+
+
+RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, DynamicScale)}

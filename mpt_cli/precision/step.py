@@ -1,0 +1,68 @@
+"""What a training step is under loss scaling, and how a model of any kind gets it in Keras's own `fit`."""
+
+from types import MethodType
+from typing import Any, NamedTuple
+
+import keras
+
+Tensor = Any
+
+
+class StepRecord(NamedTuple):
+    """What one step reports, as scalars on the device; telemetry is made of it.
+
+    `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
+    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; `detail` is the int32 vector
+    of `finite.describe_non_finite`.
+    """
+
+    loss: Tensor
+    scale_before: Tensor
+    scale_after: Tensor
+    learning_rate: Tensor
+    finite: Tensor
+    counter: Tensor
+    detail: Tensor
+
+
+def state_to_keep(model: Any) -> list[Any]:
+    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, …).
+
+    Seed generators hold integers and move on: repeating a dropout mask helps nobody.
+    """
+    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def keep_skips_whole(model: Any) -> Any:
+    """Make Keras's own `fit` leave the whole of `model` alone in a skipped step; returns `model`.
+
+    The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
+    subclassed and loaded models on both backends. Raises ValueError for a model with a `train_step` of its own: it
+    would be replaced.
+
+    >>> import keras
+    >>> from mpt_cli.precision import LossScaleOptimizer
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    >>> model = keep_skips_whole(model)
+    >>> history = model.fit(keras.ops.ones((4, 2)) * float("inf"), keras.ops.ones((4, 1)), verbose=0)
+    >>> bool(keras.ops.all(keras.ops.isfinite(model.layers[0].moving_mean))), int(model.optimizer.skipped_steps)
+    (True, 1)
+    """
+    if has_own_train_step(model):
+        raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
+    if keras.backend.backend() == "tensorflow":
+        from mpt_cli.precision import step_tensorflow
+
+        model.train_step = MethodType(lambda self, data: step_tensorflow.train_step(self, data)[0], model)
+    else:
+        from mpt_cli.precision import step_jax
+
+        model.train_step = MethodType(lambda self, state, data: step_jax.train_step(self, state, data)[:2], model)
+    model.make_train_function(force=True)
+    return model
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `train_step`."""
+    return bool(type(model).train_step is not keras.Model.train_step)
