@@ -2,6 +2,19 @@
 
 from dataclasses import dataclass, field
 
+SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
+
+    mode: str = "none"  # dynamic | fixed | none; never auto, which is decided by now
+    initial_scale: float | None = None
+    growth_steps: int | None = None  # dynamic only
+    min_scale: float = 0.0
+    on_overflow: str = "skip"
+
 
 @dataclass(frozen=True)
 class RunHeader:
@@ -22,6 +35,9 @@ class RunHeader:
     steps_per_epoch: int | None
     total_steps: int | None
     warnings: tuple[str, ...] = ()
+    scaling: Scaling = Scaling()
+    metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included: CSV columns
+    attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,100 @@
+"""The lines that stay: header, epochs, intervals and the end of a run, the same words on screen and in console.log."""
+
+from mpt_cli.telemetry.console.words import (
+    bytes_words,
+    count_words,
+    number_words,
+    scale_words,
+    seconds_words,
+    share_words,
+)
+from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
+
+LABEL_WIDTH = 13
+
+
+def header_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """What the run is, as label and text."""
+    length = f"{header.epochs} epochs"
+    if header.steps_per_epoch:
+        length += f" of {count_words(header.steps_per_epoch)} steps"
+    rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
+    rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
+    rows += [("optimizer", header.optimizer), ("backend", header.backend), ("device", header.device)]
+    rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
+    rows += [("warning", warning) for warning in header.warnings]
+    return [(label, text) for label, text in rows if text]
+
+
+def labelled(rows: list[tuple[str, str]]) -> list[str]:
+    return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
+
+
+def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[str]:
+    """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
+    parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {number_words(snapshot.loss)}"]
+    parts += [f"{name} {number_words(value)}" for name, value in snapshot.metrics.items()]
+    if header.scaling.mode != "none":
+        parts += [f"scale {scale_words(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
+    return [*parts, f"{count_words(snapshot.examples_per_second)} examples/s", seconds_words(seconds)]
+
+
+def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
+    """One logged interval where there is no live screen."""
+    total = f"/{count_words(header.total_steps)}" if header.total_steps else ""
+    parts = [f"step {count_words(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
+    parts.append(f"loss {number_words(snapshot.loss)}")
+    parts += [f"{name} {number_words(value)}" for name, value in snapshot.metrics.items()]
+    parts.append(f"learning rate {snapshot.learning_rate:.3g}")
+    if header.scaling.mode != "none":
+        parts += [f"scale {scale_words(snapshot.loss_scale)}{counter_words(snapshot, header, ' ({})')}"]
+        parts += [f"skipped {snapshot.skipped_steps}"]
+    parts.append(f"{count_words(snapshot.examples_per_second)} examples/s")
+    return "  ".join(parts)
+
+
+def counter_words(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:
+    """Applied steps since the last change of how many that make the scale grow; empty where it never grows."""
+    if header.scaling.mode != "dynamic" or not header.scaling.growth_steps:
+        return ""
+    return form.format(f"{snapshot.scale_counter}/{header.scaling.growth_steps}")
+
+
+def final_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The end of a run, as label and text."""
+    rows = [("verdict", summary.verdict), ("", summary.explanation)]
+    rows.append(("metrics", "  ".join(f"{name} {number_words(value)}" for name, value in summary.metrics.items())))
+    best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
+    rows.append(("best", "  ".join(f"{name} {number_words(value)}" for name, value in best.items())))
+    skipped, seen = summary.skipped_steps, summary.steps_seen
+    rows.append(("skipped", f"{count_words(skipped)} of {count_words(seen)} steps ({share_words(skipped, seen)})"))
+    if summary.final_loss_scale is not None:
+        rows.append(("loss scale", f"{scale_words(summary.final_loss_scale)} at the end{_scale_range(summary)}"))
+    rows += [("speed", _speed(summary)), ("files", summary.run_dir)]
+    rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
+    return [(label, text) for label, text in rows if text]
+
+
+def next_commands(summary: Summary) -> list[str]:
+    """What a person may want to do with this run now."""
+    if not summary.run_dir:
+        return []
+    repeat = f"mpt train conf={summary.run_dir}/config.yaml"
+    if summary.exit_code:
+        return [repeat]
+    return [f"mpt evaluate {summary.run_dir}", f"mpt export {summary.run_dir}", repeat]
+
+
+def _scale_range(summary: Summary) -> str:
+    low, high = summary.min_loss_scale, summary.max_loss_scale
+    if low is None or high is None or low == high:
+        return ""
+    return f", {scale_words(low)} to {scale_words(high)} on the way"
+
+
+def _speed(summary: Summary) -> str:
+    parts = [] if summary.examples_per_second is None else [f"{count_words(summary.examples_per_second)} examples/s"]
+    parts.append(f"{seconds_words(summary.seconds)} in all")
+    if summary.peak_memory_bytes is not None:
+        parts.append(f"at most {bytes_words(summary.peak_memory_bytes)} of memory")
+    return ", ".join(parts)

@@ -1,0 +1,70 @@
+"""Plain lines without control codes: for pipes, batch jobs and console.log."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from mpt_cli.telemetry.console.lines import epoch_parts, final_rows, header_rows, interval_line, labelled
+from mpt_cli.telemetry.console.narrator import Narrator
+from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.sink import Sink
+
+SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
+WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
+
+
+class PlainConsole(Sink):
+    """Writes each line through `write_line` as soon as it is due.
+
+    Every epoch gets its line. Intervals get one at most every five seconds, later every minute, and so do overflows.
+    """
+
+    def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._write_line = write_line
+        self._clock = clock
+        self._narrator = Narrator(SHORTEST_WAIT_SECONDS, clock)
+        self._header: RunHeader | None = None
+        self._started_at = self._epoch_started_at = clock()
+        self._interval_told_at = float("-inf")
+
+    def start(self, header: RunHeader) -> None:
+        self._header = header
+        self._started_at = self._epoch_started_at = self._clock()
+        self._narrator.start(header)
+        self._write(labelled(header_rows(header)))
+        self._write([""])
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._write(self._narrator.sentences())
+
+    def events(self, events: Sequence[Event]) -> None:
+        self._narrator.add(events)
+        self._write(self._narrator.sentences())
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        assert self._header is not None
+        now = self._clock()
+        self._narrator.recount(snapshot)
+        if snapshot.epoch_end:
+            self._write(self._narrator.sentences(at_once=True))
+            self._write(["  ".join(epoch_parts(snapshot, self._header, now - self._epoch_started_at))])
+            self._epoch_started_at = now
+        elif now - self._interval_told_at >= self._wait_seconds(now):
+            self._interval_told_at = now
+            self._write([interval_line(snapshot, self._header)])
+
+    def message(self, text: str) -> None:
+        self._write([text])
+
+    def finish(self, summary: Summary) -> None:
+        self._write(self._narrator.sentences(at_once=True))
+        self._write(["", *labelled(final_rows(summary))])
+
+    def close(self) -> None:
+        self._write(self._narrator.sentences(at_once=True))
+
+    def _wait_seconds(self, now: float) -> float:
+        return min(max(WAIT_SHARE * (now - self._started_at), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
+
+    def _write(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self._write_line(line)

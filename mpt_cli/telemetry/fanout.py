@@ -1,0 +1,78 @@
+"""The one object the trainer talks to: hands everything to every sink and keeps the tally for the verdict."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.tally import EventTally
+
+
+class Telemetry:
+    """Fans out to its sinks; a context manager, so that files and terminal are let go whatever happens.
+
+    ```
+    with build_telemetry(run.telemetry_files, settings.logger) as telemetry:
+        telemetry.start(header)
+        ...                                   # after each call into the compiled loop:
+        telemetry.progress(step, epoch)
+        telemetry.events(drained_events)      # before the snapshot of the same interval
+        telemetry.snapshot(snapshot)
+        telemetry.finish(summary)
+    ```
+    A sink that can't write raises DataError, which ends the run: telemetry is never lost silently.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = tuple(sinks)
+        self.tally = EventTally()
+
+    def start(self, header: RunHeader) -> None:
+        for sink in self.sinks:
+            sink.start(header)
+
+    def progress(self, step: int, epoch: int, phase: str = "") -> None:
+        """Where the run is. `phase` says what it is busy with beside training, such as "validating"."""
+        for sink in self.sinks:
+            sink.progress(step, epoch, phase)
+
+    def events(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self.tally.add(events)
+        for sink in self.sinks:
+            sink.events(events)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for sink in self.sinks:
+            sink.snapshot(snapshot)
+
+    def message(self, text: str) -> None:
+        for sink in self.sinks:
+            sink.message(text)
+
+    def finish(self, summary: Summary) -> None:
+        for sink in self.sinks:
+            sink.finish(summary)
+
+    def close(self) -> None:
+        """Close every sink, also when closing one of them fails; the first failure is raised after the last."""
+        failures: list[Exception] = []
+        for sink in self.sinks:
+            try:
+                sink.close()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # what ended the run matters more than what closing it met
+                raise

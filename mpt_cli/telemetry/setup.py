@@ -1,0 +1,61 @@
+"""Which sinks a run has: from the settings and from where its output goes."""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TextIO
+
+from rich.console import Console
+
+from mpt_cli.settings.schema import Logger
+from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.console.stream import ConsoleLog, StreamLines
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sinks.csv_table import CsvSink
+from mpt_cli.telemetry.sinks.jsonl import JsonlSink
+from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink, check_tensorboard
+
+
+@dataclass(frozen=True)
+class TelemetryFiles:
+    """Where each sink writes; `runs` knows the names."""
+
+    metrics_jsonl: Path
+    events_jsonl: Path
+    metrics_csv: Path
+    tensorboard: Path
+    console_log: Path
+
+
+def check_logger(logger: Logger) -> None:
+    """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
+    if logger.tensorboard:
+        check_tensorboard()
+
+
+def build_telemetry(files: TelemetryFiles, logger: Logger, stream: TextIO | None = None) -> Telemetry:
+    """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
+    check_logger(logger)
+    sinks: list[Sink] = [JsonlSink(files.metrics_jsonl, files.events_jsonl), ConsoleLog(files.console_log)]
+    if logger.csv:
+        sinks.append(CsvSink(files.metrics_csv))
+    if logger.tensorboard:
+        sinks.append(TensorBoardSink(files.tensorboard))
+    return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
+
+
+def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
+    """`auto` is live in a terminal that can move its cursor and show the characters used, else plain."""
+    if mode == "quiet":
+        return []
+    if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
+        return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False))]
+    return [PlainConsole(StreamLines(stream))]
+
+
+def _is_live_terminal(stream: TextIO) -> bool:
+    dumb = os.environ.get("TERM", "").lower() in ("", "dumb", "unknown")
+    return stream.isatty() and not dumb and (stream.encoding or "").lower().replace("-", "") == "utf8"

@@ -1,0 +1,1 @@
+"""Where telemetry is written: JSONL, CSV, TensorBoard."""

@@ -1,0 +1,60 @@
+"""metrics.jsonl and events.jsonl: the record other programs read."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sinks.line_file import LineFile
+from mpt_cli.telemetry.strict_json import strict_json
+
+
+def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as one flat dict: its own fields, then the metrics by name (a field's name wins)."""
+    fields = {**vars(snapshot)}
+    metrics = fields.pop("metrics")
+    return {**fields, **{name: value for name, value in metrics.items() if name not in fields}}
+
+
+class JsonlSink(Sink):
+    """A line per snapshot and a line per event, every line with `schema_version` and `attempt`.
+
+    In the file within a second; at once at the end of an epoch and with every batch of events.
+    """
+
+    def __init__(self, metrics_path: Path, events_path: Path) -> None:
+        self._metrics = LineFile(metrics_path)
+        self._events = LineFile(events_path)
+        self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
+        self._started_at = time.monotonic()
+
+    def start(self, header: RunHeader) -> None:
+        self._common["attempt"] = header.attempt
+        self._started_at = time.monotonic()
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._metrics.poll()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        seconds = round(time.monotonic() - self._started_at, 3)
+        self._metrics.add(strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
+        if snapshot.epoch_end:
+            self._metrics.flush()
+        self._metrics.poll()
+
+    def events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._events.add(strict_json({**asdict(event), **self._common}))
+        self._events.flush()
+
+    def finish(self, summary: Summary) -> None:
+        self._metrics.flush()
+
+    def close(self) -> None:
+        try:
+            self._metrics.close()
+        finally:
+            self._events.close()

@@ -1,0 +1,87 @@
+"""A text file that only ever grows by whole lines, so that a killed run leaves it readable."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mpt_cli.errors import DataError
+
+FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
+FLUSH_BYTES = 64 * 1024
+BLOCK_BYTES = 4096
+
+
+class LineFile:
+    """Appends lines, buffered; each flush is one `write` of whole lines to a file opened for appending.
+
+    A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
+    opening the file again takes away. Raises DataError when the file can't be written.
+    """
+
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.path = path
+        self._clock = clock
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
+        self._flushed_at = clock()
+        try:
+            repair_tail(path)
+            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise _cannot_write(path, error) from error
+
+    def add(self, line: str) -> None:
+        data = line.encode() + b"\n"
+        self._pending.append(data)
+        self._pending_bytes += len(data)
+        if self._pending_bytes >= FLUSH_BYTES:
+            self.flush()
+
+    def poll(self) -> None:
+        """Flush when the oldest line may have waited long enough; cheap enough for every step."""
+        if self._pending and self._clock() - self._flushed_at >= FLUSH_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        data = b"".join(self._pending)
+        self._pending.clear()
+        self._pending_bytes = 0
+        self._flushed_at = self._clock()
+        try:
+            while data:
+                data = data[os.write(self._descriptor, data) :]
+        except OSError as error:
+            raise _cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            self.flush()
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def repair_tail(path: Path) -> int:
+    """Cut a partial last line (one without a line end) off the file; returns how many bytes went. No file: 0."""
+    if not path.exists():
+        return 0
+    with path.open("r+b") as file:
+        size = file.seek(0, os.SEEK_END)
+        end = size
+        while end > 0:
+            start = max(0, end - BLOCK_BYTES)
+            file.seek(start)
+            found = file.read(end - start).rfind(b"\n")
+            if found >= 0:
+                end = start + found + 1
+                break
+            end = start
+        file.truncate(end)
+    return size - end
+
+
+def _cannot_write(path: Path, error: OSError) -> DataError:
+    return DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions, or set run_dir.")

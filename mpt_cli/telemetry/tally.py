@@ -1,0 +1,36 @@
+"""What the events of a whole run add up to: the evidence of the verdict."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from mpt_cli.telemetry.records import Event
+
+OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+
+
+@dataclass
+class EventTally:
+    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending."""
+
+    skip_steps: list[int] = field(default_factory=list)
+    first_growth_step: int | None = None
+    growths: int = 0
+    forward_skips: int = 0
+    lowest_scale: float | None = None
+    highest_scale: float | None = None
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._add_one(event)
+
+    def _add_one(self, event: Event) -> None:
+        if event.kind == OVERFLOW:
+            self.skip_steps.append(event.step)
+            self.forward_skips += event.cause == "forward"
+        elif event.kind == GROWTH:
+            self.growths += 1
+            if self.first_growth_step is None:
+                self.first_growth_step = event.step
+        scales = [event.scale_before, event.scale_after]
+        self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
+        self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
