@@ -1,0 +1,137 @@
+"""What the counts of a probe say about loss scales; numpy only, on the host.
+
+Multiplying the loss by 2**k shifts the histogram by k bins, so one measurement answers for every such scale. All
+`scale` arguments are relative to the scale under which the gradient was measured; measure in float32 (a shadow model
+with the same weights), as what float16 has already flushed is gone. Exact zeros are not underflow: no share counts
+them.
+"""
+
+from dataclasses import dataclass
+from math import frexp, isfinite
+
+import numpy as np
+import numpy.typing as npt
+
+from mpt_cli.precision.gradients.formats import find_format
+from mpt_cli.precision.gradients.probing import EXPONENT_BIAS, INFS, NANS, SINK_SIZE, SUBNORMALS
+
+Counts = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SafeScales:
+    """The loss scales 2**k, lowest_power <= k <= highest_power, that neither overflow nor flush too much.
+
+    `highest_power` is exact to within one binade: at 2**highest_power nothing overflows, at twice that something does.
+    """
+
+    lowest_power: int
+    highest_power: int
+
+    @property
+    def empty(self) -> bool:
+        """True when no scale is safe: part of the model should stay in float32."""
+        return self.lowest_power > self.highest_power
+
+    @property
+    def recommended_scale(self) -> float:
+        """2**(highest_power - 1): a factor of two of room for later gradients."""
+        return 2.0 ** (self.highest_power - 1)
+
+
+def largest_exponent(statistics: Counts) -> int | None:
+    """e such that the largest finite magnitude lies in [2**e, 2**(e + 1)); None if all values are zero or not finite.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> largest_exponent(np.asarray(gradient_statistics(np.float32([0.3, -5.0]))))
+        2
+    """
+    occupied = np.flatnonzero(_finite_bins(statistics))
+    return int(occupied[-1]) - EXPONENT_BIAS if occupied.size else None
+
+
+def share_flushed(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them rounds to zero in `dtype`; 0.0 if there are none.
+
+    For float16: those of scaled magnitude below 2**-25 (2**-25 itself, which also does, is counted as kept).
+    float32 subnormals count as flushed at every scale.
+
+    Raises:
+        ValueError: an unknown dtype, a scale that is no power of two, or a vector of another length.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> counts = np.asarray(gradient_statistics(np.float32([0.0, 1e-9, 1e-4])))
+        >>> share_flushed(counts), share_flushed(counts, scale=2.0**15)
+        (0.5, 0.0)
+    """
+    return _share_below(_finite_bins(statistics), find_format(dtype).flush_exponent - _power_of_two(scale))
+
+
+def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them exceeds `dtype`; 0.0 if there are none.
+
+    For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed). The
+    float8 formats overflow inside their top binade, which is counted in full.
+
+    Raises:
+        ValueError: as `share_flushed`.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> share_overflow(np.asarray(gradient_statistics(np.float32([1.0, 4.0]))), scale=2.0**15)
+        0.5
+    """
+    bins = _finite_bins(statistics)
+    threshold = find_format(dtype).overflow_exponent - _power_of_two(scale)
+    return 1.0 - _share_below(bins, threshold) if bins.any() else 0.0
+
+
+def safe_scales(statistics: Counts, dtype: str = "float16", largest_share_flushed: float = 0.001) -> SafeScales | None:
+    """The window of scales for one gradient; None if it has no nonzero value, so that every scale will do.
+
+    highest_power: the largest k whose shifted histogram stays below overflow. lowest_power: the smallest k that
+    flushes at most `largest_share_flushed` of the nonzero values. Neither leaves the range of float32, -126 ... 127.
+    The window of a model is the largest lowest_power and the smallest highest_power of its gradients.
+
+    Raises:
+        ValueError: as `share_flushed`; or inf or nan among the values, which hide how large they were.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> safe_scales(np.asarray(gradient_statistics(np.float32([2.0**-30, 1.0]))))
+        SafeScales(lowest_power=5, highest_power=15)
+    """
+    form, bins = find_format(dtype), _finite_bins(statistics)
+    lost = int(statistics[INFS] + statistics[NANS])
+    if lost:
+        raise ValueError(
+            f"statistics must hold finite gradients only. Received: inf or nan {lost} times. "
+            "Measure in float32, or with a lower loss scale."
+        )
+    top = largest_exponent(statistics)
+    if top is None:
+        return None
+    powers = range(-126, 128)
+    enough = [k for k in powers if _share_below(bins, form.flush_exponent - k) <= largest_share_flushed]
+    return SafeScales(enough[0] if enough else powers[-1] + 1, min(form.overflow_exponent - 1 - top, powers[-1]))
+
+
+def _finite_bins(statistics: Counts) -> Counts:
+    vector = np.asarray(statistics)
+    if vector.shape != (SINK_SIZE,):
+        raise ValueError(f"statistics must be a vector of {SINK_SIZE} counts. Received: shape={vector.shape}.")
+    return vector[SUBNORMALS:INFS].astype(np.float64)
+
+
+def _share_below(bins: Counts, exponent: int) -> float:
+    below = bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)]
+    return float(below.sum() / max(bins.sum(), 1.0))
+
+
+def _power_of_two(scale: float) -> int:
+    mantissa, exponent = frexp(scale) if isfinite(scale) else (0.0, 0)
+    if mantissa != 0.5:
+        raise ValueError(f"scale must be a power of two: others split the bins. Received: scale={scale}.")
+    return exponent - 1

@@ -1,0 +1,97 @@
+"""Rounding to a small float format in the forward pass, the backward pass or both: the format without its hardware."""
+
+import keras
+from keras import ops
+
+from mpt_cli.precision.gradients.definition import define_gradient
+from mpt_cli.precision.gradients.formats import FloatFormat, find_format
+from mpt_cli.precision.gradients.tensors import Tensor, check_float_tensor, reinterpret, wide_dtype
+
+
+def round_to(x: Tensor, dtype: str, *, saturate: bool = False, gradient_dtype: str | None = None) -> Tensor:
+    """`x` rounded to the nearest value of `dtype` (ties to even), kept in x's own shape and dtype.
+
+    `dtype` is float16, bfloat16, float8_e4m3fn or float8_e5m2. Subnormals of the format are kept. What overflows
+    becomes inf with its sign, or nan in float8_e4m3fn, which has no inf (as a cast by `ml_dtypes` gives it); with
+    `saturate` it becomes the largest finite value, and so does inf. nan stays nan. A float16 x of 65408 and more is
+    inf after rounding to bfloat16: 65536 has no place in x. The arithmetic is on the bits of the float32 (float64)
+    value, as XLA may drop a pair of casts.
+
+    Backward: the upstream gradient, straight through (Bengio et al. 2013, arXiv 1308.3432), also where the value
+    overflowed; with `gradient_dtype` that gradient is itself rounded, never saturated: an overflow must be seen by
+    the loss scale.
+
+    Raises:
+        TypeError: x is not floating, or symbolic.
+        ValueError: an unknown format.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> [float(value) for value in round_to(tf.constant([1.3, 500.0, 2.0**-11]), "float8_e4m3fn", saturate=True)]
+        [1.25, 448.0, 0.0]
+    """
+    x = check_float_tensor(x, "round_to")
+    form = find_format(dtype)
+    if gradient_dtype is not None:
+        find_format(gradient_dtype)
+
+    def straight_through(upstream: Tensor, x: Tensor) -> tuple[Tensor]:
+        return (upstream if gradient_dtype is None else round_to(upstream, gradient_dtype),)
+
+    return define_gradient(lambda x: _round(x, form, saturate), straight_through)(x)
+
+
+@keras.saving.register_keras_serializable(package="mpt")
+class Rounding(keras.layers.Layer):  # type: ignore[misc]
+    """`round_to` as a layer, for functional and Sequential models; it never casts its input to its own policy.
+
+    Example:
+        >>> layer = Rounding("bfloat16", gradient_dtype="float8_e5m2")
+        >>> float(layer(keras.ops.array([1.003]))[0])
+        1.0
+    """
+
+    def __init__(
+        self, rounding_dtype: str, saturate: bool = False, gradient_dtype: str | None = None, **kwargs: object
+    ) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        find_format(rounding_dtype)
+        self.rounding_dtype = rounding_dtype
+        self.saturate = saturate
+        self.gradient_dtype = gradient_dtype
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return round_to(inputs, self.rounding_dtype, saturate=self.saturate, gradient_dtype=self.gradient_dtype)
+
+    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
+
+    def get_config(self) -> dict[str, object]:
+        own = {
+            "rounding_dtype": self.rounding_dtype,
+            "saturate": self.saturate,
+            "gradient_dtype": self.gradient_dtype,
+        }
+        return {**super().get_config(), **own}
+
+
+def _round(x: Tensor, form: FloatFormat, saturate: bool) -> Tensor:
+    wide = ops.cast(x, wide_dtype(x))
+    rounded = _round_mantissa(wide, form.mantissa_bits)
+    if wide.dtype != "float32" or form.min_exponent > -126:  # else the bits below have the right subnormals already
+        # below the normal range the values of a format are evenly spaced, so plain rounding is the right one
+        normal = ops.abs(wide) >= 2.0**form.min_exponent
+        rounded = ops.where(normal, rounded, ops.round(wide / form.smallest) * form.smallest)
+    beyond = form.largest if saturate else float("inf" if form.has_infinity else "nan")
+    rounded = ops.where(ops.abs(rounded) > form.largest, ops.sign(rounded) * beyond, rounded)
+    return ops.cast(ops.where(ops.isnan(wide), wide, rounded), x.dtype)
+
+
+def _round_mantissa(x: Tensor, mantissa_bits: int) -> Tensor:
+    """Round to nearest even by integer arithmetic on the bits; a carry moves on to the exponent as it should."""
+    own_bits, integer = (52, "int64") if x.dtype == "float64" else (23, "int32")
+    dropped = own_bits - mantissa_bits
+    bits = reinterpret(x, integer)
+    last_kept = ops.bitwise_and(ops.right_shift(bits, dropped), 1)
+    nearest = bits + last_kept + (2 ** (dropped - 1) - 1)
+    return reinterpret(ops.bitwise_and(nearest, -(2**dropped)), x.dtype)

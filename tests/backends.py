@@ -1,0 +1,88 @@
+"""What a test needs to run on TensorFlow and on JAX alike, and the way to repeat a folder of tests on JAX.
+
+Keras picks its backend once per process. So tests are written with `keras.ops` and the functions below, run on
+TensorFlow with the rest of the suite, and once more on JAX by one test of the folder:
+
+    @only_on("tensorflow")
+    def test_on_jax():
+        assert_passes_on_jax(Path(__file__).parent)
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+BACKEND = keras.backend.backend()
+# How a function is run: JAX has no graph mode apart from its compiler.
+MODES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager", "xla")
+
+
+def only_on(backend: str) -> pytest.MarkDecorator:
+    """Mark of a test that makes sense on one backend only."""
+    return pytest.mark.skipif(backend != BACKEND, reason=f"a matter of {backend}, not of {BACKEND}")
+
+
+def assert_passes_on_jax(path: Path, timeout_seconds: float = 600.0) -> None:
+    """Run the tests under `path` in a fresh process on JAX; fails with their output, also when none of them ran."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(path)]
+    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_seconds)
+    assert done.returncode == 0 and " passed" in done.stdout, f"on JAX:\n{done.stdout}\n{done.stderr}"
+
+
+def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
+    """`function` in one of `MODES`: as it is, as a TensorFlow graph, or compiled by XLA."""
+    if mode == "eager":
+        return function
+    if BACKEND == "jax":
+        import jax
+
+        return jax.jit(function)
+    import tensorflow as tf
+
+    return tf.function(function, jit_compile=mode == "xla")
+
+
+def gradients(function: Callable[..., Any], *arguments: Any) -> tuple[Any, ...]:
+    """Gradients of the sum of `function(*arguments)` by each argument, as tensors; differentiable once more."""
+    if BACKEND == "jax":
+        import jax
+
+        indices = tuple(range(len(arguments)))
+        return jax.grad(lambda *values: keras.ops.sum(function(*values)), indices)(*arguments)
+    import tensorflow as tf
+
+    with tf.GradientTape() as tape:
+        for argument in arguments:
+            tape.watch(argument)
+        total = tf.reduce_sum(function(*arguments))
+    return tuple(tape.gradient(total, arguments))
+
+
+def central_difference(function: Callable[..., Any], x: np.ndarray, step: float = 1e-5) -> np.ndarray:
+    """Slope of the sum of `function` along each element of float64 `x`; error about `step ** 2` + 1e-16 / `step`."""
+    slopes = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
+        ahead, behind = x.copy(), x.copy()
+        ahead[index] += step
+        behind[index] -= step
+        difference = np.sum(keras.ops.convert_to_numpy(function(ahead)) - keras.ops.convert_to_numpy(function(behind)))
+        slopes[index] = difference / (2 * step)
+    return slopes
+
+
+def float64_allowed() -> contextlib.AbstractContextManager[Any]:
+    """Context in which float64 stays float64: JAX turns it into float32 otherwise."""
+    if BACKEND == "jax":
+        import jax
+
+        return jax.enable_x64(True)
+    return contextlib.nullcontext()

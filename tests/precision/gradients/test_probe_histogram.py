@@ -1,0 +1,103 @@
+"""Reading the counts: against what rounding itself does, and the window of safe scales."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from mpt_cli.precision.gradients import (
+    SafeScales,
+    gradient_statistics,
+    largest_exponent,
+    round_to,
+    safe_scales,
+    share_flushed,
+    share_overflow,
+)
+
+RNG = np.random.default_rng(11)
+# log-normal over sixty binades, as gradients are; none within rounding of a bin's edge
+SPREAD = (RNG.uniform(1.01, 1.99, 4000) * 2.0 ** RNG.integers(-45, 15, 4000) * RNG.choice([-1, 1], 4000)).astype("f4")
+
+
+def counts_of(values):
+    return ops.convert_to_numpy(gradient_statistics(ops.convert_to_tensor(np.float32(values))))
+
+
+@pytest.mark.parametrize("power", [-12, 0, 3, 8, 20])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_flushed_share_is_what_rounding_flushes_at_every_scale(dtype, power):
+    rounded = ops.convert_to_numpy(round_to(ops.convert_to_tensor(SPREAD * np.float32(2.0**power)), dtype))
+    assert share_flushed(counts_of(SPREAD), 2.0**power, dtype) == np.mean(rounded == 0)
+
+
+@pytest.mark.parametrize("power", [-12, 0, 1, 8, 20])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_overflow_share_is_what_rounding_overflows_at_every_scale(dtype, power):
+    rounded = ops.convert_to_numpy(round_to(ops.convert_to_tensor(SPREAD * np.float32(2.0**power)), dtype))
+    assert share_overflow(counts_of(SPREAD), 2.0**power, dtype) == pytest.approx(np.mean(np.isinf(rounded)), abs=1e-12)
+
+
+@pytest.mark.parametrize(("dtype", "fits", "overflows"), [("float8_e4m3fn", 255.0, 300.0), ("float8_e5m2", 3e4, 4e4)])
+def test_the_top_binade_of_float8_counts_as_overflow(dtype, fits, overflows):
+    assert share_overflow(counts_of([fits, overflows]), dtype=dtype) == 0.5
+
+
+def test_zeros_and_non_finite_values_are_in_no_share():
+    counts = counts_of([0.0, 0.0, np.nan, np.inf, 1.0, 1e-9])
+    assert share_flushed(counts) == 0.5
+    assert share_overflow(counts, 2.0**16) == 0.5
+
+
+def test_shares_of_a_gradient_of_zeros_are_zero():
+    counts = counts_of([0.0, 0.0])
+    assert (share_flushed(counts), share_overflow(counts, 2.0**30), largest_exponent(counts)) == (0.0, 0.0, None)
+    assert safe_scales(counts) is None
+
+
+@pytest.mark.parametrize(("value", "exponent"), [(1.0, 0), (0.999, -1), (-6.0, 2), (2.0**-20, -20), (3e38, 127)])
+def test_largest_exponent(value, exponent):
+    assert largest_exponent(counts_of([value, 2.0**-30, np.inf, 0.0])) == exponent
+
+
+def test_window_of_scales_is_exact_to_a_factor_of_two():
+    window = safe_scales(counts_of([3.0, 2.0**-20]), largest_share_flushed=0.0)
+    assert window == SafeScales(lowest_power=-5, highest_power=14)  # 2**-25 is kept by the count, 3 * 2**14 < 65504
+    assert window.recommended_scale == 2.0**13
+    assert not window.empty
+    values = ops.convert_to_tensor(np.float32([3.0]))
+    assert np.isfinite(ops.convert_to_numpy(round_to(values * 2.0**14, "float16"))).all()
+    assert np.isinf(ops.convert_to_numpy(round_to(values * 2.0**15, "float16"))).all()
+
+
+def test_window_is_empty_when_the_gradient_spans_more_than_the_format():
+    window = safe_scales(counts_of([2.0**10, 2.0**-40]), largest_share_flushed=0.0)
+    assert (window, window.empty) == (SafeScales(lowest_power=15, highest_power=5), True)
+
+
+def test_tolerated_share_widens_the_window():
+    values = [1.0] * 99 + [2.0**-40]
+    assert safe_scales(counts_of(values), largest_share_flushed=0.0).lowest_power == 15
+    assert safe_scales(counts_of(values), largest_share_flushed=0.01).lowest_power == -25
+
+
+def test_window_stays_within_float32_scales():
+    assert safe_scales(counts_of([2.0**-120])).highest_power == 127
+    assert safe_scales(counts_of([2.0**-120])).lowest_power == 95
+    assert safe_scales(counts_of([2.0**-130])).empty  # a float32 subnormal: nothing can be said about it
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+def test_no_window_is_read_off_a_gradient_that_overflowed(value):
+    with pytest.raises(ValueError, match=r"finite gradients only. Received: inf or nan 2 times. Measure in float32"):
+        safe_scales(counts_of([1.0, value, value]))
+
+
+@pytest.mark.parametrize("scale", [1000.0, 0.0, -2.0, np.inf, np.nan])
+def test_scales_that_split_bins_are_refused(scale):
+    with pytest.raises(ValueError, match=r"scale must be a power of two.*Received: scale="):
+        share_flushed(counts_of([1.0]), scale)
+
+
+def test_vectors_of_another_length_are_refused():
+    with pytest.raises(ValueError, match=r"a vector of 258 counts. Received: shape=\(3,\)"):
+        largest_exponent(np.zeros(3))
