@@ -1,0 +1,1 @@
+"""Data sources: from a name and its settings to checked training and validation examples."""

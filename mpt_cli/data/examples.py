@@ -1,0 +1,102 @@
+"""What a data source hands to the trainer: arrays or a stream of batches, and what is known about them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpt_cli.errors import DataError
+
+Array: TypeAlias = NDArray[Any]
+Arrays: TypeAlias = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
+Batch: TypeAlias = tuple[Arrays, Arrays, Array | None]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Arrays in memory; the first dimension of each is the number of examples."""
+
+    x: Arrays
+    y: Arrays
+    sample_weight: Array | None = None
+
+    def __len__(self) -> int:
+        return int(leaves(self.x, "x")[0][1].shape[0])
+
+    def take(self, which: "Array | slice") -> "Examples":
+        """These examples only: a copy for an array of indices, a view for a slice."""
+        weight = None if self.sample_weight is None else self.sample_weight[which]
+        return Examples(map_arrays(lambda a: a[which], self.x), map_arrays(lambda a: a[which], self.y), weight)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """Examples that are read anew in every epoch because they don't fit, or aren't known to fit, in memory.
+
+    `open(batch_size, shuffle_seed)` starts a pass; `shuffle_seed` None keeps the order of the source. The last batch
+    may be smaller. `steps` is the number of examples of a pass, None where it isn't known before a pass has been
+    read. `endless`: a pass never ends, so only `trainer.max_steps` does.
+    """
+
+    open: Callable[[int, int | None], Iterator[Examples]]
+    steps: int | None = None
+    endless: bool = False
+
+    def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
+        """NumPy batches of one pass; shuffled within a buffer, in an order that `seed` and `epoch` fix.
+
+        DataError when the source fails on the way, holds NaN or labels out of range, or gives nothing at all (a
+        generator that can be read only once does that in the second epoch).
+        """
+        shuffle_seed = int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]) if shuffle else None
+        empty = True
+        for batch in self.open(batch_size, shuffle_seed):
+            empty = False
+            yield batch.x, batch.y, batch.sample_weight
+        if empty:
+            raise DataError(f"The data gave no examples in epoch {epoch}. It must give the same examples each time "
+                            "it is read.")
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training and validation data, ready for the trainer.
+
+    Inputs are float32 or, for tokens, int32. Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T)
+    for a label per position. Regression: float32 targets (n, k) and num_classes = k.
+    `input_shape` is without the batch; a dict or tuple of shapes where x is one. `input_dtype` joins the names with
+    "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
+    can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
+    fingerprint was taken over.
+    """
+
+    train: Examples | Stream
+    validation: Examples | Stream | None
+    task: str
+    input_shape: Any
+    input_dtype: str
+    num_classes: int | None
+    fingerprint: str
+    description: str
+    max_abs_input: float = 0.0
+    fingerprint_of: str = "all bytes"
+
+
+def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
+    """The single arrays with their name in messages: x, x['image'], x[1]."""
+    if isinstance(arrays, dict):
+        return [leaf for key, value in arrays.items() for leaf in leaves(value, f"{name}[{key!r}]")]
+    if isinstance(arrays, tuple):
+        return [leaf for place, value in enumerate(arrays) for leaf in leaves(value, f"{name}[{place}]")]
+    return [(name, arrays)]
+
+
+def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
+    """The same dict or tuple with `function` applied to each single array."""
+    if isinstance(arrays, dict):
+        return {key: map_arrays(function, value) for key, value in arrays.items()}
+    if isinstance(arrays, tuple):
+        return tuple(map_arrays(function, value) for value in arrays)
+    return function(arrays)

@@ -1,0 +1,45 @@
+"""Paths given by the user: found, readable, not empty."""
+
+import os
+from pathlib import Path
+
+from mpt_cli.errors import DataError
+from mpt_cli.settings.suggest import did_you_mean
+
+
+def readable_file(path: str, key: str = "data.path") -> Path:
+    """The path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise DataError(f"{key}: there is no file {file}. {_near(file)}".rstrip())
+    if not file.is_file():
+        raise DataError(f"{key}: {file} is a folder where a file is needed.")
+    if not os.access(file, os.R_OK):
+        raise DataError(f"{key}: {file} can't be read: permission denied.")
+    if file.stat().st_size == 0:
+        raise DataError(f"{key}: {file} is empty.")
+    return file
+
+
+def readable_folder(path: str, key: str = "data.path") -> Path:
+    """The path of a folder that can be listed; DataError otherwise."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise DataError(f"{key}: there is no folder {folder}. {_near(folder)}".rstrip())
+    if not folder.is_dir():
+        raise DataError(f"{key}: {folder} is a file where a folder is needed.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{key}: {folder} can't be listed: permission denied.")
+    return folder
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted by path, without those whose name or folder starts with a dot."""
+    return sorted(path for path in folder.rglob("*")
+                  if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def _near(path: Path) -> str:
+    folder = path.parent
+    listable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
+    return did_you_mean(path.name, sorted(os.listdir(folder)) if listable else [])

@@ -1,0 +1,91 @@
+"""Every kind of examples that can't be trained on, and what is said about it."""
+
+import numpy as np
+import pytest
+
+from mpt_cli.data.checks import check_examples
+from mpt_cli.data.dtypes import to_numbers
+from mpt_cli.data.examples import Examples
+from mpt_cli.data.targets import read_target
+from mpt_cli.errors import DataError
+
+X = np.ones((4, 2))
+Y = np.array([0, 1, 0, 1])
+
+
+def check(x=X, y=Y, weight=None, task="auto", num_classes=None):
+    examples = to_numbers(Examples(x, y, weight), "it")
+    check_examples(examples, read_target([examples], task, num_classes), "it")
+
+
+def with_value(array, place, value):
+    changed = np.array(array, float)
+    changed[place] = value
+    return changed
+
+
+NAN, INF = float("nan"), float("inf")
+TWO_NANS = with_value(with_value(X, (1, 1), NAN), (3, 0), NAN)
+
+BAD = [
+    (dict(x=TWO_NANS), r"^it: x has 2 values that are NaN, first at \[1, 1\]\.$"),
+    (dict(x=with_value(X, (2, 0), -INF)), r"x has 1 value that is infinite \(or beyond float32\), first at \[2, 0\]"),
+    (dict(x=with_value(X, (2, 0), 1e39)), r"1 value that is infinite \(or beyond float32\), first at \[2, 0\]"),
+    (dict(y=with_value(Y, 3, NAN)), r"y has 1 value that is NaN, first at \[3\]"),
+    (dict(y=with_value(Y, 3, NAN), task="classification"), r"y has 1 value that is NaN, first at \[3\]"),
+    (dict(x={"a": X, "b": TWO_NANS}), r"x\['b'\] has 2 values that are NaN"),
+    (dict(x=X[:3]), r"the numbers of examples differ: x 3, y 4"),
+    (dict(x=(X, X[:3])), r"the numbers of examples differ: x\[0\] 4, x\[1\] 3, y 4"),
+    (dict(weight=np.ones(3)), r"differ: x 4, y 4, sample_weight 3"),
+    (dict(x=X[:0], y=Y[:0]), r"x is empty: shape \(0, 2\); y is empty: shape \(0,\)"),
+    (dict(x=np.ones((4, 0))), r"x is empty: shape \(4, 0\)"),
+    (dict(x=3.0), r"x is a single number, not an array"),
+    (dict(y=1), r"y is a single number, not an array"),
+    (dict(x=np.ones(4)), r"x needs a dimension beside the examples: x\[:, None\] makes \(n, 1\) of \(4,\)"),
+    (dict(x=np.array([["a", "b"]] * 4)), r"^it: x must hold numbers\. Received: dtype <U1\.$"),
+    (dict(x=np.array([[None, 1]] * 4)), r"x must hold numbers\. Received: dtype object"),
+    (dict(x=np.ones((4, 2), complex)), r"x must hold numbers\. Received: dtype complex128"),
+    (dict(x=np.zeros((4, 2), "M8[s]")), r"x must hold numbers\. Received: dtype datetime64"),
+    (dict(x=[[1, 2], [3], [4, 5], [6, 7]]), r"x is not an array of numbers: .*inhomogeneous"),
+    (dict(y=np.array(["cat", "dog"] * 2)), r"y must hold numbers\. Received: dtype <U3"),
+    (dict(x=np.full((4, 2), 2**40)), r"x has integers beyond 32 bits; the largest is 1099511627776"),
+    (dict(y=np.array([0, -1, 1, -2])), r"class labels start at 0; y has -1 at \[1\]"),
+    (dict(y=np.array([1, 2, 3, 2])), r"class labels start at 0; the lowest here is 1: number the classes from 0"),
+    (dict(y=np.array([0, 1, 5, 2]), num_classes=3), r"3 classes have labels 0 to 2; y has 5 at \[2\]"),
+    (dict(y=np.array([0, 1.5, 1, 2]), task="classification"), r"must be whole numbers; y has 1\.5 at \[1\]"),
+    (dict(y=np.zeros(4, int)), r"all labels are 0, so there is nothing to tell apart"),
+    (dict(y=np.array([0, 1, 2, 5000])), r"labels run up to 5,000 but only 4 of them occur: number the classes"),
+    (dict(y=np.ones((4, 3)), num_classes=5), r"data\.num_classes=5, but the targets are no labels: float"),
+    (dict(weight=np.array([1, -2.5, 1, 1])), r"sample_weight must not be negative; it has -2\.5 at \[1\]"),
+    (dict(weight=np.zeros(4)), r"sample_weight is all zeros"),
+    (dict(weight=np.ones((4, 1))), r"sample_weight must have shape \(n,\), one number per example; it has \(4, 1\)"),
+    (dict(weight=np.array([1, NAN, 1, 1])), r"sample_weight has 1 value that is NaN, first at \[1\]"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_examples_are_refused(arguments, message):
+    with pytest.raises(DataError, match=message):
+        check(**arguments)
+
+
+def test_all_problems_of_values_are_reported_at_once():
+    with pytest.raises(DataError, match=r"^it: x has 2 values .*; y has 1 value that is infinite"):
+        check(x=TWO_NANS, y=with_value(Y, 0, INF))
+
+
+GOOD = [
+    dict(),
+    dict(y=np.array([0.5, NAN, 1, 2])[[0, 2, 3, 0]]),
+    dict(y=np.array([0, 999, 1, 2])),
+    dict(y=np.array([0, 1, 1, 2]), num_classes=5000),
+    dict(y=np.array([1, 1, 1, 1]), num_classes=2),
+    dict(x={"a": np.ones(4)}, y={"b": np.full(4, -3.0)}),
+    dict(x=np.array([[7, 50_000]] * 4), y=np.array([[0, 50_000]] * 4)),
+    dict(weight=np.array([0, 1, 2, 3])),
+]
+
+
+@pytest.mark.parametrize("arguments", GOOD)
+def test_good_examples_pass(arguments):
+    check(**arguments)

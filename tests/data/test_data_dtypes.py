@@ -1,0 +1,93 @@
+"""Dtypes and shapes in which inputs and targets are trained on."""
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpt_cli.data.assemble import prepare
+from mpt_cli.data.dtypes import to_numbers
+from mpt_cli.data.examples import Examples
+from mpt_cli.data.targets import Target, labels_from_one_hot, read_target
+
+
+def x_of(x):
+    return to_numbers(Examples(x, np.zeros(len(x))), "it").x
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, ml_dtypes.bfloat16, np.bool_])
+def test_float_and_bool_inputs_become_float32(dtype):
+    x = x_of(np.array([[1, 0]], dtype))
+    assert (x.dtype, x.tolist()) == (np.float32, [[1.0, 0.0]])
+
+
+def test_uint8_inputs_are_pixels_between_0_and_1():
+    x = x_of(np.array([[0, 51, 255]], np.uint8))
+    assert x.dtype == np.float32
+    assert x.tolist() == [[0.0, np.float32(0.2), 1.0]]
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
+def test_other_integer_inputs_are_int32_tokens(dtype):
+    x = x_of(np.array([[3, 100]], dtype))
+    assert (x.dtype, x.tolist()) == (np.int32, [[3, 100]])
+
+
+def test_lists_are_taken_as_arrays():
+    assert x_of([[1.5, 2.5]]).tolist() == [[1.5, 2.5]]
+
+
+def test_inputs_in_a_dict_are_treated_one_by_one():
+    x = to_numbers(Examples({"a": np.array([[255]], np.uint8), "b": np.array([[7]])}, np.zeros(1)), "it").x
+    assert x["a"].tolist() == [[1.0]]
+    assert (x["b"].dtype, x["b"].tolist()) == (np.int32, [[7]])
+
+
+def final(y, task="auto", num_classes=None, x=None):
+    examples = to_numbers(Examples(np.ones((len(y), 2)) if x is None else x, y), "it")
+    if task != "regression":
+        examples = labels_from_one_hot(examples)
+    target = read_target([examples], task, num_classes)
+    return target, prepare(examples, target, "it").y
+
+
+@pytest.mark.parametrize(("y", "task", "expected"), [
+    (np.array([0, 2, 1]), "auto", [0, 2, 1]),
+    (np.array([[0], [2], [1]]), "auto", [0, 2, 1]),
+    (np.array([0.0, 2.0, 1.0]), "classification", [0, 2, 1]),
+    (np.eye(3)[[0, 2, 1]], "auto", [0, 2, 1]),
+    (np.eye(3, dtype=np.uint8)[[0, 2, 1]], "auto", [0, 2, 1]),
+])
+def test_labels_become_int32_vectors(y, task, expected):
+    target, labels = final(y, task)
+    assert target == Target("classification", 3)
+    assert (labels.dtype, labels.tolist()) == (np.int32, expected)
+
+
+@pytest.mark.parametrize(("y", "task", "outputs"), [
+    (np.array([0.5, 2, 1]), "auto", 1),
+    (np.array([0, 2, 1]), "regression", 1),
+    (np.array([[0.5, 1], [2, 3], [4, 5]]), "auto", 2),
+    (np.eye(3), "regression", 3),
+])
+def test_regression_targets_become_float32_matrices(y, task, outputs):
+    target, values = final(y, task)
+    assert target == Target("regression", outputs)
+    assert (values.dtype, values.shape) == (np.float32, (3, outputs))
+    assert values.ravel().tolist() == y.ravel().tolist()
+
+
+def test_token_sequences_that_look_one_hot_stay_sequences():
+    tokens = np.array([[0, 1], [1, 0]])
+    target, labels = final(tokens, x=tokens)
+    assert (target.num_classes, labels.tolist()) == (2, [[0, 1], [1, 0]])
+
+
+def test_a_number_of_classes_makes_whole_floats_labels():
+    target, labels = final(np.array([0.0, 1.0, 1.0]), num_classes=4)
+    assert (target.task, target.num_classes, labels.dtype) == ("classification", 4, np.int32)
+
+
+def test_targets_in_a_dict_are_left_to_the_user():
+    examples = Examples(np.ones((2, 2)), {"a": np.zeros(2, np.float32), "b": np.array([5, 6])})
+    assert read_target([examples], "auto", None).task == "other"
+    assert prepare(examples, Target("other", None), "it").y["b"].tolist() == [5, 6]

@@ -1,0 +1,62 @@
+"""Examples and streams, apart from where they come from."""
+
+import numpy as np
+import pytest
+
+from mpt_cli.data.examples import Examples, Stream, leaves, map_arrays
+from mpt_cli.errors import DataError
+
+
+def test_length_is_the_first_dimension_of_the_first_input():
+    x = {"image": np.zeros((5, 8, 8)), "age": np.zeros((5, 1))}
+    assert len(Examples(x, np.zeros(5))) == 5
+
+
+def test_take_picks_the_same_rows_of_inputs_targets_and_weights():
+    examples = Examples((np.arange(4), np.arange(4) * 10), np.arange(4) * 100, np.arange(4) / 2)
+    taken = examples.take(np.array([3, 1]))
+    assert taken.x[0].tolist() == [3, 1]
+    assert taken.x[1].tolist() == [30, 10]
+    assert taken.y.tolist() == [300, 100]
+    assert taken.sample_weight.tolist() == [1.5, 0.5]
+
+
+def test_take_of_a_slice_copies_nothing():
+    x = np.arange(6)
+    assert np.shares_memory(Examples(x, x).take(slice(2, 4)).x, x)
+
+
+def test_leaves_are_named_as_one_would_write_them():
+    assert [name for name, _ in leaves({"a": 1, "b": (2, 3)}, "x")] == ["x['a']", "x['b'][0]", "x['b'][1]"]
+
+
+def test_map_arrays_keeps_the_structure():
+    assert map_arrays(lambda a: a + 1, {"a": 1, "b": (2, 3)}) == {"a": 2, "b": (3, 4)}
+
+
+def _recording(seeds):
+    def opened(batch_size, shuffle_seed):
+        seeds.append(shuffle_seed)
+        yield Examples(np.zeros((batch_size, 2)), np.zeros(batch_size))
+    return Stream(opened, 3)
+
+
+def test_the_shuffle_seed_of_a_stream_depends_on_seed_and_epoch_only():
+    seeds = []
+    stream = _recording(seeds)
+    for seed, epoch in ((7, 0), (7, 1), (8, 0), (7, 0)):
+        list(stream.batches(3, epoch, seed, shuffle=True))
+    assert seeds[0] == seeds[3]
+    assert len(set(seeds)) == 3
+
+
+def test_a_stream_that_is_not_shuffled_gets_no_seed():
+    seeds = []
+    (x, y, weight), = _recording(seeds).batches(3, 0, 7, shuffle=False)
+    assert seeds == [None]
+    assert (x.shape, y.shape, weight) == ((3, 2), (3,), None)
+
+
+def test_a_stream_that_gives_nothing_is_an_error():
+    with pytest.raises(DataError, match=r"no examples in epoch 1\. It must give the same examples each time"):
+        list(Stream(lambda size, seed: iter(())).batches(3, 1, 0, shuffle=False))

@@ -1,0 +1,63 @@
+"""The fingerprint: same data, same value; any change, another."""
+
+import hashlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from mpt_cli.data import fingerprint
+from mpt_cli.data.examples import Examples
+from mpt_cli.data.fingerprint import fingerprint_arrays
+from mpt_cli.data.load import load_data
+from mpt_cli.settings.data import Digits
+
+X = np.arange(6, dtype=np.float32).reshape(3, 2)
+Y = np.array([0, 1, 0], np.int32)
+
+
+def of(*parts):
+    return fingerprint_arrays(list(parts))[0]
+
+
+def test_it_is_the_sha256_of_names_dtypes_shapes_and_bytes():
+    text = b"0.x <f4 (3, 2) 1;" + X.tobytes() + b"0.y <i4 (3,) 1;" + Y.tobytes()
+    assert of(Examples(X, Y)) == hashlib.sha256(text).hexdigest()
+
+
+@pytest.mark.parametrize("other", [
+    Examples(X + 1, Y), Examples(X, 1 - Y), Examples(X.reshape(3, 2, 1), Y), Examples(X.astype(np.float64), Y),
+    Examples(X[::-1], Y), Examples(X, Y, np.ones(3)), Examples({"a": X}, Y), Examples({"b": X}, Y),
+])
+def test_any_change_changes_it(other):
+    assert of(other) != of(Examples(X, Y))
+
+
+def test_order_in_memory_does_not_matter():
+    assert of(Examples(np.asfortranarray(X), Y)) == of(Examples(X, Y))
+
+
+def test_training_and_validation_are_told_apart():
+    a, b = Examples(X, Y), Examples(X + 1, Y)
+    assert of(a, b) != of(b, a)
+
+
+def test_of_large_data_a_sample_is_hashed_and_this_is_said(monkeypatch):
+    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 90)
+    x = np.arange(100, dtype=np.float32)[:, None]  # 400 bytes and 100 of y: every 6th example
+    value, said = fingerprint_arrays([Examples(x, np.zeros(100, np.int8))])
+    assert said == "shapes and every 6th example"
+    unseen, seen = x.copy(), x.copy()
+    unseen[1], seen[6] = -1, -1
+    assert fingerprint_arrays([Examples(unseen, np.zeros(100, np.int8))])[0] == value
+    assert fingerprint_arrays([Examples(seen, np.zeros(100, np.int8))])[0] != value
+
+
+def test_it_is_the_same_in_another_process_and_changes_with_the_seed():
+    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.data import Digits; "
+               "print(load_data(Digits(), 5).fingerprint)")
+    other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert load_data(Digits(), 5).fingerprint == other
+    assert load_data(Digits(), 6).fingerprint != other

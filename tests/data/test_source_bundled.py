@@ -1,0 +1,57 @@
+"""Digits and tables of scikit-learn."""
+
+import numpy as np
+import pytest
+from sklearn import datasets
+
+from mpt_cli.data.load import SOURCES, load_data
+from mpt_cli.settings.data import DATA, Digits, Tabular
+
+
+def test_every_source_of_the_schema_can_be_loaded():
+    assert SOURCES.keys() == DATA.keys()
+
+
+def test_digits_as_a_whole():
+    data = load_data(Digits(), 3)
+    assert data.description == "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"
+    assert (data.task, data.num_classes, data.input_shape, data.input_dtype) == (
+        "classification", 10, (8, 8, 1), "float32")
+    assert (data.train.x.dtype, data.train.y.dtype, data.train.y.shape) == (np.float32, np.int32, (1438,))
+    assert data.max_abs_input == 1.0
+
+
+def test_digits_are_the_scans_divided_by_16():
+    data = load_data(Digits(validation_fraction=0), 3)
+    scans = datasets.load_digits()
+    assert data.train.x[0, :, :, 0].tolist() == (scans.images[0] / 16).tolist()
+    assert data.train.y.tolist() == scans.target.tolist()
+
+
+def test_a_few_digits_still_have_ten_classes():
+    assert load_data(Digits(limit=2), 0).num_classes == 10
+
+
+@pytest.mark.parametrize(("name", "columns", "classes", "count"), [
+    ("breast_cancer", 30, 2, 569), ("iris", 4, 3, 150), ("wine", 13, 3, 178)])
+def test_tables_for_classification(name, columns, classes, count):
+    data = load_data(Tabular(dataset=name), 0)
+    assert (data.task, data.num_classes, data.input_shape) == ("classification", classes, (columns,))
+    assert len(data.train) + len(data.validation) == count
+    np.testing.assert_allclose(data.train.x.mean(axis=0), 0, atol=1e-6)  # float32 of a mean over 455 rows
+    np.testing.assert_allclose(data.train.x.std(axis=0), 1, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "columns", "outputs"), [("diabetes", 10, 1), ("linnerud", 3, 3)])
+def test_tables_for_regression_have_standardised_targets(name, columns, outputs):
+    data = load_data(Tabular(dataset=name), 0)
+    assert (data.task, data.num_classes, data.input_shape) == ("regression", outputs, (columns,))
+    assert (data.train.y.dtype, data.train.y.shape[1]) == (np.float32, outputs)
+    np.testing.assert_allclose(data.train.y.mean(axis=0), 0, atol=1e-6)
+    assert "targets standardised by mean" in data.description
+
+
+def test_held_out_rows_do_not_move_the_standardising():
+    settings = Tabular(dataset="diabetes", validation_fraction=0.5)
+    data = load_data(settings, 0)
+    assert abs(data.validation.x.mean(axis=0)).max() > 1e-3

@@ -1,0 +1,82 @@
+"""Random data with a teacher."""
+
+import numpy as np
+import pytest
+from sklearn.linear_model import LogisticRegression, Ridge
+
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.data import Synthetic
+
+
+def flat(part):
+    return part.x.reshape(len(part), -1)
+
+
+def test_shapes_and_description():
+    data = load_data(Synthetic(examples=50, input_shape=[9, 7, 3], num_classes=4), 0)
+    assert data.description == ("synthetic classification: 40 training and 10 validation examples of 9x7x3, 4 classes")
+    assert (data.train.x.dtype, data.train.x.shape, data.train.y.dtype) == (np.float32, (40, 9, 7, 3), np.int32)
+
+
+@pytest.mark.parametrize("settings", [
+    Synthetic(), Synthetic(input_shape=[20, 20, 3]), Synthetic(task="regression"),
+    Synthetic(task="tokens", input_shape=[12])])
+def test_the_same_seed_gives_the_same_data(settings):
+    same = [load_data(settings, 4).fingerprint for _ in range(2)]
+    assert same[0] == same[1] != load_data(settings, 5).fingerprint
+
+
+@pytest.mark.parametrize("shape", [[6], [500], [20, 20, 3]])
+def test_inputs_have_the_magnitude_asked_for(shape):
+    data = load_data(Synthetic(input_shape=shape, magnitude=250.0, examples=2000), 0)
+    assert data.train.x.std() == pytest.approx(250, rel=0.02)  # 1 / sqrt(2 * 9600) = 0.7 % for the smallest
+
+
+def test_magnitude_does_not_change_the_labels():
+    small, large = (load_data(Synthetic(magnitude=m), 0) for m in (1.0, 1e5))
+    assert small.train.y.tolist() == large.train.y.tolist()
+    assert large.max_abs_input > 65504
+
+
+def test_a_magnitude_beyond_float32_is_refused():
+    with pytest.raises(DataError, match=r"synthetic classification: x has .* infinite"), np.errstate(over="ignore"):
+        load_data(Synthetic(magnitude=1e39, examples=4), 0)
+
+
+@pytest.mark.parametrize("shape", [[32], [24, 24, 3]])
+def test_the_labels_can_be_learned(shape):
+    data = load_data(Synthetic(examples=2000, input_shape=shape), 0)
+    model = LogisticRegression(max_iter=100, C=0.001).fit(flat(data.train), data.train.y)
+    assert model.score(flat(data.validation), data.validation.y) > 0.35  # chance: 0.1; all ten classes occur
+    assert len(np.unique(data.train.y)) == 10
+
+
+def test_regression_targets_can_be_learned():
+    data = load_data(Synthetic(task="regression", examples=2000, num_classes=2), 0)
+    assert (data.task, data.num_classes, data.train.y.shape) == ("regression", 2, (1600, 2))
+    assert Ridge().fit(data.train.x, data.train.y).score(data.validation.x, data.validation.y) > 0.8
+    assert data.train.y.std() == pytest.approx(1, abs=0.3)
+
+
+def test_four_of_five_tokens_follow_from_the_one_before():
+    data = load_data(Synthetic(task="tokens", input_shape=[40], num_classes=25, examples=500), 0)
+    x, y = data.train.x, data.train.y
+    assert (x.dtype, y.dtype, x.shape, y.shape, data.num_classes) == (np.int32, np.int32, (400, 40), (400, 40), 25)
+    assert (x[:, 1:] == y[:, :-1]).all()
+    counts = np.zeros((25, 25))
+    np.add.at(counts, (x.ravel(), y.ravel()), 1)
+    follower = counts.argmax(axis=1)
+    assert sorted(follower) == list(range(25))
+    share = counts.max(axis=1).sum() / counts.sum()
+    assert share == pytest.approx(0.8 + 0.2 / 25, abs=0.015)  # 16,000 draws: deviation 0.003
+
+
+def test_tokens_need_a_sequence_length():
+    message = r"data\.input_shape: for task=tokens is \[sequence_length\] Received: '8x8'"
+    with pytest.raises(ConfigError, match=message):
+        load_data(Synthetic(task="tokens", input_shape=[8, 8]), 0)
+
+
+def test_fewer_examples_than_classes():
+    assert load_data(Synthetic(examples=3, num_classes=1000), 0).num_classes == 1000

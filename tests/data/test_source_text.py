@@ -1,0 +1,113 @@
+"""Characters of text files."""
+
+import pytest
+
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import DataError
+from mpt_cli.settings.data import Text
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(content, name="text.txt"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+    return write
+
+
+def load(path, **settings):
+    return load_data(Text(path=path, **{"sequence_length": 3, **settings}), 0)
+
+
+def test_windows_follow_one_another_and_targets_are_one_character_on(write):
+    data = load(write("abcabcabd"), validation_fraction=0)
+    assert data.train.x.tolist() == [[0, 1, 2], [0, 1, 2]]  # a third window would need a tenth character
+    assert data.train.y.tolist() == [[1, 2, 0], [1, 2, 0]]
+    assert (data.num_classes, data.task, data.input_dtype) == (4, "classification", "int32")
+
+
+def test_the_last_part_is_validation_and_the_description_says_so(write):
+    path = write("abcabcabcdddd")
+    data = load(path, validation_fraction=0.25)
+    assert (len(data.train), data.validation.x.tolist()) == (3, [[3, 3, 3]])
+    assert data.description == (f"text of {path}: 3 training and 1 validation examples of 3, 4 classes; "
+                                "validation is the last part of the text")
+
+
+def test_limit_draws_windows_and_keeps_them_in_order(write):
+    data = load(write("".join(chr(65 + i) for i in range(61))), limit=8, validation_fraction=0.25)
+    firsts = [row[0] for row in [*data.train.x.tolist(), *data.validation.x.tolist()]]
+    assert (len(data.train), len(data.validation)) == (6, 2)
+    assert firsts == sorted(firsts)
+
+
+def test_one_byte_more_than_a_window_is_enough(write):
+    assert len(load(write("abcd"), validation_fraction=0).train) == 1
+    with pytest.raises(DataError, match=r"3 characters are too few for a window of data\.sequence_length=3"):
+        load(write("abc"), validation_fraction=0)
+
+
+def test_characters_not_bytes_are_counted(write):
+    data = load(write("äöü" * 3), validation_fraction=0)
+    assert (data.num_classes, data.train.x[0].tolist()) == (3, [0, 1, 2])
+
+
+def test_max_bytes_does_not_cut_a_character_in_two(write):
+    assert load(write("abcdefü"), max_bytes=7, validation_fraction=0).num_classes == 6
+
+
+def test_max_bytes_counts_over_all_files(write, tmp_path):
+    write("bbbb", "folder/2.txt")
+    write("aaaa", "folder/1.txt")
+    data = load(str(tmp_path / "folder"), max_bytes=6, sequence_length=5, validation_fraction=0)
+    assert data.train.x.tolist() == [[0, 0, 0, 0, 1]]
+    assert data.description.startswith(f"text of 2 files in {tmp_path}/folder:")
+
+
+def test_hidden_files_are_left_out(write, tmp_path):
+    write("aaaa", "folder/deep/1.txt")
+    write("zzzz", "folder/.hidden")
+    write("zzzz", "folder/.git/x")
+    assert load(str(tmp_path / "folder"), validation_fraction=0).description.startswith("text of 1 files")
+
+
+def test_a_byte_order_mark_is_no_character(write):
+    assert load(write(b"\xef\xbb\xbfabcd"), validation_fraction=0).num_classes == 4
+
+
+def test_undecodable_bytes_are_replaced_and_counted(write):
+    data = load(write(b"abc" * 30 + b"\xff" + b"abc" * 30 + "�".encode()), validation_fraction=0)
+    assert data.num_classes == 4
+    assert data.description.endswith("; 1 undecodable bytes replaced")
+
+
+@pytest.mark.parametrize("content", ["abc".encode("utf-16"), b"\x80\x81\x82abc" * 9, b"abc\0abc"])
+def test_what_is_no_text_is_refused(write, content):
+    with pytest.raises(DataError, match=r"text\.txt is not UTF-8 text\. Convert it"):
+        load(write(content))
+
+
+def test_the_standard_library_is_the_default():
+    data = load_data(Text(max_bytes=20_000, sequence_length=64), 0)
+    assert data.description.startswith("source of Python 3.")
+    assert len(data.train) + len(data.validation) in (311, 312)  # (20,000 - 1) // 64, less where it isn't ASCII
+    assert data.fingerprint == load_data(Text(max_bytes=20_000, sequence_length=64), 7).fingerprint
+
+
+def test_a_python_without_its_source_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    with pytest.raises(DataError, match=r"standard library isn't in .*\. Give a text file as data\.path"):
+        load_data(Text(), 0)
+
+
+def test_missing_and_empty(write, tmp_path):
+    write("abc", "poem.txt")
+    with pytest.raises(DataError, match=r"data\.path: there is no file .*/poms\.txt\. Did you mean poem\.txt\?"):
+        load(str(tmp_path / "poms.txt"))
+    with pytest.raises(DataError, match=r"nothing\.txt is empty"):
+        load(write("", "nothing.txt"))
+    (tmp_path / "bare").mkdir()
+    with pytest.raises(DataError, match=r"the folder .*bare holds no files"):
+        load(str(tmp_path / "bare"))
