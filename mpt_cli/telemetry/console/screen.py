@@ -95,8 +95,11 @@ def table(values: list[tuple[str, str, str]], width: int) -> Table:
         grid.add_column(style="dim", no_wrap=True)
         grid.add_column(ratio=1, no_wrap=True)
     for start in range(0, len(values), pairs):
-        row = [Text(text, style) for label, value, style in values[start : start + pairs]
-               for text, style in ((label, ""), (value, style))]
+        row = [
+            Text(text, style)
+            for label, value, style in values[start : start + pairs]
+            for text, style in ((label, ""), (value, style))
+        ]
         grid.add_row(*row)
     return grid
 

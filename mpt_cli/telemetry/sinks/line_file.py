@@ -79,7 +79,8 @@ def repair_tail(path: Path) -> int:
                 end = start + found + 1
                 break
             end = start
-        file.truncate(end)
+        if end < size:
+            file.truncate(end)
     return size - end
 
 

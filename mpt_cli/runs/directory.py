@@ -1,0 +1,126 @@
+"""The run directory: the only place that knows the file names in it."""
+
+import re
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from mpt_cli.errors import DataError
+from mpt_cli.telemetry.setup import TelemetryFiles
+
+DEFAULT_PARENT = "runs"
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | Path | None, recipe: str) -> Self:
+        """A new directory: `path`, or runs/<recipe>/<time>-<id>. Nothing that exists is ever written into.
+
+        Raises DataError when `path` is a file or holds anything, or when it can't be made or written to.
+        """
+        chosen = Path(path).expanduser() if path is not None else _default_path(recipe)
+        try:
+            chosen.mkdir(parents=True, exist_ok=path is not None)  # two runs never share a drawn name
+            taken = any(chosen.iterdir())
+        except OSError as error:
+            raise _cannot_create(chosen, error) from error
+        if taken:
+            raise DataError(
+                f"run_dir {chosen} already exists and is not empty. Nothing in it was changed; choose another run_dir, "
+                "or leave it out for a new one."
+            )
+        _check_writable(chosen)
+        return cls(chosen)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The directory of an earlier run; DataError when there is none or it isn't one."""
+        found = Path(path).expanduser()
+        if not found.is_dir():
+            what = "is a file" if found.exists() else "does not exist"
+            raise DataError(f"run directory {found} {what}. Give the folder that `mpt train` wrote.")
+        run = cls(found)
+        if not run.config_yaml.is_file():
+            raise DataError(f"{found} is not a run directory: it has no {run.config_yaml.name}.")
+        return run
+
+    def discard(self) -> None:
+        """Take back a directory whose run never started: its files, and the folders that are empty then."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        for parent in self.path.parents[:2]:
+            if parent.name == "" or parent == Path.cwd() or any(parent.iterdir()):
+                return
+            parent.rmdir()
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def environment_json(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def metrics_jsonl(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def events_jsonl(self) -> Path:
+        return self.path / "events.jsonl"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def metrics_csv(self) -> Path:
+        return self.path / "metrics.csv"
+
+    @property
+    def console_log(self) -> Path:
+        return self.path / "console.log"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def model_keras(self) -> Path:
+        return self.path / "model.keras"
+
+    @property
+    def telemetry_files(self) -> TelemetryFiles:
+        """What `build_telemetry` wants to know."""
+        return TelemetryFiles(
+            self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log
+        )
+
+
+def _default_path(recipe: str) -> Path:
+    folder = re.sub(r"[^\w.-]+", "_", recipe).lstrip(".") or "custom"
+    return Path(DEFAULT_PARENT) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _check_writable(path: Path) -> None:
+    probe = path / ".writable"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise _cannot_create(path, error) from error
+
+
+def _cannot_create(path: Path, error: OSError) -> DataError:
+    return DataError(f"run_dir {path} can't be written: {error.strerror}. Choose a run_dir in a folder of yours.")

@@ -1,0 +1,65 @@
+"""What a machine is: processor, its features, memory, GPUs. Reads files and asks nvidia-smi; imports no framework."""
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+NVIDIA_SMI_SECONDS = 5.0
+CPU_INFO = Path("/proc/cpuinfo")
+# Instructions that decide how fast a CPU computes in 16 bits; without them float16 is emulated through float32.
+PRECISION_FEATURES = ("f16c", "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+
+
+def machine_facts() -> dict[str, Any]:
+    """What environment.json and `mpt doctor` say about the machine."""
+    return {
+        "os": platform.platform(),
+        "machine": platform.machine(),
+        "cpu": cpu_model(),
+        "cpu_cores": os.cpu_count(),
+        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpu_precision_features": cpu_features(),
+        "memory_bytes": memory_bytes(),
+        "gpus": nvidia_gpus(),
+    }
+
+
+def cpu_model() -> str:
+    return _cpu_info("model name") or platform.processor() or "unknown"
+
+
+def cpu_features() -> list[str]:
+    """Those of PRECISION_FEATURES this CPU has."""
+    flags = set((_cpu_info("flags") or _cpu_info("Features")).split())
+    return [feature for feature in PRECISION_FEATURES if feature in flags]
+
+
+def memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def nvidia_gpus() -> list[dict[str, str]]:
+    """Name, driver and memory of each NVIDIA GPU; none where there is no nvidia-smi or it doesn't answer."""
+    query = "name,driver_version,memory.total"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == 3]
+
+
+def _cpu_info(label: str) -> str:
+    if not CPU_INFO.exists():
+        return ""
+    for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == label:
+            return value.strip()
+    return ""

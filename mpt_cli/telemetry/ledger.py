@@ -1,0 +1,136 @@
+"""Turns the per-step records of the compiled loop into totals and events. Nothing is sampled: every step counts."""
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.tally import CEILING, FLOOR, GROWTH, OVERFLOW
+
+
+@dataclass(frozen=True)
+class LedgerRules:
+    """What the ledger must know of the run to read its records.
+
+    `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
+    where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`).
+    """
+
+    variables: tuple[str, ...] = ()
+    min_scale: float = 0.0
+    max_scale: float = math.inf
+    applies_non_finite: bool = False
+
+
+@dataclass
+class Ledger:
+    """Totals over all steps so far.
+
+    `non_finite_losses` counts applied steps in a row whose loss was not finite; `window` holds one boolean per recent
+    step, true for a skip, newest last.
+    """
+
+    rules: LedgerRules
+    window_steps: int = 500
+    seen: int = 0
+    applied: int = 0
+    skipped: int = 0
+    consecutive_skips: int = 0
+    longest_streak: int = 0
+    applied_in_epoch: int = 0
+    non_finite_losses: int = 0
+    scale: float = math.nan
+    lowest_scale: float = math.inf
+    highest_scale: float = -math.inf
+    counter: int = 0
+    learning_rate: float = math.nan
+    window: "np.ndarray[tuple[int], np.dtype[np.bool_]]" = field(default_factory=lambda: np.zeros(0, bool))
+    last_mean_loss: float | None = None  # of the last call that had applied steps
+    _loss_sum: float = 0.0
+    _loss_count: int = 0
+
+    def start_epoch(self) -> None:
+        self.applied_in_epoch = 0
+
+    def absorb(self, block: Block, epoch: int) -> list[Event]:
+        """Take in the records of the next steps; returns their events in order."""
+        if len(block) == 0:
+            return []
+        applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite
+        events = self._events(block, epoch)
+        self._count(block, applied)
+        self._sum_losses(block.column("loss"), applied)
+        return events
+
+    def take_mean_loss(self) -> float | None:
+        """Mean loss of the applied steps since the last call, None when there was none."""
+        mean = self._loss_sum / self._loss_count if self._loss_count else None
+        self._loss_sum, self._loss_count = 0.0, 0
+        return mean
+
+    def skip_rate(self) -> float:
+        """Share of skipped steps among the last `window_steps`."""
+        return float(self.window.mean()) if len(self.window) else 0.0
+
+    def _count(self, block: Block, applied: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+        self.seen += len(block)
+        self.applied += int(applied.sum())
+        self.applied_in_epoch += int(applied.sum())
+        self.skipped += int((~applied).sum())
+        self.consecutive_skips, longest = _streaks(~applied, self.consecutive_skips)
+        self.longest_streak = max(self.longest_streak, longest)
+        lost = applied & ~np.isfinite(block.column("loss"))
+        if applied.any():
+            self.non_finite_losses, _ = _streaks(lost[applied], self.non_finite_losses)
+        scales = np.concatenate([block.column("scale_before"), block.column("scale_after")])
+        self.lowest_scale = min(self.lowest_scale, float(scales.min()))
+        self.highest_scale = max(self.highest_scale, float(scales.max()))
+        self.scale = float(block.column("scale_after")[-1])
+        self.counter = int(block.column("counter")[-1])
+        self.learning_rate = float(block.column("learning_rate")[-1])
+        self.window = np.concatenate([self.window, ~applied])[-self.window_steps :]
+
+    def _sum_losses(self, losses: "np.ndarray[tuple[int], np.dtype[np.float32]]", applied: object) -> None:
+        used = losses[applied]  # type: ignore[index]
+        if len(used) == 0:
+            return
+        total = float(np.sum(used, dtype=np.float64))
+        self.last_mean_loss = total / len(used)
+        self._loss_sum += total
+        self._loss_count += len(used)
+
+    def _events(self, block: Block, epoch: int) -> list[Event]:
+        before, after, finite = block.column("scale_before"), block.column("scale_after"), block.finite
+        events = []
+        for i in np.flatnonzero(~finite | (before != after)):
+            step = self.seen + int(i) + 1
+            scales = float(before[i]), float(after[i])
+            events.append(
+                self._overflow(block, int(i), step, epoch) if not finite[i] else Event(step, epoch, GROWTH, *scales)
+            )
+            if scales[1] < scales[0] and scales[1] <= self.rules.min_scale:
+                events.append(Event(step, epoch, FLOOR, *scales))
+            if scales[1] > scales[0] and scales[1] >= self.rules.max_scale:
+                events.append(Event(step, epoch, CEILING, *scales))
+        return events
+
+    def _overflow(self, block: Block, i: int, step: int, epoch: int) -> Event:
+        first = int(block.column("first_bad")[i])
+        return Event(
+            step, epoch, OVERFLOW, float(block.column("scale_before")[i]), float(block.column("scale_after")[i]),
+            nan=int(block.column("nan")[i]), inf=int(block.column("inf")[i]),
+            variable=self.rules.variables[first] if 0 <= first < len(self.rules.variables) else None,
+            cause="backward" if np.isfinite(block.column("loss")[i]) else "forward",
+        )  # fmt: skip
+
+
+def _streaks(flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]", before: int) -> tuple[int, int]:
+    """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it."""
+    breaks = np.flatnonzero(~flags)
+    if len(breaks) == 0:
+        return before + len(flags), before + len(flags)
+    inside = np.diff(breaks) - 1
+    at_end = len(flags) - 1 - int(breaks[-1])
+    return at_end, max(before + int(breaks[0]), at_end, int(inside.max()) if len(inside) else 0)

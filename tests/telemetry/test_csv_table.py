@@ -1,0 +1,59 @@
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from mpt_cli.telemetry.sinks.csv_table import CsvSink
+
+
+def _written(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_interval_and_epoch_rows_share_the_columns_fixed_at_the_start(tmp_path: Path, header, snapshot) -> None:
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.start(header)
+    sink.snapshot(snapshot)
+    sink.snapshot(
+        replace(snapshot, epoch_end=True, metrics={"accuracy": 0.5, "val_loss": math.nan, "val_accuracy": 1.0})
+    )
+    sink.close()
+    first, second = _written(tmp_path / "metrics.csv")
+    assert (first["step"], first["loss"], first["accuracy"], first["val_loss"]) == ("30", "0.5", "0.875", "")
+    assert (second["epoch_end"], second["val_loss"], second["val_accuracy"]) == ("True", "nan", "1.0")
+    assert (first["schema_version"], first["attempt"]) == ("1", "1")
+
+
+def test_an_interval_without_loss_has_an_empty_cell(tmp_path: Path, header, snapshot) -> None:
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.start(header)
+    sink.snapshot(replace(snapshot, loss=None, memory_bytes=None))
+    sink.close()
+    assert [(row["loss"], row["memory_bytes"]) for row in _written(tmp_path / "metrics.csv")] == [("", "")]
+
+
+def test_a_resumed_run_keeps_the_columns_and_repairs_the_last_row(tmp_path: Path, header, snapshot) -> None:
+    path = tmp_path / "metrics.csv"
+    sink = CsvSink(path)
+    sink.start(header)
+    sink.snapshot(snapshot)
+    sink.close()
+    path.write_bytes(path.read_bytes() + b"1,1,31,0")
+    sink = CsvSink(path)
+    sink.start(replace(header, attempt=2, metric_names=("something_else",)))
+    sink.snapshot(replace(snapshot, step=31, metrics={"accuracy": 0.25, "something_else": 1.0}))
+    sink.close()
+    rows = _written(path)
+    assert [(row["step"], row["attempt"], row["accuracy"]) for row in rows] == [
+        ("30", "1", "0.875"),
+        ("31", "2", "0.25"),
+    ]
+
+
+def test_a_metric_name_with_a_comma_stays_one_column(tmp_path: Path, header, snapshot) -> None:
+    sink = CsvSink(tmp_path / "metrics.csv")
+    sink.start(replace(header, metric_names=("top,5",)))
+    sink.snapshot(replace(snapshot, metrics={"top,5": 0.5}))
+    sink.close()
+    assert [row["top,5"] for row in _written(tmp_path / "metrics.csv")] == ["0.5"]

@@ -1,0 +1,126 @@
+import inspect
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from strict import lines
+
+from mpt_cli.errors import DataError
+from mpt_cli.settings.schema import Logger
+from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.setup import TelemetryFiles, build_telemetry, console_sinks
+from mpt_cli.telemetry.sink import Sink
+
+
+class Recorder(Sink):
+    """Notes what is called."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self.calls: list[str] = []
+        self.failure = failure
+
+    def __getattribute__(self, name: str):
+        if name in dict(inspect.getmembers(Sink, inspect.isfunction)) and not name.startswith("_"):
+            self.calls.append(name)
+        return super().__getattribute__(name)
+
+    def close(self) -> None:
+        if self.failure:
+            raise self.failure
+
+
+def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
+    sinks = [Recorder(), Recorder()]
+    with Telemetry(sinks) as telemetry:
+        telemetry.start(header)
+        telemetry.progress(1, 1)
+        telemetry.events([Event(1, 1, "overflow", 4.0, 2.0)])
+        telemetry.events([])
+        telemetry.snapshot(snapshot)
+        telemetry.message("hello")
+        telemetry.finish(summary)
+    expected = ["start", "progress", "events", "snapshot", "message", "finish", "close"]
+    assert [sink.calls for sink in sinks] == [expected, expected]
+
+
+def test_the_tally_holds_every_event(header) -> None:
+    telemetry = Telemetry([])
+    telemetry.events([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(2, 1, "overflow", 2.0, 1.0)])
+    telemetry.events([Event(9, 1, "growth", 1.0, 8.0), Event(12, 1, "growth", 8.0, 16.0)])
+    tally = telemetry.tally
+    assert (tally.skip_steps, tally.first_growth_step, tally.growths, tally.forward_skips) == ([1, 2], 9, 2, 1)
+    assert (tally.lowest_scale, tally.highest_scale) == (1.0, 16.0)
+
+
+def test_one_sink_that_cannot_close_does_not_keep_the_others_open() -> None:
+    last = Recorder()
+    with pytest.raises(DataError, match="disk full"), Telemetry([Recorder(DataError("disk full")), last]):
+        pass
+    assert last.calls == ["close"]
+
+
+def test_what_ended_the_run_is_not_hidden_by_closing() -> None:
+    with pytest.raises(KeyboardInterrupt), Telemetry([Recorder(DataError("disk full"))]):
+        raise KeyboardInterrupt
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("mode", "stream", "term", "kind"),
+    [
+        ("auto", Terminal(), "xterm-256color", LiveConsole),
+        ("auto", Terminal(), "dumb", PlainConsole),
+        ("auto", io.StringIO(), "xterm", PlainConsole),
+        ("plain", Terminal(), "xterm", PlainConsole),
+        ("live", io.StringIO(), "xterm", LiveConsole),
+        ("quiet", Terminal(), "xterm", None),
+    ],
+)
+def test_the_console_suits_the_stream(mode: str, stream, term: str, kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", term)
+    sinks = console_sinks(mode, stream)
+    assert [type(sink) for sink in sinks] == ([kind] if kind else [])
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> TelemetryFiles:
+    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
+    return TelemetryFiles(*(tmp_path / name for name in names))
+
+
+def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, capsys) -> None:
+    with build_telemetry(files, Logger(console="quiet")) as telemetry:
+        telemetry.start(header)
+        telemetry.snapshot(snapshot)
+        telemetry.finish(summary)
+    assert [line["step"] for line in lines(files.metrics_jsonl)] == [30]
+    assert files.metrics_csv.read_text().count("\n") == 2
+    assert "warm-up skips only" in files.console_log.read_text()
+    assert not files.tensorboard.exists()
+    assert capsys.readouterr().out == ""
+
+
+def test_without_csv_there_is_none(files) -> None:
+    build_telemetry(files, Logger(console="quiet", csv=False)).close()
+    assert not files.metrics_csv.exists()
+
+
+def test_piped_output_has_no_control_codes(files, header, snapshot, summary) -> None:
+    stream = io.StringIO()
+    with build_telemetry(files, Logger(), stream) as telemetry:
+        telemetry.start(header)
+        telemetry.snapshot(snapshot)
+        telemetry.snapshot(replace(snapshot, epoch_end=True))
+        telemetry.finish(summary)
+    assert "\x1b" not in stream.getvalue()
+    assert "\r" not in stream.getvalue()

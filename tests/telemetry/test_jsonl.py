@@ -1,0 +1,68 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from strict import lines
+
+from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.sinks.jsonl import JsonlSink
+
+CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
+CONTRACT += ["consecutive_skips", "applied_steps", "examples_per_second"]
+EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "variable"]
+
+
+@pytest.fixture
+def sink(tmp_path: Path, header) -> JsonlSink:
+    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    sink.start(header)
+    return sink
+
+
+def test_a_snapshot_is_one_line_with_the_fields_scripts_rely_on(tmp_path: Path, sink, snapshot) -> None:
+    sink.snapshot(snapshot)
+    sink.close()
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert list(line)[:10] == CONTRACT
+    assert (line["step"], line["loss"], line["loss_scale"], line["accuracy"]) == (30, 0.5, 16384.0, 0.875)
+    assert (line["schema_version"], line["attempt"], line["epoch_end"]) == (1, 1, False)
+
+
+def test_a_loss_of_nan_and_an_interval_without_loss_stay_apart(tmp_path: Path, sink, snapshot) -> None:
+    sink.snapshot(replace(snapshot, loss=math.nan))
+    sink.snapshot(replace(snapshot, loss=None))
+    sink.close()
+    assert [line["loss"] for line in lines(tmp_path / "metrics.jsonl")] == ["NaN", None]
+
+
+def test_a_metric_never_overwrites_a_field(tmp_path: Path, sink, snapshot) -> None:
+    sink.snapshot(replace(snapshot, metrics={"step": 0.5, "val_loss": 0.1}))
+    sink.close()
+    (line,) = lines(tmp_path / "metrics.jsonl")
+    assert (line["step"], line["val_loss"]) == (30, 0.1)
+
+
+def test_the_end_of_an_epoch_is_in_the_file_at_once(tmp_path: Path, sink, snapshot) -> None:
+    sink.snapshot(snapshot)
+    assert lines(tmp_path / "metrics.jsonl") == []
+    sink.snapshot(replace(snapshot, epoch_end=True, metrics={"val_loss": 0.25}))
+    assert [line.get("val_loss") for line in lines(tmp_path / "metrics.jsonl")] == [None, 0.25]
+
+
+def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
+    sink.events([Event(step, 1, "overflow", 4.0, 2.0, 0, 7, "dense/kernel", "backward") for step in range(1, 300)])
+    found = lines(tmp_path / "events.jsonl")
+    assert [line["step"] for line in found] == list(range(1, 300))
+    assert set(EVENT_CONTRACT) <= set(found[0])
+    assert (found[0]["inf"], found[0]["variable"], found[0]["schema_version"]) == (7, "dense/kernel", 1)
+
+
+def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
+    sink.snapshot(snapshot)
+    sink.close()
+    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    second.start(replace(header, attempt=2))
+    second.snapshot(replace(snapshot, step=31))
+    second.close()
+    assert [(line["step"], line["attempt"]) for line in lines(tmp_path / "metrics.jsonl")] == [(30, 1), (31, 2)]

@@ -1,0 +1,104 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from strict import lines
+
+from mpt_cli.errors import DataError
+from mpt_cli.telemetry.sinks.line_file import LineFile, repair_tail
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"", b""),
+        (b"one\n", b"one\n"),
+        (b"one\ntw", b"one\n"),
+        (b"tw", b""),
+        (b"one\n" + b"x" * 10_000, b"one\n"),
+        (b"x" * 5000 + b"\n" + b"y" * 4095, b"x" * 5000 + b"\n"),
+    ],
+)
+def test_a_partial_last_line_is_cut_off_and_whole_lines_stay(tmp_path: Path, before: bytes, after: bytes) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(before)
+    assert repair_tail(path) == len(before) - len(after)
+    assert path.read_bytes() == after
+
+
+def test_no_file_needs_no_repair(tmp_path: Path) -> None:
+    assert repair_tail(tmp_path / "none") == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_opening_again_repairs_and_appends(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text("one\ntw")
+    file = LineFile(path)
+    file.add("two")
+    file.close()
+    assert path.read_text() == "one\ntwo\n"
+
+
+def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) -> None:
+    file = LineFile(tmp_path / "a", clock)
+    file.add("one")
+    clock.now += 0.9
+    file.poll()
+    assert file.path.read_text() == ""
+    clock.now += 0.1
+    file.poll()
+    assert file.path.read_text() == "one\n"
+
+
+def test_a_full_buffer_is_written_without_waiting(tmp_path: Path, clock) -> None:
+    file = LineFile(tmp_path / "a", clock)
+    file.add("x" * 70_000)
+    assert file.path.stat().st_size == 70_001
+
+
+def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+    file = LineFile(tmp_path / "a")
+    file.close()
+    file.close()
+
+
+def test_a_full_disk_ends_the_run_with_the_files_name() -> None:
+    file = LineFile(Path("/dev/full"))
+    file.add("one")
+    with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
+        file.flush()
+
+
+def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be written: Is a directory"):
+        LineFile(tmp_path)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from mpt_cli.telemetry.sinks.line_file import LineFile
+from mpt_cli.telemetry.strict_json import strict_json
+file = LineFile(Path(sys.argv[1]))
+step = 0
+while True:
+    step += 1
+    file.add(strict_json({"step": step, "loss": float("nan"), "padding": "x" * 500}))
+    file.poll()
+"""
+
+
+def test_kill_minus_nine_leaves_lines_that_strict_parsers_read(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    process = subprocess.Popen([sys.executable, "-c", KILLED, str(path)], cwd=Path(__file__).parents[2])
+    while not path.exists() or path.stat().st_size < 500_000:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    repair_tail(path)
+    assert [line["step"] for line in lines(path)] == list(range(1, len(lines(path)) + 1))

@@ -1,0 +1,148 @@
+from dataclasses import replace
+
+import pytest
+
+from mpt_cli.telemetry.console.narrator import Narrator
+from mpt_cli.telemetry.records import Event, Scaling
+
+
+def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) -> list[Event]:
+    return [
+        Event(step, 1, "overflow", scale * backoff**index, scale * backoff ** (index + 1), **more)
+        for index, step in enumerate(range(first, last + 1))
+    ]
+
+
+INF = {"inf": 3, "variable": "conv1/kernel"}
+DYNAMIC = Scaling("dynamic", 2.0**15, 40, 2.0**-14)
+FIXED = Scaling("fixed", 1024.0)
+SENTENCES = [
+    (
+        "a single skip",
+        DYNAMIC,
+        _skips(12, 12, 65536.0, **INF),
+        "step 12: gradients overflowed (inf in conv1/kernel), step skipped, scale 65536 → 32768: normal while the "
+        "scale settles; 1 of 12 steps so far",
+    ),
+    (
+        "many skips",
+        DYNAMIC,
+        _skips(20, 31, 2.0**30, **INF),
+        "steps 20-31: 12 skipped (inf in conv1/kernel), scale 2^30 → 262144: normal while the scale settles; 12 of "
+        "31 steps so far",
+    ),
+    (
+        "the fixed scale stays",
+        FIXED,
+        _skips(7, 7, 1024.0, backoff=1.0, inf=1, nan=2, variable="head/bias"),
+        "step 7: gradients overflowed (inf and nan in head/bias), step skipped, scale stays 1024; 1 of 7 steps so far",
+    ),
+    (
+        "a skip after a growth",
+        DYNAMIC,
+        [Event(40, 1, "growth", 32768.0, 65536.0), *_skips(41, 41, 65536.0)],
+        "steps 40-41: 1 skipped, 1 growth, scale back at 32768: normal, the scale had grown as far as it can; 1 of 41 "
+        "steps so far",
+    ),
+    (
+        "a growth",
+        DYNAMIC,
+        [Event(40, 1, "growth", 32768.0, 65536.0)],
+        "step 40: 40 applied steps without overflow, scale 32768 → 65536",
+    ),
+    (
+        "growths",
+        DYNAMIC,
+        [Event(step, 1, "growth", 2.0**index, 2.0 ** (index + 1)) for index, step in enumerate((40, 80, 120))],
+        "steps 40-120: 3 growths, scale 1 → 8",
+    ),
+    (
+        "nan in the loss",
+        DYNAMIC,
+        _skips(5, 5, 65536.0, nan=1, cause="forward"),
+        "step 5: nan in the forward pass, step skipped, scale 65536 → 32768: the loss itself was not finite, which no "
+        "scale causes; look at the data and the learning rate; 1 of 5 steps so far",
+    ),
+    (
+        "nan at the floor",
+        DYNAMIC,
+        _skips(90, 90, 2.0**-14, backoff=1.0, nan=1),
+        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the scale "
+        "is not the cause; 1 of 90 steps so far",
+    ),
+    (
+        "skips that don't end",
+        DYNAMIC,
+        _skips(600, 640, 2.0**30, **INF),
+        "steps 600-640: 41 skipped (inf in conv1/kernel), scale 2^30 → 2^-11: more often than normal; 41 of 640 "
+        "steps so far",
+    ),
+    (
+        "an overflow that is applied",
+        replace(FIXED, on_overflow="apply"),
+        _skips(7, 7, 1024.0, backoff=1.0, inf=1),
+        "step 7: gradients overflowed (inf), step applied all the same, scale stays 1024; 1 of 7 steps so far",
+    ),
+    (
+        "hysteresis",
+        DYNAMIC,
+        _skips(7, 7, 1024.0, backoff=1.0, inf=1),
+        "step 7: gradients overflowed (inf), step skipped, scale stays 1024; 1 of 7 steps so far",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("scaling", "events", "sentence"), [row[1:] for row in SENTENCES], ids=[row[0] for row in SENTENCES]
+)
+def test_what_happened_in_plain_words(header, clock, scaling: Scaling, events: list[Event], sentence: str) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(replace(header, scaling=scaling))
+    narrator.add(events)
+    assert narrator.sentences() == [sentence]
+
+
+def test_the_floor_is_told_once(header, clock) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(header)
+    floor = [Event(step, 1, "floor", 2.0**-14, 2.0**-14) for step in (30, 31)]
+    narrator.add(floor)
+    assert narrator.sentences() == ["step 30: the scale is at its floor, 2^-14, and falls no further"]
+    narrator.add(floor)
+    assert narrator.sentences(at_once=True) == []
+
+
+def test_the_ceiling_is_told(header, clock) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(header)
+    narrator.add([Event(30, 1, "ceiling", 2.0**32, 2.0**32)])
+    assert narrator.sentences() == ["step 30: the scale is at its ceiling, 2^32, and grows no further"]
+
+
+def test_frequent_overflows_are_gathered_and_the_wait_doubles_up_to_a_minute(header, clock) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(header)
+    told_at = []
+    for second in range(300):
+        clock.now = second
+        narrator.add(_skips(second + 1, second + 1, 4.0))
+        told_at += [second] * len(narrator.sentences())
+    assert told_at == [0, 10, 30, 70, 130, 190, 250]
+
+
+def test_nothing_is_lost_by_waiting(header, clock) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(header)
+    narrator.add(_skips(1, 1, 8.0))
+    narrator.sentences()
+    narrator.add(_skips(2, 3, 4.0))
+    assert narrator.sentences() == []
+    assert narrator.sentences(at_once=True)[0].startswith("steps 2-3: 2 skipped, scale 4 → 1")
+
+
+def test_a_resumed_run_goes_on_counting_from_the_trainers_count(header, clock, snapshot) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(header)
+    narrator.recount(snapshot)
+    narrator.add(_skips(41, 41, 8.0))
+    assert narrator.sentences()[0].endswith("4 of 41 steps so far")

@@ -1,0 +1,49 @@
+import importlib.util
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings.schema import Logger
+from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.setup import check_logger
+from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink
+
+
+def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = accumulator.EventAccumulator(str(folder))
+    reader.Reload()
+    return [(event.step, event.value) for event in reader.Scalars(tag)]
+
+
+def test_tensorboards_own_reader_finds_every_scalar_and_change_of_scale(tmp_path: Path, header, snapshot) -> None:
+    pytest.importorskip("tensorboard")
+    sink = TensorBoardSink(tmp_path)
+    sink.start(header)
+    sink.events([Event(12, 1, "overflow", 32768.0, 16384.0), Event(13, 1, "overflow", 16384.0, 16384.0)])
+    sink.snapshot(snapshot)
+    sink.snapshot(replace(snapshot, step=40, epoch_end=True, metrics={"val_loss": 0.25}))
+    sink.close()
+    assert _scalars(tmp_path, "loss_scale") == [(12, 16384.0), (30, 16384.0)]
+    assert _scalars(tmp_path, "loss") == [(30, 0.5)]
+    assert _scalars(tmp_path, "accuracy") == [(30, 0.875)]
+    assert _scalars(tmp_path, "epoch/val_loss") == [(40, 0.25)]
+    assert _scalars(tmp_path, "epoch/loss") == [(40, 0.5)]
+
+
+def test_an_interval_without_loss_has_no_point(tmp_path: Path, snapshot) -> None:
+    pytest.importorskip("tensorboard")
+    sink = TensorBoardSink(tmp_path)
+    sink.snapshot(replace(snapshot, loss=None))
+    sink.snapshot(replace(snapshot, step=31))
+    sink.close()
+    assert _scalars(tmp_path, "loss") == [(31, 0.5)]
+
+
+def test_asked_for_and_not_installed_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package tensorboard.*mpt-cli\[tensorboard\]"):
+        check_logger(Logger(tensorboard=True))
+    check_logger(Logger(tensorboard=False))
