@@ -3,6 +3,7 @@
 Keras picks its backend once per process. So tests are written with `keras.ops` and the functions below, run on
 TensorFlow with the rest of the suite, and once more on JAX by one test of the folder:
 
+    @pytest.mark.slow
     @only_on("tensorflow")
     def test_on_jax():
         assert_passes_on_jax(Path(__file__).parent)

@@ -22,7 +22,7 @@ Counts = npt.NDArray[np.floating]
 class SafeScales:
     """The loss scales 2**k, lowest_power <= k <= highest_power, that neither overflow nor flush too much.
 
-    `highest_power` is exact to within one binade: at 2**highest_power nothing overflows, at twice that something does.
+    At 2**highest_power nothing overflows; in float16 and bfloat16 something does at twice that, unless it is 2**128.
     """
 
     lowest_power: int
@@ -84,8 +84,8 @@ def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16
         0.5
     """
     bins = _finite_bins(statistics)
-    threshold = find_format(dtype).overflow_exponent - _power_of_two(scale)
-    return 1.0 - _share_below(bins, threshold) if bins.any() else 0.0
+    start = find_format(dtype).overflow_exponent - _power_of_two(scale) + EXPONENT_BIAS
+    return _share(bins[max(start, SUBNORMALS + 1) :], bins)
 
 
 def safe_scales(statistics: Counts, dtype: str = "float16", largest_share_flushed: float = 0.001) -> SafeScales | None:
@@ -126,8 +126,11 @@ def _finite_bins(statistics: Counts) -> Counts:
 
 
 def _share_below(bins: Counts, exponent: int) -> float:
-    below = bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)]
-    return float(below.sum() / max(bins.sum(), 1.0))
+    return _share(bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)], bins)
+
+
+def _share(some: Counts, bins: Counts) -> float:
+    return float(some.sum() / max(bins.sum(), 1.0))
 
 
 def _power_of_two(scale: float) -> int:

@@ -13,8 +13,8 @@ class GradientProbe(keras.layers.Layer):  # type: ignore[misc]
     The sink is a trainable variable with `overwrite_with_gradient`, so any Keras optimizer, wrapped in loss scaling or
     not, assigns it its "gradient" (the layout is that of `probe`) before clipping, decay and slots come into play.
     The layer keeps the dtype of its input whatever its policy, and the weights of the model train bit for bit as
-    without it. A layer called several times in a model counts all its calls; under `MirroredStrategy` the replicas'
-    counts are added.
+    without it. A layer called several times in a model counts all its calls, and the replicas' counts are added,
+    under TensorFlow's `MirroredStrategy` and JAX's `DataParallel` alike.
 
     Limits, all from where the overwrite happens:
     - a skipped step drops it along with everything else: `statistics` then stays that of the last applied step. To see
@@ -44,7 +44,7 @@ class GradientProbe(keras.layers.Layer):  # type: ignore[misc]
     @property
     def statistics(self) -> Tensor:
         """The counts as a numpy vector; zeros before the first step."""
-        return keras.ops.convert_to_numpy(self.sink)
+        return keras.ops.convert_to_numpy(self.sink.value)
 
     def call(self, inputs: Tensor) -> Tensor:
         return probe(inputs, self.sink)

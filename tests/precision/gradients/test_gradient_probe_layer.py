@@ -6,10 +6,12 @@ import sys
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, only_on
+from backends import only_on
 
+from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import EXPONENT_BIAS, NANS, SINK_SIZE, ZEROS, GradientProbe
 
+WRAPPERS = [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer]
 X = np.float32([[1.0, 2.0], [0.5, -1.0], [-2.0, 0.25], [1.0, 1.0]])
 Y = np.float32([[1.0], [-1.0], [0.5], [2.0]])
 
@@ -24,10 +26,7 @@ def network(probes: bool, policy: str = "float32") -> keras.Model:
 
 
 def weights_of(model: keras.Model) -> list[np.ndarray]:
-    return [
-        value.numpy() if BACKEND == "tensorflow" else np.asarray(value)
-        for value in (v.value for v in model.trainable_variables if v.name != "sink")
-    ]
+    return [keras.ops.convert_to_numpy(v) for v in model.trainable_variables if v.name != "sink"]
 
 
 def fit(model: keras.Model, optimizer: keras.optimizers.Optimizer, jit_compile: bool, epochs: int = 3) -> None:
@@ -36,17 +35,13 @@ def fit(model: keras.Model, optimizer: keras.optimizers.Optimizer, jit_compile: 
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
-@pytest.mark.parametrize("scaled", [False, True])
-def test_weights_train_bit_for_bit_as_without_probes(scaled, jit_compile):
+@pytest.mark.parametrize("wrapper", [None, *WRAPPERS])
+def test_weights_train_bit_for_bit_as_without_probes(wrapper, jit_compile):
     def trained(probes):
-        optimizer = keras.optimizers.AdamW(0.01, global_clipnorm=0.5)
-        model = network(probes, "mixed_float16" if scaled else "float32")
-        fit(
-            model,
-            keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=2.0**4) if scaled else optimizer,
-            jit_compile,
-        )
-        assert int(optimizer.iterations) == 6
+        inner = keras.optimizers.AdamW(0.01, global_clipnorm=0.5)
+        model = network(probes, "mixed_float16" if wrapper else "float32")
+        fit(model, wrapper(inner, initial_scale=2.0**4) if wrapper else inner, jit_compile)
+        assert int(inner.iterations) == 6
         return weights_of(model)
 
     for with_probes, without in zip(trained(True), trained(False), strict=True):
@@ -62,11 +57,12 @@ def test_counts_are_those_of_the_last_step_by_hand():
     assert (counts[ZEROS], counts[EXPONENT_BIAS - 1], counts[EXPONENT_BIAS], counts.sum()) == (1, 2, 1, 4)
 
 
-def test_loss_scaling_shifts_the_bins_and_does_not_divide_the_counts():
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_loss_scaling_shifts_the_bins_and_does_not_divide_the_counts(wrapper):
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones"), GradientProbe(name="probe")]
     )
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=2.0**10), "mse")
+    model.compile(wrapper(keras.optimizers.SGD(0.0), initial_scale=2.0**10), "mse")
     model.fit(np.float32([[1.0]]), np.float32([[0.5]]), verbose=0)
     counts = model.get_layer("probe").statistics  # 2 (1 - 0.5) = 1, times 2**10
     assert (counts[EXPONENT_BIAS + 10], counts.sum()) == (1, 1)
@@ -107,9 +103,10 @@ def test_predict_and_evaluate_change_no_count():
     np.testing.assert_array_equal(model.get_layer("hidden_gradient").statistics, before)
 
 
-def test_a_skipped_step_leaves_the_counts_of_the_last_applied_one():
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_skipped_step_leaves_the_counts_of_the_last_applied_one(wrapper):
     model = network(probes=True)
-    model.compile(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01)), "mse")
+    model.compile(wrapper(keras.optimizers.SGD(0.01)), "mse")
     model.fit(X, Y, batch_size=4, verbose=0)
     before = model.get_layer("output_gradient").statistics.copy()
     model.fit(X * np.float32("nan"), Y, batch_size=4, verbose=0)
@@ -117,6 +114,15 @@ def test_a_skipped_step_leaves_the_counts_of_the_last_applied_one():
     after = model.get_layer("output_gradient").statistics
     np.testing.assert_array_equal(after, before)
     assert after[NANS] == 0
+
+
+def test_gradient_accumulation_keeps_the_largest_count_of_each_slot():
+    model = keras.Sequential([keras.Input((1,)), GradientProbe(name="probe")])
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
+    x, y = np.float32([[1.0], [1.0], [2.0], [0.0]]), np.float32([[0.0], [0.0], [0.0], [0.0]])
+    model.fit(x, y, batch_size=2, shuffle=False, verbose=0)
+    counts = model.get_layer("probe").statistics  # gradients 1, 1, then 2, 0
+    assert (counts[EXPONENT_BIAS], counts[EXPONENT_BIAS + 1], counts[ZEROS]) == (2, 1, 1)
 
 
 def test_counts_survive_saving(tmp_path):
@@ -137,8 +143,9 @@ import numpy as np, tensorflow as tf
 cpu = tf.config.list_physical_devices("CPU")[0]
 tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
 import keras
+from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import GradientProbe
-for wrap in (lambda inner: inner, keras.optimizers.LossScaleOptimizer):
+for wrap in (lambda inner: inner, keras.optimizers.LossScaleOptimizer, LossScaleOptimizer):
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), GradientProbe(name="probe")])
         model.compile(wrap(keras.optimizers.SGD(0.1)), "mse")
@@ -147,8 +154,26 @@ for wrap in (lambda inner: inner, keras.optimizers.LossScaleOptimizer):
 """
 
 
-@only_on("tensorflow")
-def test_counts_of_two_replicas_are_added():
-    # in a process of its own, as two devices must be set up before TensorFlow starts
-    done = subprocess.run([sys.executable, "-c", MIRRORED], capture_output=True, text=True, timeout=300)
-    assert done.stdout.splitlines() == ["counts [8.0, 8.0]"] * 2, done.stderr[-2000:]
+DATA_PARALLEL = """
+import os
+os.environ |= {"KERAS_BACKEND": "jax", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+import keras, numpy as np
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.gradients import GradientProbe
+keras.distribution.set_distribution(keras.distribution.DataParallel())
+for wrap in (lambda inner: inner, keras.optimizers.LossScaleOptimizer, LossScaleOptimizer):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1), GradientProbe(name="probe")])
+    model.compile(wrap(keras.optimizers.SGD(0.1)), "mse")
+    model.fit(np.ones((8, 2), "float32"), np.ones((8, 1), "float32"), batch_size=8, verbose=0)
+    shards = model.get_layer("probe").sink.value.addressable_shards
+    print("counts", [float(shard.data.sum()) for shard in shards])
+"""
+
+
+@pytest.mark.slow
+@only_on("tensorflow")  # once is enough, whatever the backend of this process
+@pytest.mark.parametrize("script", [MIRRORED, DATA_PARALLEL], ids=["mirrored", "data_parallel"])
+def test_counts_of_two_replicas_are_added(script):
+    # in a process of its own, as two devices must be set up before the backend starts
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300)
+    assert done.stdout.splitlines() == ["counts [8.0, 8.0]"] * 3, done.stderr[-2000:]

@@ -24,6 +24,7 @@ def test_every_public_callable_has_an_example(name):
     assert ">>> " in getattr(gradients, name).__doc__ or name == "SafeScales"  # a plain result, shown by safe_scales
 
 
+@pytest.mark.slow
 @only_on("tensorflow")
 def test_on_jax():
     assert_passes_on_jax(Path(__file__).parent)

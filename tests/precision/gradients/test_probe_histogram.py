@@ -34,7 +34,7 @@ def test_flushed_share_is_what_rounding_flushes_at_every_scale(dtype, power):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_overflow_share_is_what_rounding_overflows_at_every_scale(dtype, power):
     rounded = ops.convert_to_numpy(round_to(ops.convert_to_tensor(SPREAD * np.float32(2.0**power)), dtype))
-    assert share_overflow(counts_of(SPREAD), 2.0**power, dtype) == pytest.approx(np.mean(np.isinf(rounded)), abs=1e-12)
+    assert share_overflow(counts_of(SPREAD), 2.0**power, dtype) == np.mean(np.isinf(rounded))
 
 
 @pytest.mark.parametrize(("dtype", "fits", "overflows"), [("float8_e4m3fn", 255.0, 300.0), ("float8_e5m2", 3e4, 4e4)])
