@@ -1,14 +1,12 @@
 """The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
-
-WIDE = ("float32", "float64")
 
 
 @dataclass(frozen=True)
@@ -98,28 +96,37 @@ def head_layers(model: Any) -> list[Any]:
 
     For subclassed models, whose layers form no graph, the layer named "head" where there is one, else none.
     """
-    if not getattr(model, "outputs", None) or not hasattr(model, "operations"):
+    if isinstance(model, keras.Sequential):
+        return _head_of_chain(reversed(model.layers))
+    if not hasattr(model, "operations"):
         return [layer for layer in layers_of(model) if layer.name == "head"]
+    return [layer for output in model.outputs for layer in _head_of_chain(_operations_behind(output))]
+
+
+def _head_of_chain(operations: Iterable[Any]) -> list[Any]:
+    """The layers among `operations`, which run from the output backwards, up to the first with weights."""
     heads: list[Any] = []
-    for output in model.outputs:
-        tensor = output
-        while True:
-            history = getattr(tensor, "_keras_history", None)
-            operation = getattr(history, "operation", None)
-            if operation is None or isinstance(operation, keras.layers.InputLayer):
-                break
-            if isinstance(operation, keras.Model):
-                heads.extend(head_layers(operation))
-                break
-            if isinstance(operation, keras.Layer):
-                heads.append(operation)
-                if operation.weights:
-                    break
-            inputs = keras.tree.flatten(operation._inbound_nodes[history.node_index].input_tensors)
-            if len(inputs) != 1:
-                break
-            tensor = inputs[0]
+    for operation in operations:
+        if isinstance(operation, keras.Model):
+            return heads + head_layers(operation)
+        if isinstance(operation, keras.layers.InputLayer):
+            return heads
+        if isinstance(operation, keras.Layer):
+            heads.append(operation)
+            if operation.weights:
+                return heads
     return heads
+
+
+def _operations_behind(tensor: Any) -> Iterator[Any]:
+    """The operations that made a symbolic `tensor`, last first, as long as each has one input."""
+    while getattr(tensor, "_keras_history", None) is not None:
+        operation, node_index, _ = tensor._keras_history
+        yield operation
+        inputs = keras.tree.flatten(operation._inbound_nodes[node_index].input_tensors)
+        if len(inputs) != 1:
+            return
+        tensor = inputs[0]
 
 
 def computes_in_float16(model: Any) -> bool:

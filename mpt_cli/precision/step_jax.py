@@ -5,7 +5,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import keras
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from mpt_cli.precision import apply_jax
 from mpt_cli.precision.finite import describe_non_finite
@@ -19,7 +18,7 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
     """New state after one batch; `state` holds the values of the trainable, non-trainable, optimizer and metric
     variables, in the order of the model's own lists."""
     weights, frozen, own, metrics = state
-    x, y, weight = unpack_x_y_sample_weight(data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
     with _scope(optimizer.variables, own):
         scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+import keras
 import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's own train_step uses
-from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 from mpt_cli.precision.finite import describe_non_finite
 from mpt_cli.precision.step import StepRecord, state_to_keep
@@ -18,7 +18,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
     finite. Here the former are put back and the latter left alone when the step is skipped.
     """
-    x, y, weight = unpack_x_y_sample_weight(data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
     kept = [v.value for v in state_to_keep(model)]
     before = [tf.identity(v) for v in kept]

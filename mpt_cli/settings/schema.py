@@ -35,12 +35,13 @@ class LossScale:
     backoff_factor: float = key(0.5, "factor after an overflow", above=0, below=1)
     min_scale: float = key(2.0**-14, "the scale never falls below this", above=0)
     max_scale: float = key(2.0**32, "the scale never grows above this", above=0)
-    hysteresis: int = key(1, "overflows in a row before the scale falls", at_least=1)
+    hysteresis: int = key(1, "overflows since the last growth before the scale falls", at_least=1)
     on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
     max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
                                                at_least=1)
     max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
                                          "skipped, null = never", above=0, at_most=1)
+    stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped")
     skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up",
                                 at_least=10)
 
@@ -65,6 +66,8 @@ class Trainer:
     from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
                                         choices=("auto", True, False))
     metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
+    max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
+                                              "null = never", at_least=1)
     save_model: bool = key(True, "write model.keras at the end")
 
 

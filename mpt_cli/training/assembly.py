@@ -1,0 +1,171 @@
+"""From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.models.build import build_model
+from mpt_cli.precision import (
+    LossScaleOptimizer,
+    Policy,
+    apply_policy,
+    find_bad_combinations,
+    has_own_train_step,
+    layers_of,
+)
+from mpt_cli.settings.schema import Settings, Trainer
+from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.engine import Engine, build_engine
+from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
+from mpt_cli.training.objective import build_objective
+from mpt_cli.training.optimizers import build_optimizer
+from mpt_cli.training.scaling import resolve_scaling, warn_of_scaling, wrap_optimizer
+
+RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
+CAPACITY = 64  # most steps per call when steps_per_execution is auto
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """Everything one run works with."""
+
+    settings: Settings
+    platform: Platform
+    data: DataSet
+    model: Any
+    optimizer: LossScaleOptimizer
+    scaling: Scaling
+    engine: Engine
+    train_feed: Feed
+    validation_feed: Feed | None
+    jit_compile: bool
+    resident: bool
+    warnings: tuple[str, ...]
+
+    @property
+    def total_steps(self) -> int | None:
+        """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
+        return count_steps(self.settings.trainer, self.train_feed.steps)
+
+
+def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
+    """Build it all; ConfigError names every combination known to be bad before anything is trained."""
+    model = build_under_policy(settings, data)
+    scaling = resolve_scaling(settings.loss_scale, model)
+    warnings = check_numerics(settings, model, data) + warn_of_scaling(scaling, model)
+    jit_compile = choose_jit(settings, platform, model)
+    engine = build_engine(model, jit_compile)
+    train_feed, validation_feed, resident = _feeds(settings, data, engine)
+    inner = build_optimizer(settings.optimizer, count_steps(settings.trainer, train_feed.steps))
+    optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
+    compile_model(settings, model, data, optimizer)
+    _build_metrics(model, data.train, settings.trainer.batch_size)
+    return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
+                    jit_compile, resident, tuple(warnings))  # fmt: skip
+
+
+def build_under_policy(settings: Settings, data: DataSet) -> Any:
+    """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
+    policy = Policy(settings.policy.name, settings.policy.head, settings.policy.overrides, settings.policy.float8)
+    with policy.scope():
+        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype)
+        try:
+            model = apply_policy(model, policy)
+        except ValueError as error:
+            raise ConfigError(Problem("policy.overrides", str(error))) from error
+    if has_own_train_step(model):
+        raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own, which mpt would not "
+                                  "call: loss scaling needs the step to be mpt's.", None, "Use a model without one."))
+    return model
+
+
+def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
+    """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
+    findings = find_bad_combinations(model, settings.optimizer.name, data.max_abs_input)
+    fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
+    if fatal:
+        raise ConfigError(fatal)
+    return [f"{finding.key}: {finding.what}" for finding in findings]
+
+
+def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
+    """Give `model` its loss, metrics and optimizer, with all variables made."""
+    objective = build_objective(settings.trainer, model, data.task, settings.policy.name)
+    # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
+    model.compile(optimizer=optimizer, loss=objective.loss, metrics=objective.metrics, auto_scale_loss=False)
+    if optimizer is not None:
+        optimizer.build(model.trainable_variables)
+
+
+def choose_jit(settings: Settings, platform: Platform, model: Any) -> bool:
+    """`trainer.jit_compile`, with `auto` resolved.
+
+    JAX always compiles. TensorFlow: XLA on a GPU, and on the CPU unless the model convolves: there XLA runs
+    convolutions inside the loop on one thread (measured: small CNN 4 steps per second instead of 120).
+    """
+    if isinstance(settings.trainer.jit_compile, bool):
+        return settings.trainer.jit_compile
+    if settings.backend.name == "jax" or platform.has_gpu:
+        return True
+    return not any("Conv" in type(layer).__name__ for layer in layers_of(model))
+
+
+def count_steps(trainer: Trainer, steps_per_epoch: int | None) -> int | None:
+    """Steps of a run; None where neither the data nor `max_steps` tells."""
+    planned = None if steps_per_epoch is None else trainer.epochs * steps_per_epoch
+    if planned is None or trainer.max_steps is None:
+        return planned if planned is not None else trainer.max_steps
+    return min(planned, trainer.max_steps)
+
+
+def call_capacity(trainer: Trainer) -> int:
+    """The most steps of one call into the compiled loop."""
+    if isinstance(trainer.steps_per_execution, int):
+        return trainer.steps_per_execution
+    return min(CAPACITY, trainer.log_every_steps)
+
+
+def _feeds(settings: Settings, data: DataSet, engine: Engine) -> tuple[Feed, Feed | None, bool]:
+    trainer = settings.trainer
+    resident = _stays_on_device(trainer, data)
+    assert settings.seed is not None
+    plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed)
+    train_feed = build_feed(data.train, engine, plan, resident)
+    if train_feed.steps == 0:
+        raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, so that drop_remainder leaves "
+                                  "no step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
+    if data.validation is None:
+        return train_feed, None, resident
+    in_order = BatchPlan(trainer.batch_size, call_capacity(trainer))
+    return train_feed, build_feed(data.validation, engine, in_order, resident), resident
+
+
+def _stays_on_device(trainer: Trainer, data: DataSet) -> bool:
+    sizes = [byte_size(data.train), byte_size(data.validation)]
+    if trainer.feed == "resident" and None in sizes:
+        raise ConfigError(Problem("trainer.feed", "a stream of data can't stay on the device.", "resident",
+                                  "Use auto or stream."))
+    if trainer.feed != "auto":
+        return trainer.feed == "resident"
+    return None not in sizes and sum(size or 0 for size in sizes) <= RESIDENT_BYTES
+
+
+def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
+    """Names of the metrics a run reports beside the loss, `val_*` last."""
+    names = [name for name in model.get_metrics_result() if name != "loss"]
+    return tuple(names + ([f"val_{name}" for name in ["loss", *names]] if with_validation else []))
+
+
+def _build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
+    """Make the variables of losses and metrics from the shapes of one batch.
+
+    Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
+    """
+    if isinstance(data, Examples):
+        first = data.take(slice(0, batch_size))
+        batch = first.x, first.y, first.sample_weight
+    else:
+        batch = next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
+    model._symbolic_build(data_batch=batch if batch[2] is not None else batch[:2])

@@ -1,0 +1,58 @@
+"""The compiled loop: what the trainer needs of a backend, and the choice of it."""
+
+from typing import Any, Protocol
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from mpt_cli.telemetry.block import Block
+
+Rows = NDArray[np.int32]
+
+
+class Pending(Protocol):
+    """The result of a call that may still be running on the device."""
+
+    def wait(self) -> Block:
+        """Block until the steps are done and bring their records to the host."""
+
+
+class Engine(Protocol):
+    """Runs training and evaluation steps on a compiled Keras model, several per call.
+
+    `source` is what `place` returned: all examples on the device, or a chunk of a stream. `rows` has shape
+    (capacity, batch) and type int32: the examples of each step; only the first `count` rows are used, so that one
+    compilation serves every count. The results do not depend on how steps are divided into calls.
+    """
+
+    def place(self, arrays: Any) -> Any:
+        """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
+
+    def train(self, source: Any, rows: Rows, count: int) -> Pending:
+        """Start `count` training steps."""
+
+    def evaluate(self, source: Any, rows: Rows, count: int) -> None:
+        """Add `count` batches to the metrics, in inference mode."""
+
+    def reset_metrics(self) -> None:
+        """Forget the metrics so far."""
+
+    def metrics(self) -> dict[str, float]:
+        """The metrics since the last reset; loss among them."""
+
+
+def build_engine(model: Any, jit_compile: bool) -> Engine:
+    """The engine of the running backend for a built and compiled `model`."""
+    if keras.backend.backend() == "tensorflow":
+        from mpt_cli.training.engine_tensorflow import TensorFlowEngine
+
+        return TensorFlowEngine(model, jit_compile)
+    from mpt_cli.training.engine_jax import JaxEngine
+
+    return JaxEngine(model, jit_compile)
+
+
+def flat_metrics(results: dict[str, Any]) -> dict[str, float]:
+    """Keras's metric results as plain floats; those of several outputs keep Keras's names."""
+    return {name: float(value) for name, value in results.items()}

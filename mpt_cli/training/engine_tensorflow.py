@@ -1,0 +1,84 @@
+"""The compiled loop on TensorFlow: a `tf.function` around a `tf.while_loop` over training steps."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from mpt_cli.precision.step import StepRecord
+from mpt_cli.precision.step_tensorflow import train_step
+from mpt_cli.telemetry.block import FLOATS, INTS, Block
+from mpt_cli.training.engine import Rows, flat_metrics
+
+Tensor = Any
+
+
+class TensorFlowEngine:
+    """See `engine.Engine`. With `jit_compile` the whole loop is one XLA program."""
+
+    def __init__(self, model: Any, jit_compile: bool) -> None:
+        self.model = model
+        self._train = tf.function(self._train_loop, jit_compile=jit_compile, autograph=False)
+        self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
+
+    def place(self, arrays: Any) -> Any:
+        return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+
+    def train(self, source: Any, rows: Rows, count: int) -> "PendingCall":
+        return PendingCall(count, *self._train(source, tf.convert_to_tensor(rows), tf.constant(count)))
+
+    def evaluate(self, source: Any, rows: Rows, count: int) -> None:
+        self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
+
+    def reset_metrics(self) -> None:
+        self.model.reset_metrics()
+
+    def metrics(self) -> dict[str, float]:
+        return flat_metrics(self.model.get_metrics_result())
+
+    def _train_loop(self, source: Any, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Any]:
+        capacity = rows.shape[0]
+        floats = tf.TensorArray(tf.float32, capacity, element_shape=(len(FLOATS),))
+        ints = tf.TensorArray(tf.int32, capacity, element_shape=(len(INTS),))
+
+        def body(i: Tensor, floats: Any, ints: Any) -> tuple[Tensor, Any, Any]:
+            _, record = train_step(self.model, _batch(source, rows[i]))
+            return i + 1, floats.write(i, _floats(record)), ints.write(i, _ints(record))
+
+        _, floats, ints = _loop(body, count, floats, ints)
+        return floats.stack(), ints.stack(), self.model.get_metrics_result()
+
+    def _evaluate_loop(self, source: Any, rows: Tensor, count: Tensor) -> None:
+        def body(i: Tensor) -> tuple[Tensor]:
+            self.model.test_step(_batch(source, rows[i]))
+            return (i + 1,)
+
+        _loop(body, count)
+
+
+class PendingCall:
+    """See `engine.Pending`."""
+
+    def __init__(self, count: int, floats: Tensor, ints: Tensor, metrics: dict[str, Tensor]) -> None:
+        self.count, self.floats, self.ints, self.metrics = count, floats, ints, metrics
+
+    def wait(self) -> Block:
+        floats, ints = self.floats.numpy()[: self.count], self.ints.numpy()[: self.count]
+        return Block(np.asarray(floats), np.asarray(ints), flat_metrics(self.metrics))
+
+
+def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:
+    return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1)
+
+
+def _batch(source: Any, rows: Tensor) -> Any:
+    return tf.nest.map_structure(lambda a: None if a is None else tf.gather(a, rows), source)
+
+
+def _floats(record: StepRecord) -> Tensor:
+    return tf.stack([record.loss, record.scale_before, record.scale_after, record.learning_rate])
+
+
+def _ints(record: StepRecord) -> Tensor:
+    return tf.concat([[tf.cast(record.finite, tf.int32), record.counter], record.detail], axis=0)

@@ -1,0 +1,209 @@
+"""Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
+
+Both hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
+difference to the result which one runs or where a run is taken up again.
+"""
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mpt_cli.data.examples import Batch, Examples, Stream, leaves
+from mpt_cli.training.engine import Engine, Rows
+
+CHUNK_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Steps for one call: `rows[:count]` of `source`."""
+
+    source: Any
+    rows: Rows
+    count: int
+
+    @property
+    def examples(self) -> int:
+        return self.count * self.rows.shape[1]
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """How examples are divided into steps. `capacity` is the most steps of one call."""
+
+    batch_size: int
+    capacity: int
+    drop_remainder: bool = False
+    shuffle: bool = False
+    seed: int = 0
+
+    def steps_of(self, examples: int) -> int:
+        """Steps of an epoch over `examples`."""
+        return examples // self.batch_size if self.drop_remainder else -(-examples // self.batch_size)
+
+    def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
+        """The examples of `epoch` (from 1) in the order they are used."""
+        if not self.shuffle:
+            return np.arange(examples, dtype=np.int32)
+        return np.random.default_rng([self.seed, epoch]).permutation(examples).astype(np.int32)
+
+
+class Feed(Protocol):
+    """One pass after the other over a data set."""
+
+    steps: int | None
+
+    def start(self, epoch: int, skip_steps: int = 0) -> None:
+        """Begin `epoch`, after its first `skip_steps` steps."""
+
+    def take(self, most: int) -> Piece | None:
+        """The next steps, at most `most`; None at the end of the epoch."""
+
+
+def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
+    """A `ResidentFeed` for arrays if `resident`, otherwise a `ChunkFeed`."""
+    if resident and isinstance(data, Examples):
+        return ResidentFeed(data, engine, plan)
+    return ChunkFeed(data, engine, plan)
+
+
+def byte_size(data: Examples | Stream | None) -> int | None:
+    """Bytes of all arrays; None for a stream."""
+    if data is None:
+        return 0
+    if isinstance(data, Stream):
+        return None
+    arrays = leaves(data.x, "x") + leaves(data.y, "y") + [("w", data.sample_weight)] * (data.sample_weight is not None)
+    return sum(array.nbytes for _, array in arrays)
+
+
+class ResidentFeed:
+    """All examples on the device; a step is a row of indices into them."""
+
+    def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
+        self.plan, self.examples = plan, len(data)
+        self.steps: int | None = plan.steps_of(len(data))
+        self._source = engine.place((data.x, data.y, data.sample_weight))
+        self._order = np.zeros(0, np.int32)
+        self._next = 0
+
+    def start(self, epoch: int, skip_steps: int = 0) -> None:
+        self._order = self.plan.order(self.examples, epoch)
+        self._next = skip_steps
+
+    def take(self, most: int) -> Piece | None:
+        size = self.plan.batch_size
+        left = self.examples // size - self._next
+        if left > 0:
+            count = min(most, left, self.plan.capacity)
+            indices = self._order[self._next * size : (self._next + count) * size].reshape(count, size)
+            self._next += count
+            return Piece(self._source, _padded(indices, self.plan.capacity), count)
+        rest = self._order[self._next * size :]
+        if self.plan.drop_remainder or len(rest) == 0:
+            return None
+        self._next += 1
+        return Piece(self._source, rest[None, :], 1)
+
+
+class ChunkFeed:
+    """Chunks of several batches, read and sent ahead in a thread while the device works on the one before."""
+
+    def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
+        self.data, self.engine, self.plan = data, engine, plan
+        known = len(data) if isinstance(data, Examples) else data.steps
+        self.steps: int | None = None if known is None else plan.steps_of(known)
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
+        self._chunks: Iterator[Piece] = iter(())
+        self._ahead: Future[Piece | None] | None = None
+        self._piece: Piece | None = None
+        self._used = 0
+
+    def start(self, epoch: int, skip_steps: int = 0) -> None:
+        if self._ahead is not None:
+            self._ahead.result()
+        self._chunks = self._read(epoch, skip_steps)
+        self._piece, self._used = None, 0
+        self._ahead = self._worker.submit(next, self._chunks, None)
+
+    def take(self, most: int) -> Piece | None:
+        if self._piece is None or self._used == self._piece.count:
+            if self._ahead is None:
+                return None
+            self._piece, self._used = self._ahead.result(), 0
+            self._ahead = None if self._piece is None else self._worker.submit(next, self._chunks, None)
+        if self._piece is None:
+            return None
+        piece, first = self._piece, self._used
+        count = min(most, piece.count - first)
+        self._used += count
+        return Piece(piece.source, np.roll(piece.rows, -first, axis=0), count)
+
+    def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
+        batches: list[Batch] = []
+        for number, batch in enumerate(self._batches(epoch)):
+            if number < skip_steps:
+                continue
+            whole = _length(batch) == self.plan.batch_size
+            if batches and (not whole or len(batches) == self._chunk_steps(batches[0])):
+                yield self._piece_of(batches)
+                batches = []
+            if whole:
+                batches.append(batch)
+            elif not self.plan.drop_remainder:
+                yield self._piece_of([batch])
+        if batches:
+            yield self._piece_of(batches)
+
+    def _batches(self, epoch: int) -> Iterator[Batch]:
+        plan = self.plan
+        if isinstance(self.data, Stream):
+            yield from self.data.batches(plan.batch_size, epoch, plan.seed, plan.shuffle)
+            return
+        order = plan.order(len(self.data), epoch)
+        for first in range(0, len(order), plan.batch_size):
+            part = self.data.take(order[first : first + plan.batch_size])
+            yield part.x, part.y, part.sample_weight
+
+    def _chunk_steps(self, batch: Batch) -> int:
+        size = sum(array.nbytes for _, array in leaves(tuple(part for part in batch if part is not None), "batch"))
+        return max(1, min(self.plan.capacity, CHUNK_BYTES // max(size, 1)))
+
+    def _piece_of(self, batches: list[Batch]) -> Piece:
+        """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero."""
+        count, size = len(batches), _length(batches[0])
+        slots = 1 if size != self.plan.batch_size else self._chunk_steps(batches[0])
+        source = self.engine.place(_joined(batches, slots * size))
+        rows = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
+        return Piece(source, rows, count)
+
+
+def _length(batch: Batch) -> int:
+    return len(leaves(batch[0], "x")[0][1])
+
+
+def _joined(batches: list[Batch], length: int) -> Any:
+    """The batches one after the other in arrays of `length` examples, zeros behind them; None stays None."""
+
+    def join(parts: list[Any]) -> Any:
+        if parts[0] is None:
+            return None
+        if isinstance(parts[0], dict):
+            return {name: join([part[name] for part in parts]) for name in parts[0]}
+        if isinstance(parts[0], tuple):
+            return tuple(join(list(group)) for group in zip(*parts, strict=True))
+        whole = np.zeros((length, *parts[0].shape[1:]), parts[0].dtype)
+        np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
+        return whole
+
+    return tuple(join([batch[i] for batch in batches]) for i in range(3))
+
+
+def _padded(indices: NDArray[np.int32], capacity: int) -> Rows:
+    if len(indices) == capacity:
+        return indices
+    return np.concatenate([indices, np.zeros((capacity - len(indices), indices.shape[1]), np.int32)])

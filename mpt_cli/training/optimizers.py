@@ -1,0 +1,80 @@
+"""From `optimizer.*` to a Keras optimizer, not yet wrapped in loss scaling.
+
+Keras evaluates a schedule at its counter of applied batches. With gradient accumulation that counter still moves with
+every batch, not with every update, so warm-up and decay are counted in batches throughout and end with the run.
+The moving average (EMA) is likewise taken after every batch, while `ema_overwrite_frequency` counts updates.
+"""
+
+from dataclasses import fields
+
+import keras
+from keras.optimizers import schedules
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.optimizers import OPTIMIZERS, OptimizerSettings, Schedule
+
+KEY = "optimizer.schedule"
+
+
+def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
+    """The Keras optimizer of that name with its arguments; `total_steps` are the batches of the run, None if unknown.
+
+    ConfigError where the schedule doesn't fit the run.
+    """
+    arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    del arguments["name"], arguments["schedule"]
+    arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
+    return getattr(keras.optimizers, OPTIMIZERS[settings.name].__name__)(**arguments)
+
+
+def build_learning_rate(
+    schedule: Schedule, learning_rate: float, total_steps: int | None
+) -> float | schedules.LearningRateSchedule:
+    """A constant as a float, which can be set later; anything else as a Keras schedule.
+
+    >>> float(build_learning_rate(Schedule(warmup_steps=4), 0.8, None)(1))
+    0.2
+    """
+    if schedule.name == "constant" and not schedule.warmup_steps:
+        return learning_rate
+    return _BUILDERS[schedule.name](schedule, learning_rate, total_steps)
+
+
+def _warmup(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
+    # A cosine that ends where it starts: constant after the warm-up, without a schedule class of our own in the file.
+    return schedules.CosineDecay(0.0, decay_steps=1, alpha=1.0, warmup_target=learning_rate,
+                                 warmup_steps=schedule.warmup_steps)
+
+
+def _cosine(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
+    decay_steps = schedule.decay_steps or _steps_after_warmup(schedule, total_steps)
+    alpha = schedule.final_factor or 0.0
+    if not schedule.warmup_steps:
+        return schedules.CosineDecay(learning_rate, decay_steps, alpha)
+    return schedules.CosineDecay(0.0, decay_steps, alpha, warmup_target=learning_rate,
+                                 warmup_steps=schedule.warmup_steps)
+
+
+def _steps_after_warmup(schedule: Schedule, total_steps: int | None) -> int:
+    if total_steps is None:
+        raise ConfigError(Problem(
+            f"{KEY}.decay_steps", "must be given where the length of the run isn't known in advance.", None,
+            "Set it, or trainer.max_steps."))
+    if not schedule.warmup_steps < total_steps:
+        raise ConfigError(Problem(
+            f"{KEY}.warmup_steps", f"must be below the {total_steps} steps of the run.", schedule.warmup_steps,
+            f"Lower it, train longer, or set {KEY}.decay_steps."))
+    return total_steps - schedule.warmup_steps
+
+
+def _exponential(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
+    return schedules.ExponentialDecay(learning_rate, schedule.decay_steps, schedule.decay_rate,
+                                      staircase=bool(schedule.staircase))
+
+
+def _piecewise(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:
+    values = [learning_rate * value for value in schedule.values or []]
+    return schedules.PiecewiseConstantDecay(schedule.boundaries, values)
+
+
+_BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential, "piecewise": _piecewise}

@@ -1,0 +1,60 @@
+"""From `loss_scale.*` and a built model to the optimizer that scales the loss, and the words for it."""
+
+from typing import Any
+
+from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer, ScaleRule, computes_in_float16
+from mpt_cli.settings.schema import LossScale
+from mpt_cli.telemetry.console.words import scale_words
+from mpt_cli.telemetry.records import Scaling
+
+
+def resolve_scaling(settings: LossScale, model: Any) -> Scaling:
+    """What `mode` comes to for this model: `auto` is dynamic where anything computes in float16, none otherwise."""
+    mode = settings.mode
+    if mode == "auto":
+        mode = "dynamic" if computes_in_float16(model) else "none"
+    if mode == "none":
+        return Scaling()
+    return Scaling(
+        mode=mode,
+        initial_scale=settings.initial_scale,
+        growth_steps=settings.growth_steps if mode == "dynamic" else None,
+        min_scale=settings.min_scale if mode == "dynamic" else settings.initial_scale,
+        on_overflow=settings.on_overflow,
+    )
+
+
+def wrap_optimizer(inner: Any, settings: LossScale, scaling: Scaling) -> LossScaleOptimizer:
+    """`inner` in loss scaling. No scaling is a fixed scale of 1 that applies everything: one path for all modes."""
+    if scaling.mode == "none":
+        return LossScaleOptimizer(inner, rule=FixedScale(1.0), on_overflow="apply")
+    rule: ScaleRule = FixedScale(settings.initial_scale)
+    if scaling.mode == "dynamic":
+        rule = DynamicScale(
+            settings.initial_scale, settings.growth_steps, settings.growth_factor, settings.backoff_factor,
+            settings.min_scale, settings.max_scale, settings.hysteresis,
+        )  # fmt: skip
+    return LossScaleOptimizer(inner, rule=rule, on_overflow="apply" if settings.on_overflow == "apply" else "skip")
+
+
+def describe_scaling(scaling: Scaling, model: Any) -> str:
+    """One line for the header: the mode, its numbers, and why."""
+    needed = computes_in_float16(model)
+    if scaling.mode == "none":
+        return "none, though layers compute in float16" if needed else "none (nothing computes in float16)"
+    scale = scale_words(scaling.initial_scale)
+    if scaling.mode == "fixed":
+        return f"fixed at {scale}, overflow steps are {'applied' if scaling.on_overflow == 'apply' else 'skipped'}"
+    return f"dynamic from {scale}, grows after {scaling.growth_steps} applied steps"
+
+
+def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
+    """What is unusual about scaling or not scaling this model; empty where nothing is."""
+    needed = computes_in_float16(model)
+    if needed and scaling.mode == "none":
+        return ["loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+                "loss_scale=dynamic keeps them."]
+    if not needed and scaling.mode != "none":
+        return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result "
+                "and costs a little; loss_scale=auto leaves it out."]
+    return []

@@ -1,0 +1,132 @@
+"""One prepared run: what it is made of, its header, its record, and what happens after the last step."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import DataError
+from mpt_cli.precision import Policy
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.health import Health
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.records import RunHeader
+from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.memory import peak_memory
+from mpt_cli.training.scaling import describe_scaling
+from mpt_cli.training.trainer import Outcome, Plan, Trainer
+
+
+@dataclass(frozen=True)
+class Session:
+    """A run from its first step to its saved model."""
+
+    assembly: Assembly
+    trainer: Trainer
+
+    def fit(self) -> Outcome:
+        """Train until the plan, a health rule or a signal ends it."""
+        return self.trainer.fit()
+
+    def finish(self, outcome: Outcome, model_path: Path) -> None:
+        """After the last step: averaged weights into the model, and the model into its file.
+
+        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved.
+        """
+        model, trainer = self.assembly.model, self.trainer
+        if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
+            self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
+            if outcome.stop is None and outcome.signal is None:
+                trainer.record_metrics({**trainer.progress.metrics, **trainer.validate()})
+        if self.assembly.settings.trainer.save_model and trainer.ledger.applied:
+            save_for_inference(model, model_path)
+
+    def header(self, run_dir: Path) -> RunHeader:
+        """What the console opens with."""
+        parts, settings = self.assembly, self.assembly.settings
+        return RunHeader(
+            recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
+            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model),
+            model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
+            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=parts.platform.device,
+            execution=_describe_execution(parts), epochs=settings.trainer.epochs,
+            steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
+            scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
+        )  # fmt: skip
+
+    def peak_memory(self) -> int | None:
+        """Bytes at the most, of the device where it keeps count, else of the process."""
+        return peak_memory()
+
+
+def prepare(settings: Settings, platform: Platform, telemetry: Telemetry) -> Session:
+    """Load the data, build and check everything; nothing is trained yet."""
+    assert settings.seed is not None
+    data = load_data(settings.data, settings.seed)
+    parts = assemble(settings, platform, data)
+    rules = LedgerRules(
+        variables=tuple(variable.path for variable in parts.model.trainable_variables),
+        min_scale=settings.loss_scale.min_scale, max_scale=settings.loss_scale.max_scale,
+        applies_non_finite=parts.optimizer.on_overflow == "apply",
+    )  # fmt: skip
+    trainer = settings.trainer
+    steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
+    plan = Plan(trainer.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
+                call_capacity(trainer), steps_per_call)  # fmt: skip
+    ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
+    health = Health(settings.loss_scale, trainer)
+    return Session(parts, Trainer(parts.engine, parts.train_feed, parts.validation_feed, plan, telemetry, ledger, health))
+
+
+def save_for_inference(model: Any, path: Path) -> None:
+    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
+
+    Written beside its place and moved there whole. DataError where it can't be written.
+    """
+    kept = model.optimizer, model.compiled
+    partial = path.with_name(f".{path.stem}.partial.keras")
+    try:
+        model.optimizer, model.compiled = None, False
+        model.save(partial)
+        partial.replace(path)
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
+    finally:
+        model.optimizer, model.compiled = kept
+
+
+def _describe_policy(settings: Settings) -> str:
+    policy = settings.policy
+    notes = []
+    head = Policy(policy.name, policy.head).head_policy
+    if head != policy.name:
+        notes.append(f"head {head}")
+    if policy.float8:
+        notes.append("Dense layers in float8")
+    notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
+    return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
+
+
+def _describe_optimizer(settings: Settings) -> str:
+    optimizer = settings.optimizer
+    notes = [f"learning rate {optimizer.learning_rate:g}"]
+    if optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
+        notes.append(f"{optimizer.schedule.name} schedule")
+    for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
+        if getattr(optimizer, name) is not None:
+            notes.append(f"{name} {getattr(optimizer, name):g}")
+    if optimizer.use_ema:
+        notes.append(f"EMA {optimizer.ema_momentum:g}")
+    return f"{optimizer.name}, {', '.join(notes)}"
+
+
+def _describe_execution(parts: Assembly) -> str:
+    trainer = parts.settings.trainer
+    compiled = "XLA" if parts.jit_compile else "no XLA"
+    many = trainer.steps_per_execution
+    steps = f"{many} steps per call" if isinstance(many, int) else f"up to {call_capacity(trainer)} steps per call"
+    feed = "data stays on the device" if parts.resident else "data is streamed"
+    exact = "deterministic" if trainer.deterministic else "not deterministic"
+    return f"{compiled}, {steps}, {feed}, {exact}"

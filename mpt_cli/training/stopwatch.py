@@ -1,0 +1,48 @@
+"""Speed without compile time, and how many steps fit into one call."""
+
+import time
+
+TARGET_SECONDS = 0.2  # long enough to hide the cost of a call, short enough for a lively screen and a prompt Ctrl-C
+
+
+class Stopwatch:
+    """Times calls into the compiled loop. The first call of each batch shape compiles and is left out."""
+
+    def __init__(self) -> None:
+        self.examples, self.seconds, self.steps = 0, 0.0, 0
+        self._seen: set[int] = set()
+        self._window = (0, 0.0)
+        self._started = 0.0
+        self._step_seconds: float | None = None
+
+    def start(self) -> None:
+        self._started = time.perf_counter()
+
+    def stop(self, steps: int, batch_size: int) -> None:
+        """`steps` of `batch_size` examples were done since `start`."""
+        seconds = time.perf_counter() - self._started
+        if batch_size not in self._seen:
+            self._seen.add(batch_size)
+            return
+        self.examples += steps * batch_size
+        self.seconds += seconds
+        self.steps += steps
+        latest = seconds / steps
+        self._step_seconds = latest if self._step_seconds is None else 0.5 * (self._step_seconds + latest)
+
+    def steps_per_call(self, most: int) -> int:
+        """How many steps the next call should have so that it takes about `TARGET_SECONDS`."""
+        if self._step_seconds is None:
+            return 1 if not self._seen else min(4, most)
+        return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+
+    @property
+    def examples_per_second(self) -> float | None:
+        """Over the whole run; None before a call was timed."""
+        return self.examples / self.seconds if self.seconds else None
+
+    def window_rate(self) -> float:
+        """Examples per second since the last call of this, 0 when nothing was timed."""
+        examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
+        self._window = (self.examples, self.seconds)
+        return examples / seconds if seconds else 0.0

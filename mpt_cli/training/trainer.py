@@ -1,0 +1,159 @@
+"""The training loop on the host: epochs, logging, validation, and the reasons to stop."""
+
+from signal import Signals
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.health import Health, Stop
+from mpt_cli.telemetry.ledger import Ledger
+from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.training.engine import Engine
+from mpt_cli.training.feed import Feed, Piece
+from mpt_cli.training.interruption import Interruption
+from mpt_cli.training.memory import memory_in_use
+from mpt_cli.training.stopwatch import Stopwatch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long to train and how often to report. `steps_per_call` None lets the stopwatch choose."""
+
+    epochs: int
+    max_steps: int | None
+    log_every_steps: int
+    validate_every_epochs: int
+    capacity: int
+    steps_per_call: int | None
+
+
+@dataclass
+class Progress:
+    """Where the run is. `metrics` are those of the last epoch line, `best` the best value each had."""
+
+    epoch: int = 0
+    step_in_epoch: int = 0
+    epochs_completed: int = 0
+    metrics: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
+
+    progress: Progress
+    stop: Stop | None = None
+    signal: Signals | None = None
+
+
+class Trainer:
+    """Runs an engine over a feed until the plan, a health rule or a signal ends it, reporting to telemetry."""
+
+    def __init__(
+        self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: Plan, telemetry: Telemetry,
+        ledger: Ledger, health: Health,
+    ) -> None:  # fmt: skip
+        self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
+        self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
+        self.stopwatch, self.progress = Stopwatch(), Progress()
+        self.interruption = Interruption()
+        self._stop: Stop | None = None
+
+    def fit(self) -> Outcome:
+        """Train; signals are caught only in here."""
+        with self.interruption:
+            while not self._is_over():
+                self._run_epoch()
+        return Outcome(self.progress, self._stop, self.interruption.requested)
+
+    def validate(self) -> dict[str, float]:
+        """Metrics over the validation data with `val_` before their names; empty without such data."""
+        if self.validation_feed is None:
+            return {}
+        self.telemetry.progress(self.ledger.seen, self.progress.epoch, "validating")
+        self.engine.reset_metrics()
+        self.validation_feed.start(1)
+        while (piece := self.validation_feed.take(self.plan.capacity)) is not None:
+            self.engine.evaluate(piece.source, piece.rows, piece.count)
+        return {f"val_{name}": value for name, value in self.engine.metrics().items()}
+
+    def _is_over(self) -> bool:
+        at_end = self.progress.epoch >= self.plan.epochs or self._steps_left() == 0
+        return at_end or self._must_stop()
+
+    def _must_stop(self) -> bool:
+        return self._stop is not None or self.interruption.requested is not None
+
+    def _steps_left(self) -> int | None:
+        return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
+
+    def _run_epoch(self) -> None:
+        self.progress.epoch += 1
+        self.progress.step_in_epoch = 0
+        self.ledger.start_epoch()
+        self.engine.reset_metrics()
+        self.train_feed.start(self.progress.epoch)
+        running: dict[str, float] = {}
+        at_end = False
+        while not self._must_stop() and self._steps_left() != 0:
+            piece = self.train_feed.take(self._next_count())
+            if piece is None:
+                at_end = True
+                break
+            running = self._run_piece(piece)
+        self._stop = self._stop or (self.health.check_epoch(self.ledger) if at_end else None)
+        if not self._must_stop():
+            self._finish_epoch(running)
+
+    def _next_count(self) -> int:
+        """Steps of the next call: up to the next line of the log and the end of the run."""
+        to_log = self.plan.log_every_steps - self.ledger.seen % self.plan.log_every_steps
+        most = min(to_log, self.plan.capacity, self._steps_left() or to_log)
+        return min(most, self.plan.steps_per_call) if self.plan.steps_per_call else self.stopwatch.steps_per_call(most)
+
+    def _run_piece(self, piece: Piece) -> dict[str, float]:
+        self.stopwatch.start()
+        block = self.engine.train(piece.source, piece.rows, piece.count).wait()
+        self.stopwatch.stop(piece.count, piece.rows.shape[1])
+        events = self.ledger.absorb(block, self.progress.epoch)
+        self.progress.step_in_epoch += piece.count
+        self.telemetry.events(events)
+        self.telemetry.progress(self.ledger.seen, self.progress.epoch)
+        if self.ledger.seen % self.plan.log_every_steps == 0:
+            self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), block.metrics))
+        self._stop = self.health.check(self.ledger)
+        return block.metrics
+
+    def _finish_epoch(self, running: dict[str, float]) -> None:
+        metrics = dict(running)
+        is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
+        if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
+            metrics.update(self.validate())
+        self.progress.epochs_completed = self.progress.epoch
+        self.record_metrics(metrics)
+        self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
+
+    def record_metrics(self, metrics: dict[str, float]) -> None:
+        """Take `metrics` as the latest, and as the best where they are."""
+        self.progress.metrics = metrics
+        for name, value in metrics.items():
+            if name not in self.progress.best or is_better(name, value, self.progress.best[name]):
+                self.progress.best[name] = value
+
+    def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:
+        ledger = self.ledger
+        return Snapshot(
+            step=ledger.seen, epoch=self.progress.epoch, loss=loss, learning_rate=ledger.learning_rate,
+            loss_scale=ledger.scale, scale_counter=ledger.counter, skipped_steps=ledger.skipped,
+            consecutive_skips=ledger.consecutive_skips, applied_steps=ledger.applied,
+            examples_per_second=self.stopwatch.window_rate(),
+            metrics={name: value for name, value in metrics.items() if name != "loss"},
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
+        )  # fmt: skip
+
+
+def is_better(name: str, new: float, old: float) -> bool:
+    """Whether `new` is better than `old`: losses, errors and distances should fall, everything else should rise."""
+    falls = any(word in name for word in ("loss", "error", "mse", "mae", "entropy", "divergence", "perplexity"))
+    return new < old if falls else new > old
