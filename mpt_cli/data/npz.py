@@ -27,10 +27,10 @@ def load_npz(settings: Npz, seed: int) -> DataSet:
 
 def _read(file: Path) -> dict[str, Array]:
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if isinstance(archive, np.ndarray):
-                raise DataError(f"data.path: {file} holds a single array. Save x and y together: np.savez(path, x=x, "
-                                "y=y).")
+        archive = np.load(file, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise DataError(f"data.path: {file} holds a single array. Save x and y together: np.savez(path, x=x, y=y).")
+        with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, AttributeError) as error:
         raise DataError(f"data.path: {file} can't be read as .npz: {_reason(error)}") from error

@@ -1,0 +1,178 @@
+"""Loaders of the user's, from a file in the working directory."""
+
+import textwrap
+
+import numpy as np
+import pytest
+
+from mpt_cli.data import tf_data
+from mpt_cli.data.examples import Stream
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import ConfigError, DataError, UserCodeError
+from mpt_cli.settings.data import Loader
+
+ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"
+DATASET = ARRAYS + "import tensorflow as tf\nd = tf.data.Dataset.from_tensor_slices((x, y))\n"
+
+
+@pytest.fixture
+def returning(tmp_path, monkeypatch):
+    """Writes a loader that returns an expression and loads it."""
+    monkeypatch.chdir(tmp_path)
+
+    def load(expression, signature="", prelude=ARRAYS, **settings):
+        body = textwrap.dedent(f"def load({signature}):\n    return {expression}\n")
+        (tmp_path / "mine.py").write_text(prelude + body)
+        return load_data(Loader(**{"loader": "mine.py:load", **settings}), 3)
+
+    return load
+
+
+def test_arrays_are_split(returning):
+    data = returning("x, y")
+    assert data.description == "loader mine.py:load: 16 training and 4 validation examples of 2, 4 classes"
+    assert (data.train.x.dtype, data.train.y.dtype) == (np.float32, np.int32)
+
+
+@pytest.mark.parametrize("expression", ["(x, y), (x[:5], y[:5])", "(x, y), (x[:5], y[:5], y[:5] + 1)",
+                                        "(x, y, y + 1), (x[:5], y[:5], y[:5] + 1)"])
+def test_a_validation_pair_is_kept(returning, expression):
+    data = returning(expression)
+    assert (len(data.train), data.validation.x.tolist()) == (20, [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]])
+
+
+def test_none_for_validation_means_that_it_is_split_off(returning):
+    assert len(returning("(x, y), None").validation) == 4
+
+
+def test_weights_lists_dicts_and_several_inputs(returning):
+    assert returning("x, y, y + 1.0").train.sample_weight.dtype == np.float32
+    assert returning("x.tolist(), y.tolist()").num_classes == 4
+    assert returning("{'a': x, 'b': y}, y").input_shape == {"a": (2,), "b": ()}
+    assert returning("(x, x), y").input_shape == ((2,), (2,))
+    assert returning("x, {'a': y, 'b': y * 1.0}").task == "other"
+
+
+def test_tensors_are_taken_as_arrays(returning):
+    assert returning("tf.constant(x), tf.constant(y)", prelude=DATASET).num_classes == 4
+
+
+def test_num_classes_of_the_settings(returning):
+    assert returning("x, y", num_classes=9).num_classes == 9
+    with pytest.raises(DataError, match=r"loader mine\.py:load: 3 classes have labels 0 to 2; y has 3 at \[3\]"):
+        returning("x, y", num_classes=3)
+
+
+def test_arguments_path_and_seed_are_passed_where_they_are_taken(returning):
+    data = returning("np.full((4, 1), k + seed), np.array([0, 1, len(path), 1])", "k, path, seed",
+                     path="ab", kwargs={"k": 10}, validation_fraction=0)
+    assert data.train.x.tolist() == [[13]] * 4
+    assert data.num_classes == 3
+    assert returning("x, y", "path='mine'").num_classes == 4
+    assert returning("np.full((4, 1), seed), y[:4]", "seed", kwargs={"seed": 77}).train.x[0] == 77
+    assert returning("x[:len(more['path'])], y[:1]", "**more", path="a", num_classes=2,
+                     validation_fraction=0).num_classes == 2
+
+
+@pytest.mark.parametrize(("signature", "settings", "message"), [
+    ("", {"path": "a"}, r"data\.path: mine\.py:load has no parameter `path` Received: 'a'"),
+    ("k", {}, r"data\.kwargs: must fit mine\.py:load\(k\); missing a required argument: 'k'"),
+    ("k=1", {"kwargs": {"j": 2}}, r"data\.kwargs: .*got an unexpected keyword argument 'j'"),
+    ("path", {}, r"data\.kwargs: .*missing a required argument: 'path'"),
+])
+def test_arguments_that_do_not_fit(returning, signature, settings, message):
+    with pytest.raises(ConfigError, match=message):
+        returning("x, y", signature, **settings)
+
+
+@pytest.mark.parametrize(("expression", "message"), [
+    ("None", r"loader mine\.py:load: must return \(x, y\), .* Received: a NoneType\."),
+    ("x", r"Received: a ndarray"),
+    ("()", r"Received: a tuple of 0"),
+    ("x, y, y, y", r"Received: a tuple of 4"),
+    ("x, None", r"Received: a tuple of 2|Received: a ndarray"),
+    ("[x, y]", r"Received: a list"),
+    ("(x[:5], y)", r"the numbers of examples differ: x 5, y 20"),
+    ("(x, y), (x[:, :1], y)", r"training and validation examples differ"),
+    ("(x, y), (x * float('nan'), y)", r"loader mine\.py:load \(validation\): x has 40 values that are NaN"),
+    ("x, [str(v) for v in y]", r"y must hold numbers"),
+])
+def test_what_is_not_data(returning, expression, message):
+    with pytest.raises(DataError, match=message):
+        returning(expression)
+
+
+def test_an_exception_of_the_loader_is_the_users(returning):
+    with pytest.raises(UserCodeError):
+        returning("x / {}['nothing'], y")
+
+
+def test_a_loader_that_is_not_there(returning):
+    with pytest.raises(ConfigError, match=r"data\.loader"):
+        returning("x, y", loader="mine.py:lod")
+
+
+def test_datasets(returning):
+    data = returning("d", prelude=DATASET)
+    assert (len(data.train), len(data.validation), data.num_classes) == (16, 4, 4)
+    data = returning("d, d.take(5).batch(2)", prelude=DATASET)
+    assert (len(data.train), len(data.validation)) == (20, 5)
+    data = returning("d, (x[:3], y[:3])", prelude=DATASET)
+    assert len(data.validation) == 3
+
+
+@pytest.fixture
+def stream_memory(monkeypatch):
+    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)  # 20 examples of 16 + 8 bytes are too many, 5 are not
+
+
+def test_a_large_dataset_is_streamed(returning, stream_memory):
+    data = returning("d, d.take(5)", prelude=DATASET, num_classes=4)
+    assert isinstance(data.train, Stream)
+    assert len(data.validation) == 5
+    assert data.description == ("loader mine.py:load: 20 streamed training and 5 validation examples of 2, 4 classes")
+    x, y, weight = next(data.train.batches(8, 0, 0, shuffle=False))
+    assert (x.dtype, y.dtype, x.shape, weight) == (np.float32, np.int32, (8, 2), None)
+    assert (data.validation.y.dtype, data.max_abs_input) == (np.int32, 39.0)
+    assert data.fingerprint_of == "the description and the first 20 examples"
+    assert data.fingerprint == returning("d, d.take(5)", prelude=DATASET, num_classes=4).fingerprint
+
+
+def test_a_large_validation_set_is_streamed_too(returning, stream_memory):
+    data = returning("d, d", prelude=DATASET, num_classes=4)
+    assert isinstance(data.validation, Stream)
+
+
+def test_limit_of_a_stream_takes_the_first_and_says_so(returning, stream_memory):
+    data = returning("d", prelude=DATASET, num_classes=4, limit=15, validation_fraction=0)
+    assert data.train.steps == 15
+    assert data.description.endswith("; the first 15 examples")
+
+
+def test_regression_and_one_hot_streams(returning, stream_memory):
+    data = returning("d.map(lambda x, y: (x, x / 3))", prelude=DATASET, validation_fraction=0)
+    assert (data.task, data.num_classes) == ("regression", 2)
+    data = returning("d.map(lambda x, y: (x, tf.one_hot(y, 4)))", prelude=DATASET, validation_fraction=0, num_classes=4)
+    assert data.task == "classification"
+    assert next(data.train.batches(5, 0, 0, shuffle=False))[1].tolist() == [0, 1, 2, 3, 0]
+
+
+@pytest.mark.parametrize(("expression", "settings", "message"), [
+    ("d", {"num_classes": 4}, r"can't be split by seed\. Return two datasets .* data\.validation_fraction=0"),
+    ("d, d", {}, r"set data\.num_classes\. The labels of a stream are not all known beforehand"),
+    ("d, d.repeat()", {"num_classes": 4}, r"the validation dataset never ends\. Use dataset\.take"),
+    ("d.take(5), d", {"num_classes": 4}, r"the validation dataset doesn't fit in memory, but the training one does"),
+])
+def test_streams_that_cannot_be_used(returning, stream_memory, expression, settings, message):
+    with pytest.raises(DataError, match=message):
+        returning(expression, prelude=DATASET, **settings)
+
+
+def test_a_bad_batch_of_a_stream_is_named(returning, monkeypatch):
+    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)
+    late = ARRAYS + ("import tensorflow as tf\nx = np.ones((60, 2))\nx[45] = np.nan\n"
+                     "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4))\n")
+    data = returning("d", prelude=late, num_classes=4, validation_fraction=0)  # NaN lies beyond the first 32
+    message = r"loader mine\.py:load, batch 3: x has 2 values that are NaN, first at \[5, 0\]"
+    with pytest.raises(DataError, match=message):
+        list(data.train.batches(20, 0, 0, shuffle=False))

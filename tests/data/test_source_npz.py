@@ -1,0 +1,122 @@
+"""NumPy archives."""
+
+import os
+
+import numpy as np
+import pytest
+
+from mpt_cli.data.load import load_data
+from mpt_cli.errors import DataError
+from mpt_cli.settings.data import Npz
+
+X = np.arange(40, dtype=np.float64).reshape(20, 2)
+Y = np.arange(20) % 4
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "set.npz"
+
+
+def load(path, **settings):
+    return load_data(Npz(path=str(path), **settings), 0)
+
+
+def test_x_and_y(path):
+    np.savez(path, x=X, y=Y)
+    data = load(path)
+    assert data.description == "set.npz: 16 training and 4 validation examples of 2, 4 classes"
+    assert data.train.x.dtype == np.float32
+
+
+def test_compressed_archives_and_other_arrays_beside(path):
+    np.savez_compressed(path, x=X, y=Y, names=np.array(["a", "b"]))
+    assert len(load(path, validation_fraction=0).train) == 20
+
+
+def test_its_own_validation_set_is_kept(path):
+    np.savez(path, x=X, y=Y, x_val=X[:3] + 0.5, y_val=Y[:3])
+    data = load(path, validation_fraction=0)
+    assert (len(data.train), data.validation.x.tolist()) == (20, (X[:3] + 0.5).tolist())
+
+
+@pytest.mark.parametrize(("y", "task", "expected", "number"), [
+    (Y, "auto", "classification", 4), (Y / 2, "auto", "regression", 1), (Y, "regression", "regression", 1),
+    (Y * 1.0, "classification", "classification", 4), (np.stack([Y, Y], 1) / 3, "auto", "regression", 2)])
+def test_task_by_dtype_or_by_name(path, y, task, expected, number):
+    np.savez(path, x=X, y=y)
+    data = load(path, task=task)
+    assert (data.task, data.num_classes) == (expected, number)
+
+
+def test_pixels_are_scaled(path):
+    np.savez(path, x=np.full((20, 2, 2, 1), 51, np.uint8), y=Y)
+    assert load(path).train.x.max() == np.float32(0.2)
+
+
+@pytest.mark.parametrize(("arrays", "message"), [
+    ({"X": X, "y": Y}, r"has no array 'x'\. It has: X, y\. Did you mean X\?"),
+    ({"x": X}, r"has no array 'y'\. It has: x\.$"),
+    ({}, r"has no array 'x'\. It has: none\."),
+    ({"x": X, "y": Y, "x_val": X}, r"has no array 'y_val'"),
+    ({"x": X, "y": Y, "x_val": X[:, :1], "y_val": Y}, r"training and validation examples differ"),
+    ({"x": X, "y": Y[:5]}, r"set\.npz: the numbers of examples differ: x 20, y 5"),
+    ({"x": X, "y": np.array([{}] * 20)}, r"holds Python objects \(dtype object\), which could run code"),
+    ({"x": X, "y": Y + 1}, r"the lowest here is 1: number the classes from 0"),
+    ({"x": np.append(X[:-1], [[np.inf] * 2], axis=0), "y": Y}, r"x has 2 values that are infinite.*first at \[19, 0\]"),
+])
+def test_unfit_arrays(path, arrays, message):
+    np.savez(path, **arrays)
+    with pytest.raises(DataError, match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.5, 0.9, 0.999])
+def test_truncated(path, share):
+    np.savez(path, x=X, y=Y)
+    path.write_bytes(path.read_bytes()[:int(path.stat().st_size * share)])
+    with pytest.raises(DataError, match=r"set\.npz can't be read as \.npz|set\.npz holds|it is no \.npz file"):
+        load(path)
+
+
+def test_a_damaged_byte_is_noticed(path):
+    np.savez(path, x=X, y=Y)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 255
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"can't be read as \.npz: Bad CRC-32.*Is it complete\?"):
+        load(path)
+
+
+def test_other_files(path, tmp_path):
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(DataError, match=r"it is no \.npz file, or holds Python objects"):
+        load(path)
+    np.save(tmp_path / "x.npy", X)
+    with pytest.raises(DataError, match=r"x\.npy holds a single array\. Save x and y together: np\.savez"):
+        load(tmp_path / "x.npy")
+
+
+def test_missing_empty_folder_and_forbidden(path, tmp_path):
+    with pytest.raises(DataError, match=r"data\.path: there is no file .*set\.npz\.$"):
+        load(path)
+    path.write_bytes(b"")
+    with pytest.raises(DataError, match=r"set\.npz is empty\."):
+        load(path)
+    with pytest.raises(DataError, match=r"Did you mean set\.npz\?"):
+        load(tmp_path / "sett.npz")
+    with pytest.raises(DataError, match=r"is a folder where a file is needed"):
+        load(tmp_path)
+
+
+def test_forbidden(path, monkeypatch):
+    np.savez(path, x=X, y=Y)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may read anything, so chmod proves nothing
+    with pytest.raises(DataError, match=r"set\.npz can't be read: permission denied"):
+        load(path)
+
+
+def test_home_is_expanded(path, monkeypatch):
+    np.savez(path, x=X, y=Y)
+    monkeypatch.setenv("HOME", str(path.parent))
+    assert load("~/set.npz").num_classes == 4

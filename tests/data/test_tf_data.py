@@ -1,0 +1,167 @@
+"""tf.data.Datasets as arrays and as streams."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from mpt_cli.data import tf_data
+from mpt_cli.data.examples import Examples, Stream
+from mpt_cli.data.tf_data import is_dataset, read_dataset
+from mpt_cli.data.tf_elements import element_spec, is_batched
+from mpt_cli.errors import DataError
+
+X = np.arange(20, dtype=np.float32).reshape(10, 2)
+Y = np.arange(10) % 3
+
+
+def dataset(*arrays):
+    return tf.data.Dataset.from_tensor_slices(arrays or (X, Y))
+
+
+def spec(*shapes, dtype=tf.float32):
+    return tuple(tf.TensorSpec(shape, dtype) for shape in shapes)
+
+
+@pytest.fixture
+def small_memory(monkeypatch):
+    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 50)  # four examples of 8 + 8 bytes
+
+
+@pytest.mark.parametrize(("shapes", "batched"), [
+    ([(2,), ()], False),
+    ([(8, 8, 1), ()], False),
+    ([(4,), (4,)], False),
+    ([(4,), (2,)], False),
+    ([(64, 64, 3), (10,)], False),
+    ([(None, 2), (None,)], True),
+    ([(None, 8, 8, 1), (None, 1)], True),
+    ([(None, 2), ()], False),
+    ([(32, 8, 8, 1), (32,)], True),
+    ([(32, 8, 8, 1), (32,), (32,)], True),
+    ([(None, 2), (None,), (None,)], True),
+])
+def test_batches_are_told_from_single_examples(shapes, batched):
+    assert is_batched(spec(*shapes), "it") is batched
+
+
+@pytest.mark.parametrize("shapes", [[(32, 10), (32,)], [(64, 64, 3), (64, 64, 3)], [(32, 10), (32, 5)]])
+def test_where_it_is_not_clear_the_user_is_asked(shapes):
+    message = r"^it: it isn't clear whether elements of shape .* are examples or batches\. Batch without drop_remainder"
+    with pytest.raises(DataError, match=message):
+        is_batched(spec(*shapes), "it")
+
+
+@pytest.mark.parametrize(("elements", "message"), [
+    (dataset(X).map(lambda x: x), r"must be \(x, y\) or \(x, y, sample_weight\)\. Received: TensorSpec"),
+    (dataset(X, Y, Y, Y), r"must be \(x, y\) or \(x, y, sample_weight\)"),
+    (dataset(np.array([["a"]] * 10), Y), r"must be dense tensors of numbers\. Received: .*string"),
+    (tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1, 2], [3]]), [0, 1])), r"dense tensors .*Ragged"),
+    (dataset().map(lambda x, y: (tf.py_function(lambda a: a, [x], tf.float32), y)),
+     r"doesn't say how many dimensions its tensors have\. Set them with tensor\.set_shape"),
+])
+def test_elements_that_cannot_be_trained_on(elements, message):
+    with pytest.raises(DataError, match=message):
+        element_spec(elements, "it")
+
+
+@pytest.mark.parametrize("make", [
+    dataset, lambda: dataset().batch(4), lambda: dataset().batch(4).prefetch(1),
+    lambda: dataset().batch(3).map(lambda x, y: (x, y)).unbatch()])
+def test_a_small_dataset_becomes_the_arrays_it_holds(make):
+    examples = read_dataset(make(), "it")
+    assert isinstance(examples, Examples)
+    assert (examples.x.tolist(), examples.y.tolist(), examples.sample_weight) == (X.tolist(), Y.tolist(), None)
+
+
+def test_dicts_tuples_and_weights():
+    made = tf.data.Dataset.from_tensor_slices(({"a": X, "b": (Y, X)}, Y, Y / 2)).batch(4)
+    examples = read_dataset(made, "it")
+    assert examples.x["a"].tolist() == X.tolist()
+    assert examples.x["b"][0].tolist() == Y.tolist()
+    assert examples.sample_weight.tolist() == (Y / 2).tolist()
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_large_dataset_is_a_stream_of_the_same_examples_in_new_batches(small_memory, batch):
+    made = dataset() if batch is None else dataset().batch(batch)
+    stream = read_dataset(made, "it")
+    assert isinstance(stream, Stream)
+    assert (stream.steps, stream.endless) == (10 if batch is None else None, False)  # a last batch may be smaller
+    for epoch in (0, 1):
+        batches = list(stream.batches(4, epoch, 0, shuffle=False))
+        assert [len(x) for x, _, _ in batches] == [4, 4, 2]
+        assert np.concatenate([x for x, _, _ in batches]).tolist() == X.tolist()
+        assert np.concatenate([y for _, y, _ in batches]).tolist() == Y.tolist()
+
+
+def order(stream, epoch, seed):
+    return np.concatenate([x for x, _, _ in stream.batches(4, epoch, seed, shuffle=True)])[:, 0].tolist()
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_stream_is_shuffled_by_seed_and_epoch(small_memory, batch):
+    stream = read_dataset(dataset() if batch is None else dataset().batch(batch), "it")
+    orders = [order(stream, epoch, seed) for epoch, seed in ((0, 5), (0, 5), (1, 5), (0, 6))]
+    assert orders[0] == orders[1]
+    assert len({tuple(o) for o in orders}) == 3
+    assert all(sorted(o) == X[:, 0].tolist() for o in orders)
+
+
+def test_an_endless_dataset_is_an_endless_stream():
+    stream = read_dataset(dataset().repeat(), "it")
+    assert (stream.steps, stream.endless) == (None, True)
+    assert len(next(iter(stream.batches(32, 0, 0, shuffle=False)))[0]) == 32
+
+
+def generated(count):
+    def generate():
+        for place in range(count):
+            yield X[place % 10], Y[place % 10]
+    return tf.data.Dataset.from_generator(generate, output_signature=spec((2,), ()))
+
+
+def test_a_generator_is_read_to_its_end(monkeypatch):
+    assert len(read_dataset(generated(7), "it")) == 7
+
+
+def test_a_generator_beyond_the_limit_is_a_stream_of_unknown_length(monkeypatch):
+    monkeypatch.setattr(tf_data, "MOST_UNCOUNTED", 8)
+    stream = read_dataset(generated(9), "it")
+    assert (stream.steps, stream.endless) == (None, False)
+    assert sum(len(x) for x, _, _ in stream.batches(4, 0, 0, shuffle=True)) == 9
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_limited_stream_takes_the_first_examples(small_memory, batch):
+    stream = read_dataset(dataset() if batch is None else dataset().batch(batch), "it", limit=7)
+    assert stream.steps == (7 if batch is None else None)
+    assert np.concatenate([x for x, _, _ in stream.batches(4, 0, 0, shuffle=False)]).tolist() == X[:7].tolist()
+
+
+def test_an_empty_dataset():
+    with pytest.raises(DataError, match=r"^it: the dataset is empty\.$"):
+        read_dataset(dataset().take(0), "it")
+
+
+def test_an_error_of_the_users_generator_is_shown_without_a_traceback():
+    def generate():
+        yield X[0], Y[0]
+        raise RuntimeError("disk on fire")
+    made = tf.data.Dataset.from_generator(generate, output_signature=spec((2,), ()))
+    with pytest.raises(DataError, match=r"^it: reading the dataset failed: .*disk on fire") as caught:
+        read_dataset(made, "it")
+    assert "\n" not in str(caught.value)
+
+
+def test_examples_of_different_shapes():
+    def generate():
+        yield X[0], 1
+        yield X[0, :1], 1
+    made = tf.data.Dataset.from_generator(generate, output_signature=spec((None,), ()))
+    with pytest.raises(DataError, match=r"^it: reading the dataset failed: .*shape"):
+        read_dataset(made, "it")
+
+
+def test_is_dataset():
+    assert is_dataset(dataset())
+    assert not is_dataset((X, Y))
