@@ -4,13 +4,14 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import RunFacts, collect_environment
 from mpt_cli.runs.summary import write_json, write_summary
-from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Summary
@@ -18,6 +19,7 @@ from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.verdict import COLLAPSED, NEVER_TRAINED, evidence_from, judge
 
 if TYPE_CHECKING:
+    from mpt_cli.training.build_check import BuildCheck
     from mpt_cli.training.session import Session
     from mpt_cli.training.trainer import Outcome
 
@@ -133,3 +135,43 @@ def _summary(
         peak_memory_bytes=session.peak_memory(), seconds=seconds, recipe=session.assembly.settings.recipe,
         run_dir=str(run.path), epochs_completed=trainer.progress.epochs_completed,
     )  # fmt: skip
+
+
+def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
+    """Metrics of a finished run's model on the data of the run."""
+    run = RunDirectory.open(run_path)
+    settings = load_settings([f"conf={run.config_yaml}"])
+    from mpt_cli.training.backend import prepare_backend
+
+    platform = prepare_backend(settings)
+    from mpt_cli.training.evaluation import evaluate_model
+
+    return evaluate_model(settings, platform, run.model_keras, split)
+
+
+def export(run_path: str, kind: str, output: str | None = None) -> Path:
+    """Write a finished run's model in another format; returns where. Default: beside the run's own files."""
+    run = RunDirectory.open(run_path)
+    settings = load_settings([f"conf={run.config_yaml}"])
+    from mpt_cli.training.backend import prepare_backend
+
+    prepare_backend(settings)
+    from mpt_cli.training.evaluation import export_model
+
+    target = Path(output) if output else run.exported(kind)
+    export_model(run.model_keras, kind, target)
+    return target
+
+
+def check_build(settings: Settings) -> "BuildCheck":
+    """Build the model under its policy without training: the dtype audit, and what would be warned of.
+
+    Raises what `train` would raise before its first step.
+    """
+    settings = with_drawn_seed(settings)
+    from mpt_cli.training.backend import prepare_backend
+
+    platform = prepare_backend(settings)
+    from mpt_cli.training.build_check import check
+
+    return check(settings, platform)

@@ -100,6 +100,10 @@ class RunDirectory:
     def model_keras(self) -> Path:
         return self.path / "model.keras"
 
+    def exported(self, kind: str) -> Path:
+        """Where `mpt export` puts the model in that format."""
+        return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]
+
     @property
     def telemetry_files(self) -> TelemetryFiles:
         """What `build_telemetry` wants to know."""

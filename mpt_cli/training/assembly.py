@@ -61,7 +61,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     inner = build_optimizer(settings.optimizer, count_steps(settings.trainer, train_feed.steps))
     optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
     compile_model(settings, model, data, optimizer)
-    _build_metrics(model, data.train, settings.trainer.batch_size)
+    build_metrics(model, data.train, settings.trainer.batch_size)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit_compile, resident, tuple(warnings))  # fmt: skip
 
@@ -158,7 +158,7 @@ def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     return tuple(names + ([f"val_{name}" for name in ["loss", *names]] if with_validation else []))
 
 
-def _build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
+def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
     """Make the variables of losses and metrics from the shapes of one batch.
 
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.

@@ -155,9 +155,10 @@ def _can_be_named(kind: Any) -> bool:
     """Whether it is a loss, or a metric of predictions against targets (not of plain values, as Mean is)."""
     if not isinstance(kind, type) or kind in (keras.losses.Loss, keras.metrics.MeanMetricWrapper):
         return False
-    if issubclass(kind, keras.metrics.Metric):
-        return "y_true" in inspect.signature(kind.update_state).parameters
-    return bool(issubclass(kind, keras.losses.Loss))
+    update: Any = getattr(kind, "update_state", None)
+    if update is None:
+        return issubclass(kind, keras.losses.Loss)
+    return "y_true" in inspect.signature(update).parameters
 
 
 def _spelling(name: str) -> str:
