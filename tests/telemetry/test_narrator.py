@@ -67,8 +67,8 @@ SENTENCES = [
         "nan at the floor",
         DYNAMIC,
         _skips(90, 90, 2.0**-14, backoff=1.0, nan=1),
-        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the scale "
-        "is not the cause; 1 of 90 steps so far",
+        "step 90: gradients overflowed (nan), step skipped, scale stays 2^-14: nan even at the lowest scale, so the "
+        "scale is not the cause; 1 of 90 steps so far",
     ),
     (
         "skips that don't end",

@@ -95,6 +95,12 @@ def test_a_fixed_scale_has_no_counter_and_no_scaling_no_scale(console, written, 
     assert "scale" not in written[-1]
 
 
+def test_a_loss_among_the_metrics_is_not_told_twice(console, written, header, snapshot) -> None:
+    console.start(header)
+    console.snapshot(replace(snapshot, epoch_end=True, metrics={"loss": 0.5, "val_loss": 0.25}))
+    assert written[-1].startswith("epoch 1/3  loss 0.5000  val_loss 0.2500  scale")
+
+
 def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, header) -> None:
     console.start(header)
     console.events([Event(1, 1, "overflow", 4.0, 2.0)])

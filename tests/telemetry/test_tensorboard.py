@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.schema import Logger
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.setup import check_logger
@@ -47,3 +47,10 @@ def test_asked_for_and_not_installed_is_a_configuration_error(monkeypatch: pytes
     with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package tensorboard.*mpt-cli\[tensorboard\]"):
         check_logger(Logger(tensorboard=True))
     check_logger(Logger(tensorboard=False))
+
+
+def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    (tmp_path / "tensorboard").touch()
+    with pytest.raises(DataError, match=r"tensorboard can't be written: File exists"):
+        TensorBoardSink(tmp_path / "tensorboard")

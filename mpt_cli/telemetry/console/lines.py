@@ -33,7 +33,7 @@ def labelled(rows: list[tuple[str, str]]) -> list[str]:
 def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[str]:
     """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
     parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {number_words(snapshot.loss)}"]
-    parts += [f"{name} {number_words(value)}" for name, value in snapshot.metrics.items()]
+    parts += [f"{name} {number_words(value)}" for name, value in beside_loss(snapshot)]
     if header.scaling.mode != "none":
         parts += [f"scale {scale_words(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
     return [*parts, f"{count_words(snapshot.examples_per_second)} examples/s", seconds_words(seconds)]
@@ -44,13 +44,18 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     total = f"/{count_words(header.total_steps)}" if header.total_steps else ""
     parts = [f"step {count_words(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
     parts.append(f"loss {number_words(snapshot.loss)}")
-    parts += [f"{name} {number_words(value)}" for name, value in snapshot.metrics.items()]
+    parts += [f"{name} {number_words(value)}" for name, value in beside_loss(snapshot)]
     parts.append(f"learning rate {snapshot.learning_rate:.3g}")
     if header.scaling.mode != "none":
         parts += [f"scale {scale_words(snapshot.loss_scale)}{counter_words(snapshot, header, ' ({})')}"]
         parts += [f"skipped {snapshot.skipped_steps}"]
     parts.append(f"{count_words(snapshot.examples_per_second)} examples/s")
     return "  ".join(parts)
+
+
+def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
+    """The metrics, without a `loss` among them: the snapshot has its own."""
+    return [(name, value) for name, value in snapshot.metrics.items() if name != "loss"]
 
 
 def counter_words(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:

@@ -9,7 +9,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console.lines import counter_words
+from mpt_cli.telemetry.console.lines import beside_loss, counter_words
 from mpt_cli.telemetry.console.words import bytes_words, count_words, number_words, scale_words, share_words
 from mpt_cli.telemetry.records import RunHeader, Snapshot
 
@@ -66,7 +66,7 @@ def progress_rows(header: RunHeader, position: Position, width: int) -> Renderab
 def cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
     """Label, value and style of everything a person watches."""
     values = [("loss", number_words(snapshot.loss), "bold")]
-    values += [(name, number_words(value), "") for name, value in snapshot.metrics.items()]
+    values += [(name, number_words(value), "") for name, value in beside_loss(snapshot)]
     values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
     values += _scale_cells(header, snapshot)
     values.append(("examples/s", count_words(snapshot.examples_per_second), ""))

@@ -69,7 +69,7 @@ def count_words(count: float) -> str:
 def share_words(part: int, whole: int) -> str:
     """
     >>> share_words(3, 120), share_words(1, 9000), share_words(0, 0)
-    ('2.5%', '0.01%', '0%')
+    ('2.5%', '0.011%', '0%')
     """
     share = 100 * part / whole if whole else 0.0
     return "0%" if share == 0 else f"{share:.1f}%" if share >= 0.1 else f"{share:.2g}%"

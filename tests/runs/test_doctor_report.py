@@ -1,0 +1,96 @@
+import io
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from mpt_cli.runs import doctor as module
+from mpt_cli.runs.doctor import Backend, DoctorReport, Missing, doctor
+from mpt_cli.runs.doctor_print import print_report, report_rows
+from mpt_cli.runs.probe import probe_backend
+
+
+def _timings(float16: float, bfloat16: float) -> list[dict[str, Any]]:
+    speeds = {"float32": 1.0, "float16": float16, "bfloat16": bfloat16}
+    return [
+        {"device": "cpu", "operation": operation, "dtype": dtype, "seconds": 1.0, "speed_against_float32": speed}
+        for operation in ("matmul", "conv")
+        for dtype, speed in speeds.items()
+    ]
+
+
+MACHINE = {
+    "os": "Linux",
+    "cpu": "A CPU",
+    "cpu_cores": 4,
+    "usable_cores": 2,
+    "cpu_precision_features": ["f16c"],
+    "memory_bytes": 2**34,
+    "gpus": [],
+}
+WORKING = Backend("tensorflow", True, True, None, ["cpu:0"], _timings(0.3, 2.0))
+ABSENT = Backend("jax", False, False, "not installed", [], [])
+REPORT = DoctorReport(
+    versions={"mpt": "1"},
+    machine=MACHINE,
+    backends=[WORKING, ABSENT],
+    missing=[Missing("jax", "backend=jax", 'pip install "mpt-cli[jax]"')],
+    runs_parent="/here/runs",
+    runs_parent_writable=True,
+    terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
+)
+
+
+def test_what_each_policy_gains_is_told_per_device() -> None:
+    texts = [text for _, text in report_rows(REPORT)]
+    float16 = "cpu mixed_float16: matmul 0.30x, conv 0.30x the speed of float32, "
+    assert float16 + "slower: use it here for memory or for rehearsal" in texts
+    assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
+    assert 'jax, for backend=jax: pip install "mpt-cli[jax]"' in texts
+    assert ("jax", "not installed") in report_rows(REPORT)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({}, 0),
+        ({"backends": [replace(WORKING, works=False, error="boom"), replace(ABSENT, works=True)]}, 3),
+        ({"runs_parent_writable": False}, 3),
+        ({"backends": [WORKING]}, 0),
+    ],
+)
+def test_the_default_backend_and_a_place_to_write_decide_the_exit_code(changes: dict[str, Any], code: int) -> None:
+    report = replace(REPORT, **changes)
+    assert report.exit_code == report.as_dict()["exit_code"] == code
+    assert report_rows(report)[-1][1].startswith("ready" if code == 0 else "NOT ready")
+
+
+def test_the_report_fits_eighty_columns_without_control_codes() -> None:
+    stream = io.StringIO()
+    print_report(REPORT, Console(file=stream, width=80))
+    assert max(len(line) for line in stream.getvalue().splitlines()) <= 80
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = {"name": "X", "driver": "1", "memory": "2"}
+    monkeypatch.setattr(module, "machine_facts", lambda: {**MACHINE, "gpus": [gpu]})
+    answer = {"works": True, "devices": ["cpu:0"]}
+    monkeypatch.setattr(module, "probe_backend", lambda name, measure: answer)
+    assert "mpt-cli[cuda]" in doctor(measure=False).missing[-1].install
+
+
+def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:
+    found = probe_backend("nonsense", measure=False)
+    assert not found["works"]
+    assert "nonsense" in found["error"]
+
+
+@pytest.mark.slow
+def test_the_default_backend_is_probed_and_measured_for_real() -> None:
+    found = probe_backend("tensorflow")
+    assert found["works"], found
+    cpu = [row for row in found["timings"] if row["device"] == "cpu"]
+    assert {(row["operation"], row["dtype"]) for row in cpu} >= {("matmul", "float16"), ("conv", "bfloat16")}
+    assert all(row["seconds"] > 0 for row in cpu)

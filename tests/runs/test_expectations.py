@@ -1,0 +1,73 @@
+import doctest
+from typing import Any
+
+import pytest
+
+from mpt_cli.runs import expectations
+from mpt_cli.runs.expectations import compare
+
+SUMMARY = {
+    "status": "finished",
+    "verdict": "warm-up skips only",
+    "skipped_steps": 3,
+    "final_loss_scale": None,
+    "metrics": {"val_accuracy": 0.97, "val_loss": "NaN", "loss": 0.5},
+    "best_metrics": {"val_accuracy": 0.98},
+}
+CASES = [
+    ("val_accuracy", {"min": 0.97}, True, "at least 0.97"),
+    ("val_accuracy", {"min": 0.971}, False, "at least 0.971"),
+    ("val_accuracy", {"max": 0.97}, True, "at most 0.97"),
+    ("val_accuracy", {"max": 0.96}, False, "at most 0.96"),
+    ("val_accuracy", {"min": 0.9, "max": 0.96}, False, "at least 0.9, at most 0.96"),
+    ("loss", {"value": 0.25, "tolerance": 0.25}, True, "0.25 ± 0.25"),
+    ("loss", {"value": 0.25, "tolerance": 0.125}, False, "0.25 ± 0.125"),
+    ("loss", {"value": 0.5}, True, "0.5"),
+    ("loss", {"value": 0.5, "min": 0.6}, False, "0.5, at least 0.6"),
+    ("skipped_steps", 3, True, "exactly 3"),
+    ("skipped_steps", 4, False, "exactly 4"),
+    ("loss", 0.5, True, "exactly 0.5"),
+    ("best_metrics.val_accuracy", {"min": 0.98}, True, "at least 0.98"),
+    ("verdict", "warm-up skips only", True, "warm-up skips only"),
+    ("verdict", "healthy", False, "healthy"),
+    ("verdict", ["healthy", "warm-up skips only"], True, "one of healthy, warm-up skips only"),
+    ("verdict", ["healthy"], False, "one of healthy"),
+    ("val_loss", {"min": -1e9}, False, "at least -1e+09"),
+    ("val_loss", {"max": 1e9}, False, "at most 1e+09"),
+    ("val_loss", {"value": 0.0, "tolerance": 1e9}, False, "0 ± 1e+09"),
+    ("final_loss_scale", {"min": 1}, False, "at least 1, a number"),
+    ("status", {"min": 1}, False, "at least 1, a number"),
+    ("loss", {"min": "many"}, False, "at least many, a number"),
+    ("loss", {"minimum": 1}, False, "min, max or value with tolerance; unknown minimum"),
+    ("loss", {"tolerance": 1}, False, "min, max or value with tolerance; nothing to hold it against"),
+    ("val_acuracy", {"min": 0}, False, "a value of the run, which has none of this name; did you mean val_accuracy?"),
+]
+
+
+@pytest.mark.parametrize(("name", "wanted", "passed", "words"), CASES)
+def test_an_expectation_is_met_or_missed(name: str, wanted: Any, passed: bool, words: str) -> None:
+    (check,) = compare(SUMMARY, {name: wanted})
+    assert (check.passed, check.expected) == (passed, words)
+
+
+def test_a_name_unlike_any_other_lists_what_there_is() -> None:
+    (check,) = compare({"metrics": {"loss": 1.0}}, {"xyzzy": 1})
+    assert not check.passed
+    assert "it has loss, metrics.loss" in check.expected
+
+
+def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
+    checks = compare(SUMMARY, {"loss": {"max": 0.6}, "skipped_steps": 0})
+    assert [str(check) for check in checks] == [
+        "ok   loss: expected at most 0.6, got 0.5",
+        "MISS skipped_steps: expected exactly 0, got 3",
+    ]
+
+
+def test_no_expectation_is_no_check() -> None:
+    assert compare(SUMMARY, {}) == []
+
+
+def test_the_example_in_the_docstring_holds() -> None:
+    found = doctest.testmod(expectations)
+    assert (found.attempted > 0, found.failed) == (True, 0)

@@ -1,0 +1,99 @@
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.runs import machine
+from mpt_cli.runs.git import git_state
+from mpt_cli.runs.provenance import RunFacts, collect_environment, recorded_variables
+from mpt_cli.telemetry.strict_json import strict_json
+
+FACTS = RunFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
+
+
+def test_the_environment_holds_what_a_result_depends_on() -> None:
+    found = collect_environment(FACTS, ["mpt", "train", "conf=tiny"])
+    assert found["command_line"] == ["mpt", "train", "conf=tiny"]
+    assert (found["seed"], found["backend"], found["jit_compile"]) == (0, "tensorflow", "auto")
+    assert (found["dataset_fingerprint"], found["devices"]) == ("abc", ["cpu:0"])
+    assert {"tensorflow", "keras", "numpy"} <= set(found["versions"])
+    assert found["packages"]["keras"] == found["versions"]["keras"]
+    assert {"os", "cpu", "cpu_cores", "memory_bytes", "gpus"} <= set(found["machine"])
+    strict_json(found)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["KERAS_BACKEND", "XLA_FLAGS", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "TF_XLA_FLAGS", "TF_USE_LEGACY_KERAS"],
+)
+def test_variables_that_change_a_computation_are_recorded(name: str) -> None:
+    assert recorded_variables({name: "1"}) == {name: "1"}
+
+
+@pytest.mark.parametrize(
+    "name", ["TF_VAR_password", "TF_TOKEN_app", "AWS_SECRET_ACCESS_KEY", "MY_KERAS_BACKEND", "WANDB_API_KEY", "HOME"]
+)
+def test_variables_that_may_be_secret_never_are(name: str) -> None:
+    assert recorded_variables({name: "secret"}) == {}
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    (tmp_path / "a.py").write_text("1\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    for words in (["init", "-q"], ["add", "a.py"], [*who, "commit", "-qm", "first"]):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
+    return tmp_path
+
+
+def test_a_clean_checkout_has_a_commit_and_no_diff(checkout: Path) -> None:
+    state = git_state(checkout)
+    assert state is not None
+    assert (len(state["commit"]), state["modified"], state["diff_hash"]) == (40, False, None)
+
+
+def test_each_change_has_its_own_hash(checkout: Path) -> None:
+    hashes = set()
+    for text in ("2\n", "3\n"):
+        (checkout / "a.py").write_text(text)
+        state = git_state(checkout)
+        assert state is not None and state["modified"]
+        hashes.add(state["diff_hash"])
+    assert len(hashes) == 2
+
+
+def test_recording_starts_no_program_that_the_checkout_names(checkout: Path) -> None:
+    trap = checkout / "trap.sh"
+    trap.write_text(f"#!/bin/sh\ntouch {checkout}/sprung\n")
+    trap.chmod(0o755)
+    for key in ("core.fsmonitor", "diff.external"):
+        subprocess.run(["git", "config", key, str(trap)], cwd=checkout, check=True)
+    (checkout / "a.py").write_text("2\n")
+    assert git_state(checkout) is not None
+    assert not (checkout / "sprung").exists()
+
+
+def test_without_a_checkout_or_without_git_there_is_no_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert git_state(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert git_state(Path(__file__).parent) is None
+
+
+def test_a_machine_without_nvidia_smi_has_no_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert machine.nvidia_gpus() == []
+
+
+def test_gpus_come_from_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\necho 'NVIDIA X, 570.1, 81559 MiB'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert machine.nvidia_gpus() == [{"name": "NVIDIA X", "driver": "570.1", "memory": "81559 MiB"}]
+
+
+def test_cpu_features_are_those_that_matter_for_sixteen_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text("model name\t: A CPU\nflags\t\t: fpu sse f16c avx512_bf16\n")
+    monkeypatch.setattr(machine, "CPU_INFO", info)
+    assert (machine.cpu_model(), machine.cpu_features()) == ("A CPU", ["f16c", "avx512_bf16"])

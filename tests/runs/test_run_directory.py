@@ -1,0 +1,111 @@
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.errors import BAD_DATA, DataError
+from mpt_cli.runs.atomic import write_atomic
+from mpt_cli.runs.directory import RunDirectory
+
+NAMES = {
+    "config_yaml": "config.yaml",
+    "environment_json": "environment.json",
+    "metrics_jsonl": "metrics.jsonl",
+    "events_jsonl": "events.jsonl",
+    "summary_json": "summary.json",
+    "metrics_csv": "metrics.csv",
+    "console_log": "console.log",
+    "tensorboard": "tensorboard",
+    "checkpoints": "checkpoints",
+    "model_keras": "model.keras",
+}
+
+
+def test_the_file_names_are_the_contract(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "tiny")
+    assert {name: getattr(run, name).relative_to(run.path).name for name in NAMES} == NAMES
+    assert list(run.path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("recipe", "folder"), [("digits_cnn", "digits_cnn"), ("../a b", "_a_b"), ("..", "custom"), ("", "custom")]
+)
+def test_the_default_lies_under_runs_recipe_time_and_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, folder: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunDirectory.create(None, recipe)
+    assert run.path.parent == Path("runs") / folder
+    assert re.fullmatch(r"\d{8}-\d{6}-[0-9a-f]{4}", run.path.name)
+    assert run.path.is_dir()
+
+
+def test_an_empty_directory_may_be_used(tmp_path: Path) -> None:
+    assert RunDirectory.create(tmp_path, "tiny").path == tmp_path
+
+
+def test_a_directory_that_holds_anything_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("mine")
+    with pytest.raises(DataError, match=r"already exists and is not empty. Nothing in it was changed") as error:
+        RunDirectory.create(tmp_path, "tiny")
+    assert error.value.exit_code == BAD_DATA
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
+    assert (tmp_path / "config.yaml").read_text() == "mine"
+
+
+def test_a_file_in_its_place_is_named(tmp_path: Path) -> None:
+    (tmp_path / "run").write_text("mine")
+    with pytest.raises(DataError, match=r"run_dir .*run can't be written: File exists"):
+        RunDirectory.create(tmp_path / "run", "tiny")
+    with pytest.raises(DataError, match="can't be written: Not a directory"):
+        RunDirectory.create(tmp_path / "run" / "below", "tiny")
+    assert (tmp_path / "run").read_text() == "mine"
+
+
+def test_a_place_that_cannot_be_written_is_named() -> None:
+    with pytest.raises(DataError, match="run_dir /proc/mpt can't be written"):
+        RunDirectory.create("/proc/mpt", "tiny")
+
+
+def test_an_earlier_run_is_found_again(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    assert RunDirectory.open(str(tmp_path)).config_yaml == tmp_path / "config.yaml"
+
+
+def test_what_is_no_run_directory_is_told_apart(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path, words in ((tmp_path / "none", "does not exist"), (tmp_path / "file", "is a file")):
+        with pytest.raises(DataError, match=words):
+            RunDirectory.open(path)
+    with pytest.raises(DataError, match=r"is not a run directory: it has no config.yaml"):
+        RunDirectory.open(tmp_path)
+
+
+def test_telemetry_gets_its_files_from_here(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.telemetry_files.metrics_jsonl == run.metrics_jsonl
+    assert run.telemetry_files.console_log == run.console_log
+
+
+def test_an_atomic_write_replaces_the_whole_file_and_leaves_nothing_beside_it(tmp_path: Path) -> None:
+    write_atomic(tmp_path / "a.json", "old, and longer")
+    write_atomic(tmp_path / "a.json", "new →")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "new →")]
+
+
+def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_atomic(tmp_path / "a.json", "old")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"a.json can't be written: No space left on device"):
+        write_atomic(tmp_path / "a.json", "new")
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+
+
+def test_a_missing_folder_is_a_data_error_too(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="can't be written: No such file or directory"):
+        write_atomic(tmp_path / "none" / "a.json", "new")
