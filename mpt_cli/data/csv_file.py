@@ -44,7 +44,7 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
 def _separator(text: str) -> str:
     separator = "\t" if text == "\\t" else text
     if len(separator) != 1 or separator in '"\r\n':
-        raise ConfigError(Problem("data.separator", "is one character", text, "For tabs write \\t."))
+        raise ConfigError(Problem("data.separator", "must be one character.", text, "For tabs write \\t."))
     return separator
 
 

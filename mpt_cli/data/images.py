@@ -40,7 +40,7 @@ def load_images(settings: Images, seed: int) -> DataSet:
     names and bytes of the files, not the pixels, which differ a little between versions of the decoder.
     """
     if len(settings.image_size) != 2:
-        raise ConfigError(Problem("data.image_size", "is [height, width]", settings.image_size))
+        raise ConfigError(Problem("data.image_size", "must be [height, width].", settings.image_size))
     folder = _scan(readable_folder(settings.path))
     decode = _decoder(settings)
     decoded_bytes = len(folder.files) * int(np.prod(settings.image_size)) * settings.channels * 4

@@ -65,7 +65,7 @@ def _taught(seen: Array, settings: Synthetic, rng: np.random.Generator) -> Array
 def _tokens(settings: Synthetic, rng: np.random.Generator) -> tuple[Array, Array]:
     """Sequences in which four of five tokens follow from the one before by a random map; y is x one step on."""
     if len(settings.input_shape) != 1:
-        raise ConfigError(Problem("data.input_shape", "for task=tokens is [sequence_length]",
+        raise ConfigError(Problem("data.input_shape", "must be [sequence_length] with data.task=tokens.",
                                   shape_text(tuple(settings.input_shape))))
     count, length, size = settings.examples, settings.input_shape[0], settings.num_classes
     follower = rng.permutation(size)

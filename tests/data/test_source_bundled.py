@@ -1,5 +1,8 @@
 """Digits and tables of scikit-learn."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from sklearn import datasets
@@ -55,3 +58,10 @@ def test_held_out_rows_do_not_move_the_standardising():
     settings = Tabular(dataset="diabetes", validation_fraction=0.5)
     data = load_data(settings, 0)
     assert abs(data.validation.x.mean(axis=0)).max() > 1e-3
+
+
+def test_importing_the_sources_loads_no_heavy_package():
+    program = ("import sys, mpt_cli.data.load; "
+               "print([name for name in ('keras', 'tensorflow', 'sklearn', 'PIL', 'jax') if name in sys.modules])")
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

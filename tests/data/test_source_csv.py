@@ -109,5 +109,5 @@ def test_bad_files(write, content, settings, message):
 
 @pytest.mark.parametrize("separator", ["", ",,", '"', "\n"])
 def test_bad_separators(write, separator):
-    with pytest.raises(ConfigError, match=r"data\.separator: is one character"):
+    with pytest.raises(ConfigError, match=r"data\.separator: must be one character\."):
         load(write(PETS), separator=separator)

@@ -131,5 +131,5 @@ def test_missing_folder_and_file_in_its_place(folder):
 
 
 def test_image_size_is_height_and_width(folder):
-    with pytest.raises(ConfigError, match=r"data\.image_size: is \[height, width\] Received: \[4\]"):
+    with pytest.raises(ConfigError, match=r"data\.image_size: must be \[height, width\]\. Received: \[4\]"):
         load(folder, image_size=[4])

@@ -1,5 +1,6 @@
 """Loaders of the user's, from a file in the working directory."""
 
+import sys
 import textwrap
 
 import numpy as np
@@ -19,8 +20,11 @@ DATASET = ARRAYS + "import tensorflow as tf\nd = tf.data.Dataset.from_tensor_sli
 def returning(tmp_path, monkeypatch):
     """Writes a loader that returns an expression and loads it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # the file changes more often than its time stamp
 
     def load(expression, signature="", prelude=ARRAYS, **settings):
+        sys.modules.pop("mine", None)
         body = textwrap.dedent(f"def load({signature}):\n    return {expression}\n")
         (tmp_path / "mine.py").write_text(prelude + body)
         return load_data(Loader(**{"loader": "mine.py:load", **settings}), 3)
@@ -75,10 +79,11 @@ def test_arguments_path_and_seed_are_passed_where_they_are_taken(returning):
 
 
 @pytest.mark.parametrize(("signature", "settings", "message"), [
-    ("", {"path": "a"}, r"data\.path: mine\.py:load has no parameter `path` Received: 'a'"),
-    ("k", {}, r"data\.kwargs: must fit mine\.py:load\(k\); missing a required argument: 'k'"),
-    ("k=1", {"kwargs": {"j": 2}}, r"data\.kwargs: .*got an unexpected keyword argument 'j'"),
-    ("path", {}, r"data\.kwargs: .*missing a required argument: 'path'"),
+    ("", {"path": "a"}, r"data\.path: mine\.py:load has no parameter `path`\. Received: 'a'"),
+    ("k", {}, r"data\.loader: load\(k\) cannot be called with no arguments: missing a required argument: 'k'"),
+    ("k=1", {"kwargs": {"j": 2}},
+     r"data\.loader: load\(k=1\) cannot be called with j: got an unexpected keyword argument 'j'"),
+    ("path", {}, r"data\.loader: load\(path\) .*missing a required argument: 'path'"),
 ])
 def test_arguments_that_do_not_fit(returning, signature, settings, message):
     with pytest.raises(ConfigError, match=message):
@@ -103,12 +108,12 @@ def test_what_is_not_data(returning, expression, message):
 
 
 def test_an_exception_of_the_loader_is_the_users(returning):
-    with pytest.raises(UserCodeError):
+    with pytest.raises(UserCodeError, match=r"^data\.loader: load raised KeyError: 'nothing'\.$"):
         returning("x / {}['nothing'], y")
 
 
 def test_a_loader_that_is_not_there(returning):
-    with pytest.raises(ConfigError, match=r"data\.loader"):
+    with pytest.raises(ConfigError, match=r"data\.loader: mine has no lod\. .*Did you mean load\?"):
         returning("x, y", loader="mine.py:lod")
 
 
@@ -149,9 +154,12 @@ def test_limit_of_a_stream_takes_the_first_and_says_so(returning, stream_memory)
     assert data.description.endswith("; the first 15 examples")
 
 
-def test_regression_and_one_hot_streams(returning, stream_memory):
+def test_a_stream_of_regression_targets(returning, stream_memory):
     data = returning("d.map(lambda x, y: (x, x / 3))", prelude=DATASET, validation_fraction=0)
     assert (data.task, data.num_classes) == ("regression", 2)
+
+
+def test_a_stream_of_one_hot_targets(returning, stream_memory):
     data = returning("d.map(lambda x, y: (x, tf.one_hot(y, 4)))", prelude=DATASET, validation_fraction=0, num_classes=4)
     assert data.task == "classification"
     assert next(data.train.batches(5, 0, 0, shuffle=False))[1].tolist() == [0, 1, 2, 3, 0]

@@ -73,7 +73,7 @@ def test_four_of_five_tokens_follow_from_the_one_before():
 
 
 def test_tokens_need_a_sequence_length():
-    message = r"data\.input_shape: for task=tokens is \[sequence_length\] Received: '8x8'"
+    message = r"data\.input_shape: must be \[sequence_length\] with data\.task=tokens\. Received: '8x8'"
     with pytest.raises(ConfigError, match=message):
         load_data(Synthetic(task="tokens", input_shape=[8, 8]), 0)
 
