@@ -1,0 +1,26 @@
+"""Settings of a run: schema, strict load, round trip.
+
+The two functions import Hydra when they are called, so that the rest of the room (schema, listings, completion) starts
+without it.
+"""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpt_cli.settings.schema import Settings
+
+__all__ = ["load_settings", "resolved_yaml"]
+
+
+def load_settings(words: list[str]) -> "Settings":
+    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem, see `settings.load`."""
+    from mpt_cli.settings.load import load_settings as load
+
+    return load(words)
+
+
+def resolved_yaml(settings: "Settings") -> str:
+    """YAML that loads back to the same settings, see `settings.dump`."""
+    from mpt_cli.settings.dump import resolved_yaml as dump
+
+    return dump(settings)

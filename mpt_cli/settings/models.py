@@ -36,7 +36,7 @@ class CNN(ModelSettings):
 
 @dataclass
 class ResNet(ModelSettings):
-    """Residual network with BatchNormalization (He et al. 2016): basic blocks for small images, bottlenecks for large."""
+    """Residual network with BatchNormalization (He et al. 2016): basic blocks, or bottlenecks for large images."""
 
     name: str = "resnet"
     filters: List[int] = key([16, 32, 64], "filters of each stage; each but the first halves the image", at_least=1)

@@ -56,7 +56,8 @@ class Trainer:
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device", choices=("auto", True, False))
+    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device",
+                                        choices=("auto", True, False))
     steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1")
     feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
                     choices=("auto", "resident", "stream"))
@@ -68,6 +69,12 @@ class Trainer:
     metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
     max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
                                               "null = never", at_least=1)
+    checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
+    checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
+    checkpoint_every_minutes: Optional[float] = key(
+        1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
+        above=0)
+    keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
     save_model: bool = key(True, "write model.keras at the end")
 
 
@@ -76,7 +83,8 @@ class Backend:
     """What runs underneath Keras."""
 
     name: str = key("tensorflow", "Keras backend", choices=("tensorflow", "jax"))
-    device: str = key("auto", "auto: GPU where there is one; gpu without one is an error", choices=("auto", "cpu", "gpu"))
+    device: str = key("auto", "auto: GPU where there is one; gpu without one is an error",
+                      choices=("auto", "cpu", "gpu"))
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
 
 

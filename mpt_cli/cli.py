@@ -1,0 +1,100 @@
+"""The command line: finds the verb, runs it, and turns what it raises into sentences and an exit code."""
+
+import argparse
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from mpt_cli import __version__
+from mpt_cli.errors import BAD_CONFIG, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
+from mpt_cli.verbs import EXIT_CODES, HIDDEN_VERBS, VERBS
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
+        return code
+    except SystemExit as stop:  # argparse, after its own message
+        return stop.code if isinstance(stop.code, int) else BAD_CONFIG
+    except KeyboardInterrupt:
+        print("\nmpt: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        _silence_stdout()
+        return OK
+    except MptError as error:
+        print(_message(arguments[0], error), file=sys.stderr)
+        return error.exit_code
+    except Exception:
+        traceback.print_exc()
+        print(f"\nThis is a bug in mpt {__version__}: please report it with the lines above.", file=sys.stderr)
+        return BUG
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments:
+        print(_top_parser().format_help(), file=sys.stderr)
+        return BAD_CONFIG
+    verb, rest = arguments[0], arguments[1:]
+    if verb.startswith("-"):
+        _top_parser().parse_args([verb])  # --help and --version end here
+    if verb not in VERBS and verb not in HIDDEN_VERBS:
+        _top_parser().error(_unknown_verb(verb))
+    module = importlib.import_module(f"mpt_cli.verbs.{verb.strip('_')}")
+    code: int = module.run(verb_parser(verb).parse_intermixed_args(rest))
+    return code
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb, with what its module adds to it."""
+    module = importlib.import_module(f"mpt_cli.verbs.{verb.strip('_')}")
+    parser = argparse.ArgumentParser(
+        prog=f"mpt {verb}",
+        description=module.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.configure(parser)
+    return parser
+
+
+def _top_parser() -> argparse.ArgumentParser:
+    lines = [f"  {verb:<12}{meaning}" for verb, meaning in VERBS.items()]
+    parser = argparse.ArgumentParser(
+        prog="mpt",
+        usage="mpt VERB …",
+        description="Mixed-precision training for Keras: one YAML picks the dtype policy, the loss scale and the model.",
+        epilog="\n".join(["verbs:", *lines, "", "Each has its own help: mpt train --help", "", EXIT_CODES]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"mpt {__version__}")
+    return parser
+
+
+def _unknown_verb(verb: str) -> str:
+    from mpt_cli.settings.suggest import did_you_mean
+
+    return f"there is no verb {verb!r}. {did_you_mean(verb, VERBS) or 'Verbs: ' + ', '.join(VERBS) + '.'}"
+
+
+def _message(verb: str, error: MptError) -> str:
+    """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
+    if isinstance(error, ConfigError) and len(error.problems) > 1:
+        return "\n  ".join([f"mpt {verb}: {len(error.problems)} problems:", *map(str, error.problems)])
+    text = f"mpt {verb}: {error}"
+    if isinstance(error, UserCodeError) and error.__cause__ is not None:
+        from mpt_cli.settings.references import user_traceback
+
+        text += "\n\n" + user_traceback(error.__cause__)
+    return text
+
+
+def _silence_stdout() -> None:
+    """The reader of a pipe (`head`) has gone; Python would complain once more when it closes stdout."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

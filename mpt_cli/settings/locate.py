@@ -1,0 +1,77 @@
+"""Where group files and recipes lie: beside the package in a checkout, inside it in a wheel."""
+
+from pathlib import Path
+
+import mpt_cli
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.suggest import did_you_mean
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def conf_directory() -> Path:
+    return _shipped("conf")
+
+
+def recipes_directory() -> Path:
+    return _shipped("recipes")
+
+
+def recipe_paths() -> dict[str, Path]:
+    """Every shipped recipe by name; one in a sub-folder is called folder/name."""
+    root = recipes_directory()
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def group_names() -> list[str]:
+    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+
+
+def group_choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_directory() / group).glob("*.yaml"))
+
+
+def find_recipe(word: str) -> Path:
+    """The file that `conf=word` names: a shipped recipe, or the path of the user's own YAML.
+
+    ConfigError when there is no such file; a bare name never means a file of the working directory, so that a
+    file lying about cannot change what a shipped name does.
+    """
+    shipped = recipe_paths().get(word)
+    if shipped:
+        return shipped
+    path = Path(word).expanduser()
+    if _is_path(word) and path.is_file():
+        return path
+    raise ConfigError(Problem("conf", *_why_not(word, path)))
+
+
+def _is_path(word: str) -> bool:
+    return "/" in word or "\\" in word or word.endswith(_SUFFIXES)
+
+
+def _why_not(word: str, path: Path) -> tuple[str, str, str]:
+    if path.is_dir():
+        inside = path / "config.yaml"
+        remedy = f"It is a folder; write conf={inside}." if inside.is_file() else "It is a folder."
+        return "must name a recipe or a YAML file.", word, remedy
+    if _is_path(word):
+        known = did_you_mean(path.stem, recipe_paths())
+        return "there is no such file.", word, known.replace("mean ", "mean conf=")
+    for own in (path.with_suffix(suffix) for suffix in _SUFFIXES if path.name):
+        if own.is_file():
+            return "no shipped recipe has this name.", word, f"For your own file write conf=./{own}."
+    return "no shipped recipe has this name.", word, recipe_remedy(word)
+
+
+def recipe_remedy(word: str) -> str:
+    """The nearest recipe, else all of them."""
+    names = recipe_paths()
+    suggestion = did_you_mean(word, names)
+    return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."
+
+
+def _shipped(name: str) -> Path:
+    package = Path(mpt_cli.__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

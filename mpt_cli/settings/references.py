@@ -1,0 +1,157 @@
+"""Functions of the user's: `package.module:function` or `path/to/file.py:function`, loaded and called."""
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any
+
+import mpt_cli
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
+from mpt_cli.settings.suggest import did_you_mean
+
+_OUR_FILES = str(Path(mpt_cli.__file__).parent)
+
+
+def load_function(reference: str, key: str) -> Callable[..., Any]:
+    """The function that `reference` names, found in the working directory or installed.
+
+    ConfigError when the form is bad or module, file or function are missing; UserCodeError when the module itself
+    raises while it is imported.
+
+    >>> load_function("math:sqrt", "model.builder")(4.0)
+    2.0
+    """
+    place, colon, name = reference.rpartition(":")
+    if not (colon and place and name):
+        rule = "must be package.module:function or path/to/file.py:function."
+        raise ConfigError(Problem(key, rule, reference))
+    module = _load_file(place, reference, key) if place.endswith(".py") else _load_module(place, reference, key)
+    return _find(module, name, reference, key)
+
+
+def call_user(
+    function: Callable[..., Any], key: str, error_class: type[MptError] = UserCodeError, /, **arguments: Any
+) -> Any:
+    """Calls a function of the user's; what it raises becomes an `error_class` with theirs as `__cause__`.
+
+    ConfigError when it does not take these arguments.
+    """
+    _check_arguments(function, key, arguments)
+    try:
+        return function(**arguments)
+    except MptError:
+        raise
+    except Exception as error:
+        raise error_class(f"{key}: {_name(function)} raised {_summary(error)}.") from error
+
+
+def user_traceback(error: BaseException) -> str:
+    """The traceback of the user's own exception from the first frame outside mpt on."""
+    frames = error.__traceback__
+    while frames is not None and _is_ours(frames):
+        frames = frames.tb_next
+    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def _is_ours(frame: TracebackType) -> bool:
+    name = frame.tb_frame.f_code.co_filename
+    return name.startswith((_OUR_FILES, "<frozen importlib")) or "importlib" in Path(name).parts
+
+
+def _load_file(place: str, reference: str, key: str) -> ModuleType:
+    path = Path(place).expanduser().resolve()
+    if not path.is_file():
+        near = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+        raise ConfigError(Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near)))
+    loaded = next((module for module in list(sys.modules.values()) if _file_of(module) == path), None)
+    if loaded is not None:
+        return loaded
+    _search_first(path.parent)
+    name = path.stem if path.stem not in sys.modules else f"{path.stem}_{abs(hash(path)):x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, f"{path} ends in .py, so Python has a loader for it"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # before it runs: dataclasses and pickle look it up there
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        raise _import_failed(error, reference, key) from error
+    return module
+
+
+def _load_module(place: str, reference: str, key: str) -> ModuleType:
+    _search_first(Path.cwd())
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(error.name + ".")):
+            near = [path.stem for path in Path.cwd().glob("*.py")]
+            rule = f"there is no module {error.name}, neither in the working directory nor installed."
+            raise ConfigError(Problem(key, rule, reference, did_you_mean(place, near))) from None
+        raise _import_failed(error, reference, key) from error
+    except (ValueError, TypeError) as error:
+        if any(not part.isidentifier() for part in place.split(".")):
+            rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
+            raise ConfigError(Problem(key, rule, reference)) from None
+        raise _import_failed(error, reference, key) from error
+    except Exception as error:
+        raise _import_failed(error, reference, key) from error
+
+
+def _import_failed(error: BaseException, reference: str, key: str) -> BaseException:
+    if not isinstance(error, Exception) and not isinstance(error, SystemExit):
+        return error  # Ctrl-C
+    return UserCodeError(f"{key}: importing {reference} raised {_summary(error)}.")
+
+
+def _find(module: ModuleType, name: str, reference: str, key: str) -> Callable[..., Any]:
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            functions = [other for other, value in vars(found).items() if callable(value) and other[:1] != "_"]
+            remedy = did_you_mean(part, functions) or f"It has {', '.join(functions[:8]) or 'no function'}."
+            raise ConfigError(Problem(key, f"{module.__name__} has no {part}.", reference, remedy))
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(Problem(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference))
+    function: Callable[..., Any] = found
+    return function
+
+
+def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return  # some builtins have none
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        rule = f"{_name(function)}{signature} cannot be called with {', '.join(arguments) or 'no arguments'}: {error}."
+        unknown = next((name for name in arguments if name not in signature.parameters), "")
+        raise ConfigError(Problem(key, rule, None, did_you_mean(unknown, signature.parameters))) from None
+
+
+def _search_first(directory: Path) -> None:
+    if str(directory) not in sys.path:
+        sys.path.insert(0, str(directory))
+
+
+def _file_of(module: ModuleType) -> Path | None:
+    file = getattr(module, "__file__", None)
+    return Path(file).resolve() if isinstance(file, str) else None
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
+
+
+def _summary(error: BaseException) -> str:
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0].rstrip('.')}" if first else type(error).__name__

@@ -1,0 +1,16 @@
+"""One module per verb, each with `configure(parser)` and `run(arguments) -> exit code`; imported when it is called."""
+
+VERBS = {
+    "train": "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10",
+    "evaluate": "metrics of a finished run's model",
+    "export": "a finished run's model as .keras, SavedModel or ONNX",
+    "check": "is the configuration sound? --build also builds the model and audits its dtypes",
+    "show": "the resolved configuration, and which functions it would import",
+    "list": "what there is: recipes, models, data, policies, optimizers, keys",
+    "copy": "a recipe as a file of your own to edit",
+    "doctor": "versions, devices, what each policy gains here, what is missing",
+    "completion": "the script that completes mpt's words in bash, zsh or fish",
+}
+HIDDEN_VERBS = ("__complete",)
+EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
+            5 expectation not met, 130 interrupted, 143 terminated"""

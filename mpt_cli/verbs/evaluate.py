@@ -1,0 +1,24 @@
+"""Loss and metrics of a finished run's model, on the data of that run."""
+
+import argparse
+
+from mpt_cli.errors import OK
+from mpt_cli.verbs.common import add_json, print_json
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
+    parser.add_argument("--split", choices=("validation", "train"), default="validation", help="default: validation")
+    add_json(parser)
+    parser.epilog = "example:\n  mpt evaluate runs/digits_cnn/RUN --json"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from mpt_cli import job
+
+    metrics = job.evaluate(arguments.run_dir, arguments.split)
+    if arguments.json:
+        print_json({"run_dir": arguments.run_dir, "split": arguments.split, "metrics": metrics})
+    else:
+        print("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
+    return OK

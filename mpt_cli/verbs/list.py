@@ -1,0 +1,104 @@
+"""List what there is."""
+
+import argparse
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
+
+from mpt_cli.errors import OK, ConfigError
+from mpt_cli.settings.keys import Key, all_keys
+from mpt_cli.settings.locate import conf_directory, group_choices, recipe_paths
+from mpt_cli.settings.schema import VARIANTS
+from mpt_cli.verbs.common import add_json, print_json
+
+_EXAMPLES = """examples:
+  mpt list                     the recipes
+  mpt list models --json
+  mpt list keys | grep scale   every key with its default, meaning and range"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", choices=list(_KINDS), default="recipes", help="default: recipes")
+    add_json(parser)
+    parser.epilog = _EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    entries = _KINDS[arguments.kind]()
+    if arguments.json:
+        print_json({arguments.kind: entries})
+        return OK
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    for entry in entries:
+        print(f"{entry['name']:<{width}}  {entry['description']}".rstrip())
+        if entry.get("keys"):
+            print(f"{'':<{width}}  {entry['keys']}")
+    return OK
+
+
+def _recipes() -> list[dict[str, str]]:
+    from mpt_cli.settings.recipe import read_recipe
+
+    entries = []
+    for name, path in recipe_paths().items():
+        try:
+            description = str(read_recipe(path).body.get("description", ""))
+        except ConfigError as error:
+            description = f"(unreadable: {error})"
+        entries.append({"name": name, "description": description, "command": f"mpt train conf={name}"})
+    return entries
+
+
+def _variants(section: str) -> list[dict[str, str]]:
+    return [
+        {"name": name, "description": _describe(cls, section), "keys": ", ".join(_own_keys(section, name))}
+        for name, cls in VARIANTS[section].items()
+    ]
+
+
+def _describe(cls: type, section: str) -> str:
+    """The first paragraph of its docstring. Optimizers have none of their own: they are Keras's."""
+    written = inspect.cleandoc(cls.__doc__ or "")
+    generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
+    return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
+
+
+def _own_keys(section: str, name: str) -> list[str]:
+    paths = (key.path for key in all_keys().values() if name in key.variants and key.path.startswith(section + "."))
+    return [path.partition(".")[2] for path in paths if path != f"{section}.name"]
+
+
+def _policies() -> list[dict[str, str]]:
+    folder = conf_directory() / "policy"
+    return [{"name": name, "description": _heading(folder / f"{name}.yaml")} for name in group_choices("policy")]
+
+
+def _heading(path: "object") -> str:
+    lines = str(open(str(path), encoding="utf-8").read()).splitlines()
+    return lines[0].removeprefix("# ") if lines else ""
+
+
+def _keys() -> list[dict[str, str]]:
+    from mpt_cli.settings.values import range_text
+
+    return [{"name": key.path, "description": _key_words(key, range_text(key))} for key in all_keys().values()]
+
+
+def _key_words(key: Key, bounds: str) -> str:
+    details = [
+        f"default {key.default}" if key.default != "???" else "must be given",
+        bounds,
+        "|".join(str(choice) for choice in key.choices),
+        f"only {', '.join(key.variants)}" if key.variants and len(key.variants) < 5 else "",
+    ]
+    return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
+
+
+_KINDS: dict[str, Callable[[], list[dict[str, str]]]] = {
+    "recipes": _recipes,
+    "models": lambda: _variants("model"),
+    "data": lambda: _variants("data"),
+    "policies": _policies,
+    "optimizers": lambda: _variants("optimizer"),
+    "keys": _keys,
+}

@@ -1,0 +1,41 @@
+"""Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
+
+import argparse
+import os
+import sys
+
+from mpt_cli.errors import OK
+from mpt_cli.settings import load_settings
+from mpt_cli.verbs.common import add_words
+
+_EXAMPLES = """examples:
+  mpt train conf=digits_cnn
+  mpt train conf=digits_cnn policy=mixed_bfloat16 trainer.epochs=3 seed=1
+  mpt train conf=digits_cnn loss_scale.mode=fixed loss_scale.initial_scale=2**10
+  mpt train conf=digits_mlp model.builder=my_models.py:build_net 'model.kwargs={depth: 3}'
+  mpt train conf=./mine.yaml run_dir=runs/first --json > summary.json
+  mpt train conf=runs/digits_cnn/RUN/config.yaml     the same run again"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_words(parser)
+    parser.epilog = _EXAMPLES
+    parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; progress to stderr")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = load_settings(arguments.words)
+    from mpt_cli import job
+    from mpt_cli.runs.summary import summary_dict
+    from mpt_cli.verbs.common import print_json
+
+    command = ["mpt", "train", *arguments.words]
+    with open(os.devnull, "w") as nowhere:
+        stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
+        summary = job.train(settings, command, stream)
+    if arguments.json:
+        print_json(summary_dict(summary))
+    if arguments.quiet and summary.exit_code != OK:
+        print(f"mpt train: {summary.explanation}", file=sys.stderr)
+    return summary.exit_code
