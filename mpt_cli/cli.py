@@ -68,7 +68,7 @@ def _top_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="mpt",
         usage="mpt VERB …",
-        description="Mixed-precision training for Keras: one YAML picks the dtype policy, the loss scale and the model.",
+        description="Mixed-precision training for Keras: one YAML picks dtype policy, loss scale and model.",
         epilog="\n".join(["verbs:", *lines, "", "Each has its own help: mpt train --help", "", EXIT_CODES]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

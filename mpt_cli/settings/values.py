@@ -112,7 +112,7 @@ def _check_range(key: Key, value: Any) -> None:
 
 def range_text(key: Key) -> str:
     """Its bounds as text, as in "> 0 and <= 1"."""
-    return " and ".join(f"{_SIGNS[kind]} {bound:g}" for kind, bound in key.bounds.items())
+    return " and ".join(f"{_SIGNS[kind]} {as_whole(bound)}" for kind, bound in key.bounds.items())
 
 
 def noun(key: Key) -> str:

@@ -29,9 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments.words)
     built = None
     if arguments.build:
-        from mpt_cli import job
+        from mpt_cli import afterwards
 
-        built = job.check_build(settings)
+        built = afterwards.check_build(settings)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "build": asdict(built) if built else None})
     else:

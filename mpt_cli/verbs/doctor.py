@@ -7,7 +7,8 @@ from mpt_cli.verbs.common import add_json, print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-measure", action="store_true", help="leave out the speed of each dtype: a few seconds less")
+    parser.add_argument("--no-measure", action="store_true",
+                        help="leave out the speed of each dtype: some seconds less")
     add_json(parser)
 
 

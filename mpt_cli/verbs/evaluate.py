@@ -14,9 +14,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mpt_cli import job
+    from mpt_cli import afterwards
 
-    metrics = job.evaluate(arguments.run_dir, arguments.split)
+    metrics = afterwards.evaluate(arguments.run_dir, arguments.split)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "split": arguments.split, "metrics": metrics})
     else:

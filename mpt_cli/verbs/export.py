@@ -17,9 +17,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mpt_cli import job
+    from mpt_cli import afterwards
 
-    path = job.export(arguments.run_dir, arguments.format, arguments.output)
+    path = afterwards.export(arguments.run_dir, arguments.format, arguments.output)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
     else:

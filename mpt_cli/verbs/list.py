@@ -2,10 +2,12 @@
 
 import argparse
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import is_dataclass
+from pathlib import Path
 
 from mpt_cli.errors import OK, ConfigError
+from mpt_cli.settings.key import REQUIRED
 from mpt_cli.settings.keys import Key, all_keys
 from mpt_cli.settings.locate import conf_directory, group_choices, recipe_paths
 from mpt_cli.settings.schema import VARIANTS
@@ -30,9 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         return OK
     width = max((len(entry["name"]) for entry in entries), default=0)
     for entry in entries:
-        print(f"{entry['name']:<{width}}  {entry['description']}".rstrip())
-        if entry.get("keys"):
-            print(f"{'':<{width}}  {entry['keys']}")
+        lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
+        print(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
     return OK
 
 
@@ -50,22 +51,28 @@ def _recipes() -> list[dict[str, str]]:
 
 
 def _variants(section: str) -> list[dict[str, str]]:
-    return [
-        {"name": name, "description": _describe(cls, section), "keys": ", ".join(_own_keys(section, name))}
+    """Each variant with the keys that not all of its section have; the first entry names those that all have."""
+    keys = [key for key in all_keys().values() if key.path.startswith(section + ".")]
+    shared = [key for key in keys if len(key.variants) == len(VARIANTS[section])]
+    own = [key for key in keys if key not in shared]
+    entries = [
+        {"name": name, "description": _describe(cls), "keys": _names(key for key in own if name in key.variants)}
         for name, cls in VARIANTS[section].items()
     ]
+    return [{"name": "(all)", "description": "", "keys": _names(shared)}, *entries] if _names(shared) else entries
 
 
-def _describe(cls: type, section: str) -> str:
+def _describe(cls: type) -> str:
     """The first paragraph of its docstring. Optimizers have none of their own: they are Keras's."""
     written = inspect.cleandoc(cls.__doc__ or "")
     generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
     return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
 
 
-def _own_keys(section: str, name: str) -> list[str]:
-    paths = (key.path for key in all_keys().values() if name in key.variants and key.path.startswith(section + "."))
-    return [path.partition(".")[2] for path in paths if path != f"{section}.name"]
+def _names(keys: Iterable[Key]) -> str:
+    """Their names within the section; a nested section such as schedule stands as one."""
+    names = dict.fromkeys(key.path.split(".")[1] for key in keys)
+    return ", ".join(name for name in names if name != "name")
 
 
 def _policies() -> list[dict[str, str]]:
@@ -73,9 +80,9 @@ def _policies() -> list[dict[str, str]]:
     return [{"name": name, "description": _heading(folder / f"{name}.yaml")} for name in group_choices("policy")]
 
 
-def _heading(path: "object") -> str:
-    lines = str(open(str(path), encoding="utf-8").read()).splitlines()
-    return lines[0].removeprefix("# ") if lines else ""
+def _heading(path: Path) -> str:
+    """The comment a group file opens with."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def _keys() -> list[dict[str, str]]:
@@ -86,12 +93,18 @@ def _keys() -> list[dict[str, str]]:
 
 def _key_words(key: Key, bounds: str) -> str:
     details = [
-        f"default {key.default}" if key.default != "???" else "must be given",
+        f"default {_yaml_word(key.default)}" if key.default != REQUIRED else "must be given",
         bounds,
-        "|".join(str(choice) for choice in key.choices),
+        "|".join(_yaml_word(choice) for choice in key.choices),
         f"only {', '.join(key.variants)}" if key.variants and len(key.variants) < 5 else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
+
+
+def _yaml_word(value: object) -> str:
+    if value is None or value == "":
+        return "null" if value is None else "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 _KINDS: dict[str, Callable[[], list[dict[str, str]]]] = {
