@@ -8,7 +8,10 @@ from mpt_cli.settings.key import REQUIRED, key
 
 @dataclass
 class Schedule:
-    """How the learning rate moves over applied steps; `optimizer.learning_rate` is where it starts (after warm-up)."""
+    """How the learning rate moves over applied steps; `optimizer.learning_rate` is where it starts (after warm-up).
+
+    A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
+    """
 
     name: str = key("constant", "shape of the schedule", choices=("constant", "cosine", "exponential", "piecewise"))
     warmup_steps: int = key(0, "applied steps of linear warm-up from 0 (constant and cosine)", at_least=0)
@@ -19,7 +22,9 @@ class Schedule:
                                         at_least=0, at_most=1)
     decay_rate: Optional[float] = key(None, "exponential: factor per decay_steps, must be given", above=0)
     staircase: Optional[bool] = key(None, "exponential: in whole jumps instead of smoothly (null = false)")
-    boundaries: Optional[List[int]] = key(None, "piecewise: applied steps at which the value changes", at_least=1)
+    boundaries: Optional[List[int]] = key(
+        None, "piecewise: applied steps, rising; as in Keras the step after a boundary is the last with the old value",
+        at_least=1)
     values: Optional[List[float]] = key(
         None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0)
 
@@ -71,7 +76,7 @@ class Adam(OptimizerSettings):
 @dataclass
 class AdamW(Adam):
     name: str = "adamw"
-    weight_decay: Optional[float] = key(0.004, "decoupled weight decay, null = none", at_least=0)
+    weight_decay: float = key(0.004, "decoupled weight decay; adam is the one without", at_least=0)
 
 
 @dataclass
@@ -128,7 +133,6 @@ class Ftrl(OptimizerSettings):
 @dataclass
 class Lion(OptimizerSettings):
     name: str = "lion"
-    learning_rate: float = key(1e-4, "step size at the start of the schedule", at_least=0)
     beta_1: float = key(0.9, "mix of momentum and gradient in the update", above=0, at_most=1)
     beta_2: float = key(0.99, "decay of the momentum", at_least=0, below=1)
 
@@ -144,12 +148,24 @@ class Lamb(OptimizerSettings):
 @dataclass
 class Muon(OptimizerSettings):
     name: str = "muon"
+    weight_decay: Optional[float] = key(0.004, "decoupled weight decay of matrices, null = none", at_least=0)
     adam_beta_1: float = key(0.9, "decay of the first moment (variables that use Adam)", at_least=0, below=1)
     adam_beta_2: float = key(0.999, "decay of the second moment (variables that use Adam)", at_least=0, below=1)
-    momentum: float = key(0.95, "momentum", at_least=0, at_most=1)
-    ns_steps: int = key(6, "Newton-Schulz iterations", at_least=1)
-    nesterov: bool = key(True, "Nesterov momentum")
+    adam_weight_decay: Optional[float] = key(0.004, "decoupled weight decay of variables that use Adam, null = none",
+                                             at_least=0)
+    adam_lr_ratio: float = key(1.0, "learning rate of variables that use Adam over learning_rate", at_least=0)
     epsilon: float = key(1e-7, "added to the denominator", above=0)
+    exclude_layers: Optional[List[str]] = key(
+        None, "variables whose path matches one of these patterns use Adam; [head] is advised for Muon")
+    exclude_embeddings: bool = key(True, "embeddings use Adam; so does all that isn't a matrix")
+    muon_a: float = key(3.4445, "first coefficient of the Newton-Schulz polynomial")
+    muon_b: float = key(-4.775, "second coefficient of the Newton-Schulz polynomial")
+    muon_c: float = key(2.0315, "third coefficient of the Newton-Schulz polynomial")
+    momentum: float = key(0.95, "momentum", at_least=0, at_most=1)
+    ns_steps: int = key(5, "Newton-Schulz iterations", at_least=1)
+    nesterov: bool = key(True, "Nesterov momentum")
+    rms_rate: Optional[float] = key(0.2, "scale of the update that lets Muon share Adam's learning rate, null = off",
+                                    above=0)
 
 
 OPTIMIZERS = {

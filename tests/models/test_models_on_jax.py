@@ -1,0 +1,13 @@
+"""The shipped networks once more on JAX."""
+
+from pathlib import Path
+
+import pytest
+from backends import assert_passes_on_jax, only_on
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+@pytest.mark.parametrize("tests", ["test_shipped_models.py", "test_underflow_net.py"])
+def test_models_on_jax(tests):
+    assert_passes_on_jax(Path(__file__).parent / tests)

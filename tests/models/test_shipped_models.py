@@ -1,0 +1,180 @@
+"""The shipped networks: counts worked out by hand, shapes, dtypes, and what they refuse."""
+
+import keras
+import numpy as np
+import pytest
+from backends import only_on
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.models.build import build_model
+from mpt_cli.settings.models import CNN, MLP, ModelSettings, ResNet, Transformer
+
+SMALL_GPT = Transformer(layers=2, width=8, heads=2)
+
+
+@pytest.fixture
+def mixed_float16():
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    yield
+    keras.config.set_dtype_policy(before)
+
+
+def trainable_count(model: keras.Model) -> int:
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
+def test_an_mlp_has_a_kernel_and_a_bias_per_layer():
+    model = build_model(MLP(hidden_units=[5, 7]), (2, 3), 4)
+    assert model.count_params() == (6 * 5 + 5) + (5 * 7 + 7) + (7 * 4 + 4)
+
+
+def test_batch_norm_takes_the_place_of_the_bias():
+    model = build_model(MLP(hidden_units=[5], batch_norm=True), (6,), 4)
+    assert trainable_count(model) == 6 * 5 + 2 * 5 + (5 * 4 + 4)
+    assert [layer.name for layer in model.layers] == [
+        "input", "flatten", "hidden_1", "batch_norm_1", "activation_1", "head"]
+
+
+def test_a_cnn_on_digits_has_the_count_worked_out_by_hand():
+    convolutions = (9 * 1 * 32 + 32) + (9 * 32 * 32 + 32) + (9 * 32 * 64 + 64) + (9 * 64 * 64 + 64)
+    assert build_model(CNN(), (8, 8, 1), 10).count_params() == convolutions + (4 * 64 * 128 + 128) + (128 * 10 + 10)
+
+
+def test_a_cnn_stops_pooling_at_one_pixel():
+    model = build_model(CNN(filters=[4, 4, 4, 4, 4], hidden_units=3, dropout=0), (8, 8, 1), 10)
+    assert [layer.name for layer in model.layers if "pool" in layer.name] == [
+        "block_1_pool", "block_2_pool", "block_3_pool"]
+    assert model.get_layer("flatten").output.shape == (None, 4)
+
+
+def test_images_without_channels_get_one():
+    assert build_model(CNN(filters=[2]), (6, 4), 3).get_layer("add_channel").output.shape == (None, 6, 4, 1)
+
+
+def test_bytes_are_images_from_0_to_1():
+    model = build_model(CNN(filters=[2]), (4, 4, 3), 2, "uint8")
+    pixels = keras.Model(model.input, model.get_layer("to_float").output)(np.full((1, 4, 4, 3), 255, np.uint8))
+    assert float(keras.ops.max(pixels)) == 1.0
+
+
+def test_other_whole_numbers_keep_their_value():
+    model = build_model(MLP(hidden_units=[2]), (3,), 2, "int32")
+    values = keras.Model(model.input, model.get_layer("to_float").output)(np.array([[7, 300, 65000]], np.int32))
+    np.testing.assert_array_equal(values, [[7.0, 300.0, 65000.0]])
+
+
+def test_a_small_resnet_halves_the_image_in_each_stage_but_the_first():
+    model = build_model(ResNet(filters=[4, 8, 16], blocks=[1, 2, 1]), (8, 8, 1), 10)
+    assert model.get_layer("stage_1_block_1_relu").output.shape == (None, 8, 8, 4)
+    assert model.get_layer("stage_2_block_2_relu").output.shape == (None, 4, 4, 8)
+    assert model.get_layer("stage_3_block_1_relu").output.shape == (None, 2, 2, 16)
+
+
+def test_a_basic_block_has_the_count_worked_out_by_hand():
+    stem, block = 9 * 1 * 4 + 2 * 4, 2 * (9 * 4 * 4 + 2 * 4)
+    model = build_model(ResNet(filters=[4], blocks=[1]), (8, 8, 1), 3)
+    assert trainable_count(model) == stem + block + (4 * 3 + 3)
+
+
+@only_on("tensorflow")  # counts don't depend on the backend, and building takes JAX ten times as long
+def test_resnet_50_has_the_25_557_032_parameters_of_the_paper():
+    settings = ResNet(filters=[64, 128, 256, 512], blocks=[3, 4, 6, 3], bottleneck=True, stem="imagenet")
+    model = build_model(settings, (224, 224, 3), 1000)
+    assert trainable_count(model) == 25_557_032
+    assert model.get_layer("stage_4_block_3_relu").output.shape == (None, 7, 7, 2048)
+
+
+def gpt_count(layers: int, width: int, tokens: int, length: int) -> int:
+    attention, mlp, norms = 4 * (width * width + width), 8 * width * width + 5 * width, 4 * width
+    return layers * (attention + mlp + norms) + 2 * width + tokens * width + length * width + width * tokens
+
+
+def test_a_transformer_has_the_count_worked_out_by_hand():
+    assert build_model(SMALL_GPT, (6,), 11, "int32").count_params() == gpt_count(2, 8, 11, 6)
+    assert gpt_count(12, 768, 50257, 1024) == 163_037_184  # what the recipe gpt2_small_synthetic says
+    assert gpt_count(12, 768, 50257, 1024) - 50257 * 768 == 124_439_808  # GPT-2 small, whose head is tied
+
+
+def test_a_transformer_gives_logits_over_the_tokens_at_every_position():
+    assert build_model(SMALL_GPT, (6,), 11, "int32").output_shape == (None, 6, 11)
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_a_later_token_changes_no_earlier_output_by_a_bit(policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    model = build_model(SMALL_GPT, (9,), 11, "int32")
+    keras.config.set_dtype_policy(before)
+    tokens = np.random.default_rng(3).integers(0, 11, (4, 9))
+    changed = tokens.copy()
+    changed[:, 5] = (changed[:, 5] + 1) % 11
+    first, second = (keras.ops.convert_to_numpy(keras.ops.cast(model(x), "float32")) for x in (tokens, changed))
+    np.testing.assert_array_equal(first[:, :5], second[:, :5])
+    assert (first[:, 5:] != second[:, 5:]).any(axis=-1).all()
+
+
+def test_equal_tokens_at_different_positions_differ():
+    logits = keras.ops.convert_to_numpy(build_model(SMALL_GPT, (4,), 11, "int32")(np.full((1, 4), 7)))
+    assert (logits[0, 0] != logits[0, 3]).any()
+
+
+SHIPPED = [
+    (MLP(hidden_units=[4], dropout=0.1), (3,), "float32"),
+    (CNN(filters=[2], hidden_units=4), (4, 4, 1), "float32"),
+    (ResNet(filters=[2], blocks=[1]), (4, 4, 1), "float32"),
+    (Transformer(layers=1, width=4, heads=2, dropout=0.1), (5,), "int32"),
+]
+
+
+@pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
+def test_shipped_models_compute_in_float16_and_keep_float32_weights(mixed_float16, settings, shape, dtype):
+    model = build_model(settings, shape, 5, dtype)
+    assert model.output.dtype == "float16"
+    assert {variable.dtype for variable in model.trainable_variables} == {"float32"}
+
+
+@pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
+def test_shipped_models_end_in_a_linear_head(settings, shape, dtype):
+    head = build_model(settings, shape, 5, dtype).layers[-1]
+    assert (head.name, head.activation.__name__, head.units) == ("head", "linear", 5)
+
+
+@pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
+def test_shipped_models_are_saved_and_opened_without_this_package(settings, shape, dtype, tmp_path):
+    model = build_model(settings, shape, 5, dtype)
+    model.save(tmp_path / "model.keras")
+    assert "mpt" not in model.to_json()
+    x = np.ones((2, *shape), dtype)
+    np.testing.assert_array_equal(model(x), keras.models.load_model(tmp_path / "model.keras")(x))
+
+
+@pytest.mark.parametrize(("settings", "shape", "dtype"), SHIPPED, ids=lambda value: getattr(value, "name", None))
+def test_weights_have_the_same_paths_in_every_build(settings, shape, dtype):
+    first, second = (build_model(settings, shape, 5, dtype) for _ in range(2))
+    paths = [[variable.path for variable in model.trainable_variables] for model in (first, second)]
+    assert paths[0] == paths[1]
+
+
+WRONG = [
+    (CNN(), (30,), "float32", "model.name: model cnn needs images"),
+    (ResNet(), (2, 3, 4, 5), "float32", "model.name: model resnet needs images"),
+    (Transformer(), (16,), "float32", "model.name: model transformer needs sequences of whole numbers"),
+    (Transformer(), (16, 2), "int32", "model.name: model transformer needs sequences of whole numbers"),
+    (MLP(), {"a": (3,)}, "float32", "model.name: a shipped model needs one input of fixed shape"),
+    (MLP(), ((3,), (4,)), "float32", "model.name: a shipped model needs one input of fixed shape"),
+    (MLP(), (None, 3), "float32", "model.name: a shipped model needs one input of fixed shape"),
+    (MLP(), (0,), "float32", "model.name: an input needs at least one element"),
+    (MLP(activation="rleu"), (3,), "float32", r"model.activation: .*'rleu'. Did you mean relu\?"),
+]
+
+
+@pytest.mark.parametrize(("settings", "shape", "dtype", "message"), WRONG)
+def test_data_that_a_model_cannot_take_is_named(settings: ModelSettings, shape, dtype, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(settings, shape, 5, dtype)
+
+
+def test_the_number_of_outputs_must_be_known():
+    with pytest.raises(ConfigError, match=r"data.num_classes: must be known, to size the head of a shipped model"):
+        build_model(MLP(), (3,), None)

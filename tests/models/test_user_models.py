@@ -1,0 +1,190 @@
+"""Builders of the user's, keras.applications, and saved files: what is passed, what must come back."""
+
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.errors import ConfigError, DataError, UserCodeError
+from mpt_cli.models.build import build_model
+from mpt_cli.settings.models import Builder, Saved
+
+
+@pytest.fixture
+def build(tmp_path, monkeypatch):
+    """Writes a builder's source to nets.py in the working directory and builds it."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(source: str, shape=(3,), num_classes=4, dtype="float32", task="classification", kwargs=None):
+        monkeypatch.delitem(sys.modules, "nets", raising=False)
+        (tmp_path / "nets.py").write_text("import keras\nfrom keras import layers, ops\n\n" + source)
+        return build_model(Builder(builder="nets.py:build", kwargs=kwargs or {}), shape, num_classes, dtype, task)
+
+    return run
+
+
+def test_a_builder_gets_shape_classes_and_its_kwargs(build):
+    model = build("""
+def build(input_shape, num_classes, width):
+    return keras.Sequential([keras.Input(input_shape), layers.Dense(width), layers.Dense(num_classes)])
+""", kwargs={"width": 7})
+    assert model.count_params() == (3 * 7 + 7) + (7 * 4 + 4)
+
+
+def test_a_builder_gets_only_what_its_signature_takes(build):
+    assert build("def build(num_classes):\n    return keras.Sequential([layers.Dense(num_classes)])").built
+
+
+def test_a_builder_with_open_keywords_gets_shape_and_classes(build):
+    model = build("""
+def build(**given):
+    assert sorted(given) == ["depth", "input_shape", "num_classes"], given
+    return keras.Sequential([layers.Dense(given["num_classes"])])
+""", kwargs={"depth": 1})
+    assert model.count_params() == 3 * 4 + 4
+
+
+def test_kwargs_win_over_what_the_data_says(build):
+    with pytest.raises(ConfigError, match=r"model.builder: the model has 9 outputs, the data 4 classes"):
+        build("def build(num_classes):\n    return keras.Sequential([layers.Dense(num_classes)])",
+              kwargs={"num_classes": 9})
+
+
+def test_a_subclassed_model_is_built_on_the_data(build):
+    model = build("""
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = layers.Dense(5, activation="relu"), layers.Dense(4)
+
+    def call(self, x):
+        return self.last(self.hidden(x))
+
+def build():
+    return Net()
+""")
+    assert model.built and model.count_params() == (3 * 5 + 5) + (5 * 4 + 4)
+
+
+def test_a_model_of_several_inputs_fits_data_of_several_inputs(build):
+    model = build("""
+def build(input_shape):
+    inputs = {name: keras.Input(shape, name=name) for name, shape in input_shape.items()}
+    return keras.Model(inputs, layers.Dense(4)(layers.Concatenate()(list(inputs.values()))))
+""", shape={"left": (2,), "right": (3,)})
+    assert model.count_params() == 5 * 4 + 4
+
+
+def test_one_output_is_enough_for_two_classes(build):
+    source = "def build():\n    return keras.Sequential([layers.Dense(1, activation='sigmoid')])"
+    assert build(source, num_classes=2).output_shape == (None, 1)
+    with pytest.raises(ConfigError, match=r"the model has 1 outputs, the data 2 targets; they must agree"):
+        build(source, num_classes=2, task="regression")
+
+
+def test_outputs_without_a_last_dimension_count_as_one(build):
+    source = "def build():\n    return keras.Sequential([layers.Dense(1), layers.Reshape(())])"
+    assert build(source, num_classes=1, task="regression").output_shape == (None,)
+
+
+def test_nothing_is_asked_of_the_outputs_where_the_data_doesn_t_know_them(build):
+    source = "def build():\n    x = keras.Input((3,))\n    return keras.Model(x, {'a': layers.Dense(9)(x)})"
+    assert build(source, num_classes=None).count_params() == 3 * 9 + 9
+
+
+@pytest.mark.parametrize(("source", "message"), [
+    ("def build():\n    return [1]", r"model.builder: nets.py:build must return a keras.Model. Received: 'list'"),
+    ("def build():\n    pass", r"model.builder: nets.py:build must return a keras.Model. Received: 'NoneType'"),
+    ("def build():\n    return keras.Sequential([keras.Input((5,)), layers.Dense(4)])",
+     r"model.builder: the model must take the data's examples. Received: \(3,\). The data gives inputs of shape \(3,\) "
+     r"and dtype float32, 4 outputs. Keras says: .*expected shape=\(None, 5\), found shape=\(None, 3\)"),
+    ("def build():\n    return keras.Sequential([layers.Conv2D(4, 3), layers.Dense(4)])",
+     r"the model must take the data's examples.*Keras says: .*expected min_ndim=4, found ndim=2"),
+    ("def build():\n    return keras.Sequential([layers.Dense(5)])",
+     r"model.builder: the model has 5 outputs, the data 4 classes; they must agree. Give the last layer that many"),
+    ("def build(input_shape):\n    x = keras.Input(input_shape)\n"
+     "    return keras.Model(x, [layers.Dense(4)(x), layers.Dense(4)(x)])",
+     r"model.builder: the model must have one output. Received: 'list'"),
+])
+def test_a_model_that_does_not_fit_is_a_configuration_error(build, source, message):
+    with pytest.raises(ConfigError, match=message):
+        build(source)
+
+
+def test_what_a_builder_raises_is_told_as_the_users(build):
+    with pytest.raises(UserCodeError, match=r"model.builder: build raised KeyError: 'no'.") as caught:
+        build("def build():\n    return {}['no']")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_what_the_call_of_a_model_raises_is_told_as_the_users(build):
+    with pytest.raises(UserCodeError, match=r"model.builder: calling the model raised AttributeError: 'Net' object"):
+        build("""
+class Net(keras.Model):
+    def call(self, x):
+        return self.hiden(x)
+
+def build():
+    return Net()
+""")
+
+
+def test_an_unknown_keyword_is_named(build):
+    with pytest.raises(ConfigError, match=r"model.builder: build.*Did you mean width\?"):
+        build("def build(width=1):\n    pass", kwargs={"widht": 3})
+
+
+def test_a_missing_function_is_named(build):
+    with pytest.raises(ConfigError, match=r"model.builder: nets has no build. Received: 'nets.py:build'"):
+        build("def other():\n    pass")
+
+
+def test_an_error_of_keras_is_told_without_its_frame(build):
+    with pytest.raises(ConfigError) as caught:
+        build("def build():\n    return keras.Sequential([layers.Conv2D(4, 3)])")
+    assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
+
+
+def test_resnet50_of_keras_applications_works_as_it_is():
+    settings = Builder(builder="keras.applications:ResNet50", kwargs={"weights": None, "classes": 10})
+    assert build_model(settings, (32, 32, 3), 10).output_shape == (None, 10)
+
+
+def test_keras_applications_take_the_number_of_classes_of_the_data():
+    settings = Builder(builder="keras.applications:MobileNetV3Small", kwargs={"weights": None, "alpha": 0.25,
+                                                                               "minimalistic": True})
+    assert build_model(settings, (32, 32, 3), 7).output_shape == (None, 7)
+
+
+@pytest.fixture
+def saved(tmp_path):
+    path = tmp_path / "model.keras"
+    keras.Sequential([keras.Input((3,)), keras.layers.Dense(4, dtype="mixed_bfloat16")]).save(path)
+    return path
+
+
+def test_a_saved_model_keeps_its_weights_and_its_policies(saved):
+    model = build_model(Saved(path=str(saved)), (3,), 4)
+    np.testing.assert_array_equal(model.layers[0].kernel, keras.models.load_model(saved).layers[0].kernel)
+    assert model.layers[0].dtype_policy.name == "mixed_bfloat16"
+
+
+def test_a_missing_file_is_an_error_of_the_data(tmp_path):
+    with pytest.raises(DataError, match=r"model.path: there is no such file. Received: '.*none.keras'"):
+        build_model(Saved(path=str(tmp_path / "none.keras")), (3,), 4)
+
+
+def test_a_corrupt_file_is_an_error_of_the_data(saved):
+    saved.write_bytes(saved.read_bytes()[:-300])
+    with pytest.raises(DataError, match=r"model.path: '.*model.keras' can't be read as a Keras model: "):
+        build_model(Saved(path=str(saved)), (3,), 4)
+
+
+@pytest.mark.parametrize(("shape", "classes", "message"), [
+    ((5,), 4, r"model.path: the model must take the data's examples. Received: \(5,\)"),
+    ((3,), 10, r"model.path: the model has 4 outputs, the data 10 classes; they must agree"),
+])
+def test_a_saved_model_must_fit_the_data(saved, shape, classes, message):
+    with pytest.raises(ConfigError, match=message):
+        build_model(Saved(path=str(saved)), shape, classes)
