@@ -4,24 +4,37 @@ import dataclasses
 import secrets
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
 
-from mpt_cli.errors import BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.outcome import summarise, summarise_failure
+from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import RunFacts, collect_environment
+from mpt_cli.runs.resume import check_resumable, cut_back, find_run, past_attempts, stored_settings
 from mpt_cli.runs.summary import write_json, write_summary
-from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.records import Event, Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
-from mpt_cli.telemetry.verdict import COLLAPSED, NEVER_TRAINED, evidence_from, judge
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
-    from mpt_cli.training.build_check import BuildCheck
     from mpt_cli.training.session import Session
-    from mpt_cli.training.trainer import Outcome
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run begins: in a new directory, or in an earlier one at `checkpoint` (None: at its beginning)."""
+
+    settings: Settings
+    run: RunDirectory
+    attempt: int = 1
+    checkpoint: Checkpoint | None = None
+    events: list[Event] = field(default_factory=list)
+    changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def train(settings: Settings, words: Sequence[str] = (), stream: TextIO | None = None) -> Summary:
@@ -31,15 +44,18 @@ def train(settings: Settings, words: Sequence[str] = (), stream: TextIO | None =
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
     """
     check_logger(settings.logger)
+    earlier = find_run(settings)
+    if earlier is not None:
+        with earlier.lock():
+            return _train_from(_continue(earlier, settings), words, stream)
     settings = with_drawn_seed(settings)
     run = RunDirectory.create(settings.run_dir, settings.recipe)
-    with build_telemetry(run.telemetry_files, settings.logger, stream) as telemetry:
-        try:
-            session = _prepare(settings, run, telemetry, words)
-        except BaseException:
+    try:
+        with run.lock():
+            return _train_from(Start(settings, run), words, stream)
+    finally:
+        if not run.config_yaml.exists():  # it ended before it started
             run.discard()
-            raise
-        return _run(session, run, telemetry)
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
@@ -49,27 +65,62 @@ def with_drawn_seed(settings: Settings) -> Settings:
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
 
 
-def _prepare(settings: Settings, run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> "Session":
-    telemetry.message(f"{settings.recipe}: loading {settings.backend.name} and data")
+def _continue(run: RunDirectory, settings: Settings) -> Start:
+    if settings.seed is None:
+        settings = dataclasses.replace(settings, seed=stored_settings(run).seed)
+    changes = check_resumable(run, settings)
+    notes: list[str] = []
+    checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
+    step = checkpoint.step if checkpoint else 0
+    notes.append(f"going on at step {step} of {run.path}" if checkpoint else
+                 f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
+    notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
+    completed = checkpoint.position["progress"]["epochs_completed"] if checkpoint else 0
+    events = cut_back(run, step, completed)
+    return Start(settings, run, len(past_attempts(run)) + 1, checkpoint, events, changes, notes)
+
+
+def _train_from(start: Start, words: Sequence[str], stream: TextIO | None) -> Summary:
+    with build_telemetry(start.run.telemetry_files, start.settings.logger, stream) as telemetry:
+        telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
+        session = _prepare(start, telemetry)
+        _write_record(start, session, words)
+        telemetry.start(session.header(start.run.path, start.attempt))
+        return _run(session, start.run, telemetry)
+
+
+def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     from mpt_cli.training.backend import prepare_backend
 
-    platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
+    platform = prepare_backend(start.settings)  # chooses the Keras backend, so before anything that imports Keras
     from mpt_cli.training.session import prepare
 
-    session = prepare(settings, platform, telemetry)
-    run.config_yaml.write_text(resolved_yaml(settings), encoding="utf-8")
-    write_json(run.environment_json, collect_environment(_facts(session), list(words) or None))
-    telemetry.start(session.header(run.path))
+    store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
+    session = prepare(start.settings, platform, telemetry, store)
+    if start.checkpoint is not None:
+        session.resume(start.checkpoint)
+    telemetry.tally.add(start.events)
+    for note in start.notes:
+        telemetry.message(note)
     return session
 
 
-def _facts(session: "Session") -> RunFacts:
-    parts, settings = session.assembly, session.assembly.settings
+def _write_record(start: Start, session: "Session", words: Sequence[str]) -> None:
+    parts, settings = session.assembly, start.settings
     assert settings.seed is not None
-    return RunFacts(
+    facts = RunFacts(
         backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
     )  # fmt: skip
+    environment = collect_environment(facts, list(words) or None)
+    attempt = {
+        "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
+        "from_step": start.checkpoint.step if start.checkpoint else 0, "changes": start.changes,
+    }  # fmt: skip
+    environment["attempts"] = [*past_attempts(start.run), attempt]
+    write_json(start.run.environment_json, environment)
+    # where it ran is not part of what it was: the file can be run again as it is
+    write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(settings, run_dir=None, resume=None)))
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
@@ -78,100 +129,11 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         outcome = session.fit()
         session.finish(outcome, run.model_keras)
     except BaseException as error:
-        summary = _summarise_failure(session, run, error, time.perf_counter() - started)
+        summary = summarise_failure(session, run.path, error, time.perf_counter() - started)
         write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
-    summary = _summarise(session, run, outcome, time.perf_counter() - started)
+    summary = summarise(session, run.path, outcome, time.perf_counter() - started)
     write_summary(run.summary_json, summary)
     telemetry.finish(summary)
     return summary
-
-
-def _summarise(session: "Session", run: RunDirectory, outcome: "Outcome", seconds: float) -> Summary:
-    verdict, explanation = _verdict(session)
-    if outcome.stop is not None:
-        explanation = f"Stopped: {outcome.stop}"
-    status, exit_code = _status(outcome, verdict)
-    return _summary(session, run, seconds, status, exit_code, verdict, explanation)
-
-
-def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
-    """How the run ended and the exit code for it. A run that never trained or collapsed is never a success."""
-    if outcome.stop is not None:
-        return "stopped", NUMERICAL
-    if outcome.signal is not None:
-        return ("interrupted", INTERRUPTED) if outcome.signal.name == "SIGINT" else ("terminated", TERMINATED)
-    return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
-
-
-def _summarise_failure(session: "Session", run: RunDirectory, error: BaseException, seconds: float) -> Summary:
-    exit_code = error.exit_code if isinstance(error, MptError) else BUG
-    if isinstance(error, KeyboardInterrupt):
-        exit_code = INTERRUPTED
-    explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run, seconds, "failed", exit_code, _verdict(session)[0], explanation)
-
-
-def _verdict(session: "Session") -> tuple[str, str]:
-    ledger = session.trainer.ledger
-    return judge(evidence_from(
-        session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
-        final_scale=ledger.scale if ledger.seen else None, final_loss=ledger.last_mean_loss,
-    ))  # fmt: skip
-
-
-def _summary(
-    session: "Session", run: RunDirectory, seconds: float, status: str, exit_code: int, verdict: str, explanation: str
-) -> Summary:
-    trainer, ledger = session.trainer, session.trainer.ledger
-    seen = ledger.seen > 0
-    return Summary(
-        status=status, exit_code=exit_code, verdict=verdict, explanation=explanation, steps_seen=ledger.seen,
-        applied_steps=ledger.applied, skipped_steps=ledger.skipped,
-        final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
-        max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
-        best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
-        peak_memory_bytes=session.peak_memory(), seconds=seconds, recipe=session.assembly.settings.recipe,
-        run_dir=str(run.path), epochs_completed=trainer.progress.epochs_completed,
-    )  # fmt: skip
-
-
-def evaluate(run_path: str, split: str = "validation") -> dict[str, float]:
-    """Metrics of a finished run's model on the data of the run."""
-    run = RunDirectory.open(run_path)
-    settings = load_settings([f"conf={run.config_yaml}"])
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(settings)
-    from mpt_cli.training.evaluation import evaluate_model
-
-    return evaluate_model(settings, platform, run.model_keras, split)
-
-
-def export(run_path: str, kind: str, output: str | None = None) -> Path:
-    """Write a finished run's model in another format; returns where. Default: beside the run's own files."""
-    run = RunDirectory.open(run_path)
-    settings = load_settings([f"conf={run.config_yaml}"])
-    from mpt_cli.training.backend import prepare_backend
-
-    prepare_backend(settings)
-    from mpt_cli.training.evaluation import export_model
-
-    target = Path(output) if output else run.exported(kind)
-    export_model(run.model_keras, kind, target)
-    return target
-
-
-def check_build(settings: Settings) -> "BuildCheck":
-    """Build the model under its policy without training: the dtype audit, and what would be warned of.
-
-    Raises what `train` would raise before its first step.
-    """
-    settings = with_drawn_seed(settings)
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(settings)
-    from mpt_cli.training.build_check import check
-
-    return check(settings, platform)

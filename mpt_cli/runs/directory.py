@@ -1,9 +1,12 @@
 """The run directory: the only place that knows the file names in it."""
 
+import fcntl
 import re
 import secrets
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -51,6 +54,19 @@ class RunDirectory:
         if not run.config_yaml.is_file():
             raise DataError(f"{found} is not a run directory: it has no {run.config_yaml.name}.")
         return run
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory for this process; DataError when another one is writing in it.
+
+        The lock goes with the process, also when it is killed.
+        """
+        with (self.path / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
+            yield
 
     def discard(self) -> None:
         """Take back a directory whose run never started: its files, and the folders that are empty then."""
@@ -112,9 +128,13 @@ class RunDirectory:
         )
 
 
+def default_parent(recipe: str) -> Path:
+    """The folder that holds the runs of a recipe when `run_dir` is not given."""
+    return Path(DEFAULT_PARENT) / (re.sub(r"[^\w.-]+", "_", recipe).lstrip(".") or "custom")
+
+
 def _default_path(recipe: str) -> Path:
-    folder = re.sub(r"[^\w.-]+", "_", recipe).lstrip(".") or "custom"
-    return Path(DEFAULT_PARENT) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def _check_writable(path: Path) -> None:

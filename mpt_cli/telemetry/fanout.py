@@ -48,6 +48,11 @@ class Telemetry:
         for sink in self.sinks:
             sink.snapshot(snapshot)
 
+    def flush(self) -> None:
+        """Everything so far into the files: a checkpoint must not be ahead of the record."""
+        for sink in self.sinks:
+            sink.flush()
+
     def message(self, text: str) -> None:
         for sink in self.sinks:
             sink.message(text)

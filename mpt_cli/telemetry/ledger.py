@@ -1,7 +1,8 @@
 """Turns the per-step records of the compiled loop into totals and events. Nothing is sampled: every step counts."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,19 @@ class Ledger:
     last_mean_loss: float | None = None  # of the last call that had applied steps
     _loss_sum: float = 0.0
     _loss_count: int = 0
+
+    def position(self) -> dict[str, Any]:
+        """The totals as a JSON object, for a checkpoint."""
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rules", "window_steps", "window")}
+        return {**kept, "window": self.window.astype(int).tolist()}
+
+    def resume(self, position: dict[str, Any]) -> None:
+        """Go on from what `position` gave, also after a round trip through strict JSON."""
+        for name, value in position.items():
+            if name == "window":
+                self.window = np.asarray(value, bool)
+            else:
+                setattr(self, name, float(value) if isinstance(value, str) else value)
 
     def start_epoch(self) -> None:
         self.applied_in_epoch = 0

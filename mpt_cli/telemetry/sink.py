@@ -24,6 +24,9 @@ class Sink:
     def snapshot(self, snapshot: Snapshot) -> None:
         """One logged interval or, with `epoch_end`, one epoch."""
 
+    def flush(self) -> None:
+        """Everything so far into the files."""
+
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
 

@@ -14,8 +14,12 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
 from mpt_cli.training.backend import Platform
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.checkpointer import Checkpointer, Rhythm
 from mpt_cli.training.memory import peak_memory
+from mpt_cli.training.progress import Progress
 from mpt_cli.training.scaling import describe_scaling
+from mpt_cli.training.state import restore_state
 from mpt_cli.training.trainer import Outcome, Plan, Trainer
 
 
@@ -39,11 +43,27 @@ class Session:
         if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
             if outcome.stop is None and outcome.signal is None:
-                trainer.record_metrics({**trainer.progress.metrics, **trainer.validate()})
+                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
         if self.assembly.settings.trainer.save_model and trainer.ledger.applied:
             save_for_inference(model, model_path)
 
-    def header(self, run_dir: Path) -> RunHeader:
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.
+
+        What settings may change in between is set again afterwards: the learning rate and the growth of the scale.
+        """
+        parts, trainer, optimizer = self.assembly, self.trainer, self.assembly.optimizer
+        before = str(checkpoint.position["scaling_mode"])
+        restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
+        trainer.progress = Progress(**checkpoint.position["progress"])
+        trainer.ledger.resume(checkpoint.position["ledger"])
+        rate = parts.settings.optimizer
+        if rate.schedule.name == "constant" and not rate.schedule.warmup_steps:
+            optimizer.learning_rate = rate.learning_rate
+        if optimizer.dynamic_growth_steps is not None:
+            optimizer.dynamic_growth_steps = parts.settings.loss_scale.growth_steps
+
+    def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings = self.assembly, self.assembly.settings
         return RunHeader(
@@ -54,6 +74,7 @@ class Session:
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
+            attempt=attempt,
         )  # fmt: skip
 
     def peak_memory(self) -> int | None:
@@ -61,7 +82,7 @@ class Session:
         return peak_memory()
 
 
-def prepare(settings: Settings, platform: Platform, telemetry: Telemetry) -> Session:
+def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
     data = load_data(settings.data, settings.seed)
@@ -77,7 +98,9 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry) -> Ses
                 call_capacity(trainer), steps_per_call)  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = Health(settings.loss_scale, trainer)
-    return Session(parts, Trainer(parts.engine, parts.train_feed, parts.validation_feed, plan, telemetry, ledger, health))
+    checkpointer = Checkpointer(store, Rhythm.from_settings(trainer), parts.model, parts.scaling.mode, telemetry.flush)
+    return Session(parts, Trainer(parts.engine, parts.train_feed, parts.validation_feed, plan, telemetry, ledger, health,
+                                  checkpointer))  # fmt: skip
 
 
 def save_for_inference(model: Any, path: Path) -> None:

@@ -1,17 +1,19 @@
 """The training loop on the host: epochs, logging, validation, and the reasons to stop."""
 
 from signal import Signals
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import Health, Stop
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.training.checkpointer import Checkpointer
 from mpt_cli.training.engine import Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.interruption import Interruption
 from mpt_cli.training.memory import memory_in_use
+from mpt_cli.training.progress import Progress
 from mpt_cli.training.stopwatch import Stopwatch
 
 
@@ -25,17 +27,6 @@ class Plan:
     validate_every_epochs: int
     capacity: int
     steps_per_call: int | None
-
-
-@dataclass
-class Progress:
-    """Where the run is. `metrics` are those of the last epoch line, `best` the best value each had."""
-
-    epoch: int = 0
-    step_in_epoch: int = 0
-    epochs_completed: int = 0
-    metrics: dict[str, float] = field(default_factory=dict)
-    best: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,19 +43,26 @@ class Trainer:
 
     def __init__(
         self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: Plan, telemetry: Telemetry,
-        ledger: Ledger, health: Health,
+        ledger: Ledger, health: Health, checkpointer: Checkpointer,
     ) -> None:  # fmt: skip
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
         self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
+        self.checkpointer = checkpointer
         self.stopwatch, self.progress = Stopwatch(), Progress()
         self.interruption = Interruption()
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
-        """Train; signals are caught only in here."""
+        """Train from where `progress` is; signals are caught only in here.
+
+        A run that a signal ends is saved there, and a finished one too, so that more epochs can follow. One that a
+        health rule ends is not: its last good checkpoint stays the latest.
+        """
         with self.interruption:
             while not self._is_over():
                 self._run_epoch()
+            if self._stop is None:
+                self.checkpointer.save(self.progress, self.ledger)
         return Outcome(self.progress, self._stop, self.interruption.requested)
 
     def validate(self) -> dict[str, float]:
@@ -79,7 +77,7 @@ class Trainer:
         return {f"val_{name}": value for name, value in self.engine.metrics().items()}
 
     def _is_over(self) -> bool:
-        at_end = self.progress.epoch >= self.plan.epochs or self._steps_left() == 0
+        at_end = self.progress.epochs_completed >= self.plan.epochs or self._steps_left() == 0
         return at_end or self._must_stop()
 
     def _must_stop(self) -> bool:
@@ -89,30 +87,32 @@ class Trainer:
         return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
 
     def _run_epoch(self) -> None:
-        self.progress.epoch += 1
-        self.progress.step_in_epoch = 0
-        self.ledger.start_epoch()
-        self.engine.reset_metrics()
-        self.train_feed.start(self.progress.epoch)
-        running: dict[str, float] = {}
-        at_end = False
+        self._start_epoch()
         while not self._must_stop() and self._steps_left() != 0:
             piece = self.train_feed.take(self._next_count())
             if piece is None:
-                at_end = True
+                self._stop = self.health.check_epoch(self.ledger)
                 break
-            running = self._run_piece(piece)
-        self._stop = self._stop or (self.health.check_epoch(self.ledger) if at_end else None)
+            self._run_piece(piece)
         if not self._must_stop():
-            self._finish_epoch(running)
+            self._finish_epoch(is_whole=self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps)
+
+    def _start_epoch(self) -> None:
+        """Begin the next epoch, or go on in the one a checkpoint was taken in."""
+        if self.progress.step_in_epoch == 0:
+            self.progress.epoch = self.progress.epochs_completed + 1
+            self.ledger.start_epoch()
+            self.engine.reset_metrics()
+        self.train_feed.start(self.progress.epoch, self.progress.step_in_epoch)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next line of the log and the end of the run."""
         to_log = self.plan.log_every_steps - self.ledger.seen % self.plan.log_every_steps
-        most = min(to_log, self.plan.capacity, self._steps_left() or to_log)
+        to_save = self.checkpointer.steps_until_due(self.ledger.seen) or to_log
+        most = min(to_log, to_save, self.plan.capacity, self._steps_left() or to_log)
         return min(most, self.plan.steps_per_call) if self.plan.steps_per_call else self.stopwatch.steps_per_call(most)
 
-    def _run_piece(self, piece: Piece) -> dict[str, float]:
+    def _run_piece(self, piece: Piece) -> None:
         self.stopwatch.start()
         block = self.engine.train(piece.source, piece.rows, piece.count).wait()
         self.stopwatch.stop(piece.count, piece.rows.shape[1])
@@ -123,23 +123,22 @@ class Trainer:
         if self.ledger.seen % self.plan.log_every_steps == 0:
             self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), block.metrics))
         self._stop = self.health.check(self.ledger)
-        return block.metrics
+        if self._stop is None:
+            self.checkpointer.save_if_due(self.progress, self.ledger)
 
-    def _finish_epoch(self, running: dict[str, float]) -> None:
-        metrics = dict(running)
+    def _finish_epoch(self, is_whole: bool) -> None:
+        """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
+        if not is_whole:
+            self.checkpointer.save(self.progress, self.ledger)
+        metrics = self.engine.metrics()
         is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             metrics.update(self.validate())
-        self.progress.epochs_completed = self.progress.epoch
-        self.record_metrics(metrics)
+        self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
-
-    def record_metrics(self, metrics: dict[str, float]) -> None:
-        """Take `metrics` as the latest, and as the best where they are."""
-        self.progress.metrics = metrics
-        for name, value in metrics.items():
-            if name not in self.progress.best or is_better(name, value, self.progress.best[name]):
-                self.progress.best[name] = value
+        if is_whole:
+            self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
+            self.checkpointer.save_if_due(self.progress, self.ledger)
 
     def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:
         ledger = self.ledger
@@ -151,9 +150,3 @@ class Trainer:
             metrics={name: value for name, value in metrics.items() if name != "loss"},
             step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
         )  # fmt: skip
-
-
-def is_better(name: str, new: float, old: float) -> bool:
-    """Whether `new` is better than `old`: losses, errors and distances should fall, everything else should rise."""
-    falls = any(word in name for word in ("loss", "error", "mse", "mae", "entropy", "divergence", "perplexity"))
-    return new < old if falls else new > old

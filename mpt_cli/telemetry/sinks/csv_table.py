@@ -46,6 +46,9 @@ class CsvSink(Sink):
             self._file.flush()
         self._file.poll()
 
+    def flush(self) -> None:
+        self._file.flush()
+
     def close(self) -> None:
         self._file.close()
 

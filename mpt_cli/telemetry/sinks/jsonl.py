@@ -50,8 +50,12 @@ class JsonlSink(Sink):
             self._events.add(strict_json({**asdict(event), **self._common}))
         self._events.flush()
 
-    def finish(self, summary: Summary) -> None:
+    def flush(self) -> None:
         self._metrics.flush()
+        self._events.flush()
+
+    def finish(self, summary: Summary) -> None:
+        self.flush()
 
     def close(self) -> None:
         try:

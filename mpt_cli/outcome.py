@@ -1,0 +1,62 @@
+"""How a run ended: from the trainer's state to the summary, its verdict and its exit code."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt_cli.errors import BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.verdict import COLLAPSED, NEVER_TRAINED, evidence_from, judge
+
+if TYPE_CHECKING:
+    from mpt_cli.training.session import Session
+    from mpt_cli.training.trainer import Outcome
+
+
+def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: float) -> Summary:
+    """The summary of a run that came to an end of its own, by a health rule or by a signal."""
+    verdict, explanation = _verdict(session)
+    if outcome.stop is not None:
+        explanation = f"Stopped: {outcome.stop}"
+    status, exit_code = _status(outcome, verdict)
+    return _summary(session, run_dir, seconds, (status, exit_code, verdict, explanation))
+
+
+def summarise_failure(session: "Session", run_dir: Path, error: BaseException, seconds: float) -> Summary:
+    """The summary of a run that an exception ended."""
+    exit_code = error.exit_code if isinstance(error, MptError) else BUG
+    if isinstance(error, KeyboardInterrupt):
+        exit_code = INTERRUPTED
+    explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _summary(session, run_dir, seconds, ("failed", exit_code, _verdict(session)[0], explanation))
+
+
+def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
+    """A run that never trained or collapsed is never a success."""
+    if outcome.stop is not None:
+        return "stopped", NUMERICAL
+    if outcome.signal is not None:
+        return ("interrupted", INTERRUPTED) if outcome.signal.name == "SIGINT" else ("terminated", TERMINATED)
+    return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
+
+
+def _verdict(session: "Session") -> tuple[str, str]:
+    ledger = session.trainer.ledger
+    return judge(evidence_from(
+        session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
+        final_scale=ledger.scale if ledger.seen else None, final_loss=ledger.last_mean_loss,
+    ))  # fmt: skip
+
+
+def _summary(session: "Session", run_dir: Path, seconds: float, ending: tuple[str, int, str, str]) -> Summary:
+    status, exit_code, verdict, explanation = ending
+    trainer, ledger = session.trainer, session.trainer.ledger
+    seen = ledger.seen > 0
+    return Summary(
+        status=status, exit_code=exit_code, verdict=verdict, explanation=explanation, steps_seen=ledger.seen,
+        applied_steps=ledger.applied, skipped_steps=ledger.skipped,
+        final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
+        max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
+        best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
+        peak_memory_bytes=session.peak_memory(), seconds=seconds, recipe=session.assembly.settings.recipe,
+        run_dir=str(run_dir), epochs_completed=trainer.progress.epochs_completed,
+    )  # fmt: skip
