@@ -168,7 +168,19 @@ class Muon(OptimizerSettings):
                                     above=0)
 
 
+@dataclass
+class ScheduleFreeAdamW(OptimizerSettings):
+    name: str = "schedule_free_adamw"
+    learning_rate: float = key(0.0025, "step size at the start of the schedule", at_least=0)
+    beta_1: float = key(0.9, "weight of the average in the point where gradients are taken", above=0, below=1)
+    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = key(1e-8, "added to the denominator", above=0)
+    warmup_steps: int = key(0, "updates of linear warm-up of its own; leave schedule.warmup_steps at 0 then",
+                            at_least=0)
+
+
 OPTIMIZERS = {
     "sgd": SGD, "rmsprop": RMSprop, "adam": Adam, "adamw": AdamW, "adadelta": Adadelta, "adagrad": Adagrad,
     "adamax": Adamax, "adafactor": Adafactor, "nadam": Nadam, "ftrl": Ftrl, "lion": Lion, "lamb": Lamb, "muon": Muon,
+    "schedule_free_adamw": ScheduleFreeAdamW,
 }

@@ -76,7 +76,8 @@ def _gives_probabilities(operation: Any) -> bool:
 
 
 def _count_outputs(model: keras.Model) -> int:
-    shape = keras.tree.flatten(model.output)[-1].shape
+    # a subclassed model has only the output of its last symbolic call, a cloned one only `outputs`
+    shape = keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1].shape
     return int(shape[-1]) if len(shape) > 1 else 1
 
 

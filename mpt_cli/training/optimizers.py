@@ -19,12 +19,16 @@ KEY = "optimizer.schedule"
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
     """The Keras optimizer of that name with its arguments; `total_steps` are the batches of the run, None if unknown.
 
-    ConfigError where the schedule doesn't fit the run.
+    ConfigError where the schedule doesn't fit the run, or where this Keras is too old for the optimizer.
     """
+    class_name = OPTIMIZERS[settings.name].__name__
+    if not hasattr(keras.optimizers, class_name):
+        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {class_name}.", settings.name,
+                                  "Choose another, or a newer Keras."))
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
     del arguments["name"], arguments["schedule"]
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
-    return getattr(keras.optimizers, OPTIMIZERS[settings.name].__name__)(**arguments)
+    return getattr(keras.optimizers, class_name)(**arguments)
 
 
 def build_learning_rate(

@@ -1,0 +1,130 @@
+"""Every Keras optimizer with its own arguments, and the learning rate at exact steps."""
+
+import inspect
+from dataclasses import fields
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings.optimizers import OPTIMIZERS, SGD, Adam, Muon, Schedule
+from mpt_cli.training.optimizers import build_learning_rate, build_optimizer
+
+NOT_OURS = {"self", "name", "kwargs", "loss_scale_factor"}  # scaling the loss is LossScaleOptimizer's matter
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_schema_has_keras_own_arguments_and_defaults(name):
+    kind = getattr(keras.optimizers, OPTIMIZERS[name].__name__)
+    parameters = inspect.signature(kind.__init__).parameters
+    expected = {key: value.default for key, value in parameters.items() if key not in NOT_OURS}
+    ours = {field.name: getattr(OPTIMIZERS[name](), field.name) for field in fields(OPTIMIZERS[name])}
+    assert {key: value for key, value in ours.items() if key not in ("name", "schedule")} == expected
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer_takes_a_step(name):
+    variable = keras.Variable(np.full((2, 2), 1.5, np.float32), name="kernel")
+    optimizer = build_optimizer(OPTIMIZERS[name](learning_rate=0.125), None)
+    optimizer.apply([ops.convert_to_tensor([[0.5, -0.25], [1.0, 2.0]], "float32")], [variable])
+    assert int(optimizer.iterations) == 1
+    moved = ops.convert_to_numpy(variable)
+    assert np.isfinite(moved).all() and (moved != 1.5).any()
+
+
+def test_keras_has_no_optimizer_that_we_leave_out():
+    kinds = {kind.__name__ for kind in vars(keras.optimizers).values() if inspect.isclass(kind)
+             and issubclass(kind, keras.optimizers.Optimizer)}
+    no_names = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # the last is made of other optimizers
+    assert kinds - no_names == {kind.__name__ for kind in OPTIMIZERS.values()}
+
+
+def test_shared_and_own_arguments_reach_keras():
+    config = build_optimizer(Muon(
+        learning_rate=0.25, weight_decay=0.125, clipnorm=3.0, use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=7,
+        gradient_accumulation_steps=4, exclude_layers=["head"], ns_steps=3), None).get_config()
+    given = {"learning_rate": 0.25, "weight_decay": 0.125, "clipnorm": 3.0, "use_ema": True, "ema_momentum": 0.5,
+             "ema_overwrite_frequency": 7, "gradient_accumulation_steps": 4, "exclude_layers": ["head"], "ns_steps": 3}
+    assert {key: config[key] for key in given} == given
+
+
+@pytest.mark.parametrize(("clipping", "expected"), [
+    ({}, [-3.0, -4.0]),
+    ({"clipnorm": 2.5}, [-1.5, -2.0]),
+    ({"global_clipnorm": 2.5}, [-1.5, -2.0]),
+    ({"clipvalue": 3.5}, [-3.0, -3.5]),
+])
+def test_clipping_is_that_of_keras(clipping, expected):
+    variable = keras.Variable(np.zeros(2, np.float32))
+    build_optimizer(SGD(learning_rate=1.0, **clipping), None).apply([ops.convert_to_tensor([3.0, 4.0])], [variable])
+    np.testing.assert_allclose(ops.convert_to_numpy(variable), expected, rtol=1e-6)
+
+
+def rates(schedule: Schedule, steps: list[int], total_steps: int | None = None) -> list[float]:
+    optimizer = build_optimizer(SGD(learning_rate=0.8, schedule=schedule), total_steps)
+    values = []
+    for step in steps:
+        optimizer._iterations.assign(step)
+        values.append(float(optimizer.learning_rate))
+    return values
+
+
+EXACT = [
+    (Schedule(), None, [0, 100], [0.8, 0.8]),
+    (Schedule(warmup_steps=4), None, [0, 1, 2, 4, 5, 1000], [0, 0.2, 0.4, 0.8, 0.8, 0.8]),
+    # (1 + cos(pi / 3)) / 2 = 0.75, (1 + cos(pi / 2)) / 2 = 0.5
+    (Schedule(name="cosine"), 12, [0, 4, 6, 12, 99], [0.8, 0.6, 0.4, 0, 0]),
+    (Schedule(name="cosine", final_factor=0.5), 12, [0, 6, 12], [0.8, 0.6, 0.4]),
+    (Schedule(name="cosine", warmup_steps=4), 16, [0, 2, 4, 8, 10, 16], [0, 0.4, 0.8, 0.6, 0.4, 0]),
+    (Schedule(name="cosine", warmup_steps=4, decay_steps=6), None, [2, 4, 7, 10], [0.4, 0.8, 0.4, 0]),
+    (Schedule(name="exponential", decay_steps=10, decay_rate=0.25), None, [0, 5, 10], [0.8, 0.4, 0.2]),
+    (Schedule(name="exponential", decay_steps=10, decay_rate=0.25, staircase=True), None, [9, 10], [0.8, 0.2]),
+    (Schedule(name="piecewise", boundaries=[3, 6], values=[1, 0.5, 0.25]), None, [0, 3, 4, 6, 7],
+     [0.8, 0.8, 0.4, 0.4, 0.2]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "total_steps", "steps", "expected"), EXACT)
+def test_the_learning_rate_at_exact_steps(schedule, total_steps, steps, expected):
+    np.testing.assert_allclose(rates(schedule, steps, total_steps), expected, rtol=1e-6, atol=1e-8)
+
+
+def test_a_constant_learning_rate_can_be_set_later():
+    optimizer = build_optimizer(Adam(learning_rate=0.5), None)
+    optimizer.learning_rate = 0.25
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_schedules_count_batches_also_under_gradient_accumulation():
+    settings = SGD(learning_rate=1.0, gradient_accumulation_steps=2, schedule=Schedule(warmup_steps=4))
+    optimizer, variable = build_optimizer(settings, None), keras.Variable(np.zeros(1, np.float32))
+    seen = []
+    for _ in range(4):
+        optimizer.apply([ops.ones(1)], [variable])
+        seen.append(float(variable[0]))
+    # updates with the 2nd and 4th batch, at the rates of steps 1 and 3
+    assert seen == [0, -0.25, -0.25, -1.0]
+
+
+def test_schedules_survive_saving_without_this_package():
+    for schedule in (case[0] for case in EXACT[1:]):
+        config = build_optimizer(SGD(schedule=schedule), 20).get_config()["learning_rate"]
+        assert config["module"] == "keras.optimizers.schedules"
+
+
+def test_an_optimizer_that_this_keras_lacks_is_named(monkeypatch):
+    monkeypatch.delattr(keras.optimizers, "Lamb")
+    with pytest.raises(ConfigError, match=rf"optimizer.name: Keras {keras.__version__} has no Lamb. Received: 'lamb'"):
+        build_optimizer(OPTIMIZERS["lamb"](), None)
+
+
+@pytest.mark.parametrize(("schedule", "total_steps", "message"), [
+    (Schedule(name="cosine"), None, r"optimizer.schedule.decay_steps: must be given where the length of the run isn't"),
+    (Schedule(name="cosine", warmup_steps=20), 20,
+     r"optimizer.schedule.warmup_steps: must be below the 20 steps of the run. Received: 20"),
+])
+def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, message):
+    with pytest.raises(ConfigError, match=message):
+        build_learning_rate(schedule, 0.1, total_steps)
