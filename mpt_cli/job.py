@@ -111,6 +111,7 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     facts = RunFacts(
         backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
+        distribute=settings.distribute.name,
     )  # fmt: skip
     environment = collect_environment(facts, list(words) or None)
     attempt = {

@@ -17,6 +17,7 @@ from mpt_cli.precision import (
 from mpt_cli.settings.schema import Settings, Trainer
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
+from mpt_cli.training.distribution import build_distribution
 from mpt_cli.training.engine import Engine, build_engine
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
 from mpt_cli.training.objective import build_objective
@@ -42,6 +43,7 @@ class Assembly:
     validation_feed: Feed | None
     jit_compile: bool
     resident: bool
+    replicas: int
     warnings: tuple[str, ...]
 
     @property
@@ -52,18 +54,22 @@ class Assembly:
 
 def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
-    model = build_under_policy(settings, data)
+    distribution = build_distribution(settings, platform.gpus)
+    with distribution.scope():
+        model = build_under_policy(settings, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = check_numerics(settings, model, data) + warn_of_scaling(scaling, model)
     jit_compile = choose_jit(settings, platform, model)
-    engine = build_engine(model, jit_compile)
-    train_feed, validation_feed, resident = _feeds(settings, data, engine)
-    inner = build_optimizer(settings.optimizer, count_steps(settings.trainer, train_feed.steps))
-    optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
-    compile_model(settings, model, data, optimizer)
-    build_metrics(model, data.train, settings.trainer.batch_size)
+    engine = build_engine(model, jit_compile, distribution)
+    train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
+    total_steps = count_steps(settings.trainer, train_feed.steps)
+    with distribution.scope():
+        inner = build_optimizer(settings.optimizer, total_steps)
+        optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
+        compile_model(settings, model, data, optimizer)
+        build_metrics(model, data.train, settings.trainer.batch_size)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit_compile, resident, tuple(warnings))  # fmt: skip
+                    jit_compile, resident, distribution.replicas, tuple(warnings))  # fmt: skip
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
@@ -107,7 +113,9 @@ def choose_jit(settings: Settings, platform: Platform, model: Any) -> bool:
     """
     if isinstance(settings.trainer.jit_compile, bool):
         return settings.trainer.jit_compile
-    if settings.backend.name == "jax" or platform.has_gpu:
+    if settings.distribute.name == "mirrored":
+        return False  # Keras turns XLA off under tf.distribute too
+    if settings.backend.name == "jax" or platform.gpus:
         return True
     return not any("Conv" in type(layer).__name__ for layer in layers_of(model))
 
@@ -127,18 +135,19 @@ def call_capacity(trainer: Trainer) -> int:
     return min(CAPACITY, trainer.log_every_steps)
 
 
-def _feeds(settings: Settings, data: DataSet, engine: Engine) -> tuple[Feed, Feed | None, bool]:
+def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None, bool]:
     trainer = settings.trainer
     resident = _stays_on_device(trainer, data)
     assert settings.seed is not None
-    plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed)
+    plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed,
+                     devices)
     train_feed = build_feed(data.train, engine, plan, resident)
     if train_feed.steps == 0:
         raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, so that drop_remainder leaves "
                                   "no step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
     if data.validation is None:
         return train_feed, None, resident
-    in_order = BatchPlan(trainer.batch_size, call_capacity(trainer))
+    in_order = BatchPlan(trainer.batch_size, call_capacity(trainer), devices=devices)
     return train_feed, build_feed(data.validation, engine, in_order, resident), resident
 
 

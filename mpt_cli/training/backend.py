@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.distribution import check_device_count
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Platform:
     backend: str  # "tensorflow 2.21.0, keras 3.15.1"
     device: str  # "CPU (2 cores)" or the GPU's name
     devices: tuple[str, ...]
-    has_gpu: bool
+    gpus: int
 
 
 def prepare_backend(settings: Settings) -> Platform:
@@ -38,7 +39,7 @@ def prepare_backend(settings: Settings) -> Platform:
     if keras.backend.backend() != name:
         raise ConfigError(Problem("backend.name", f"Keras is loaded with backend {keras.backend.backend()} already.",
                                   name, "Start a new process."))
-    if settings.backend.device == "gpu" and not platform.has_gpu:
+    if settings.backend.device == "gpu" and not platform.gpus:
         raise ConfigError(Problem("backend.device", f"no GPU is visible to {name} on this machine.", "gpu",
                                   "Use backend.device=auto or cpu; `mpt doctor` shows what there is."))
     assert settings.seed is not None
@@ -97,6 +98,10 @@ def _tensorflow(settings: Settings) -> Platform:
         tf.config.experimental.set_memory_growth(gpu, settings.backend.memory_growth)
     if settings.trainer.deterministic:
         tf.config.experimental.enable_op_determinism()
+    check_device_count(settings, len(gpus))
+    if settings.distribute.name != "none" and not gpus:
+        logical = [tf.config.LogicalDeviceConfiguration()] * (settings.distribute.devices or 1)
+        tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], logical)
     names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
     return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
 
@@ -107,12 +112,15 @@ def _jax(settings: Settings) -> Platform:
 
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
+    if settings.distribute.name != "none" and settings.distribute.devices:
+        jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
     names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    check_device_count(settings, len(names))
     return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:
     if gpus:
-        return Platform(backend, f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0], tuple(gpus), True)
+        return Platform(backend, f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0], tuple(gpus), len(gpus))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Platform(backend, f"CPU ({cores} cores)", ("CPU",), False)
+    return Platform(backend, f"CPU ({cores} cores)", ("CPU",), 0)

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.telemetry.block import Block
+from mpt_cli.training.distribution import Distribution
 
 Rows = NDArray[np.int32]
 
@@ -42,15 +43,15 @@ class Engine(Protocol):
         """The metrics since the last reset; loss among them."""
 
 
-def build_engine(model: Any, jit_compile: bool) -> Engine:
+def build_engine(model: Any, jit_compile: bool, distribution: Distribution) -> Engine:
     """The engine of the running backend for a built and compiled `model`."""
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.training.engine_tensorflow import TensorFlowEngine
 
-        return TensorFlowEngine(model, jit_compile)
+        return TensorFlowEngine(model, jit_compile, distribution.strategy)
     from mpt_cli.training.engine_jax import JaxEngine
 
-    return JaxEngine(model, jit_compile)
+    return JaxEngine(model, jit_compile, distribution.mesh)
 
 
 def flat_metrics(results: dict[str, Any]) -> dict[str, float]:

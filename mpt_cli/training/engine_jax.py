@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_jax import train_step
@@ -22,8 +23,10 @@ Tensor = Any
 class JaxEngine:
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
-    def __init__(self, model: Any, jit_compile: bool) -> None:
+    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None) -> None:
         self.model = model
+        self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+        self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and jax.default_backend() != "cpu"
         compiled = jax.jit if jit_compile else _as_it_is
         self._train_many = compiled(self._train_loop, donate_argnums=0)
@@ -32,7 +35,7 @@ class JaxEngine:
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
 
     def place(self, arrays: Any) -> Any:
-        return jax.tree.map(jnp.asarray, arrays)
+        return jax.tree.map(lambda a: jax.device_put(a, self._everywhere), arrays)
 
     def train(self, source: Any, rows: Rows, count: int) -> "PendingCall":
         model = self.model
@@ -69,8 +72,17 @@ class JaxEngine:
     def metrics(self) -> dict[str, float]:
         return flat_metrics(self.model.get_metrics_result())
 
+    def _batch(self, source: Any, row: Tensor) -> Any:
+        """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
+
+        def take(array: Tensor) -> Tensor:
+            batch = jnp.take(array, row, axis=0)
+            return batch if self._split is None else jax.lax.with_sharding_constraint(batch, self._split)
+
+        return jax.tree.map(take, source)
+
     def _train_step(self, state: Any, source: Any, row: Tensor) -> Any:
-        logs, state, record = train_step(self.model, state, _batch(source, row))
+        logs, state, record = train_step(self.model, state, self._batch(source, row))
         return state, logs, _floats(record), _ints(record)
 
     def _train_loop(self, state: Any, source: Any, rows: Tensor, count: Any) -> Any:
@@ -89,7 +101,7 @@ class JaxEngine:
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        return list(self.model.test_step((weights, frozen, metrics), _batch(source, row))[1][2])
+        return list(self.model.test_step((weights, frozen, metrics), self._batch(source, row))[1][2])
 
     def _evaluate_loop(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, rows: Tensor, count: Any
@@ -121,10 +133,6 @@ def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[...
 def _assign(variables: list[Any], values: list[Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-def _batch(source: Any, rows: Tensor) -> Any:
-    return jax.tree.map(lambda a: jnp.take(a, rows, axis=0), source)
 
 
 def _floats(record: StepRecord) -> Tensor:

@@ -15,10 +15,13 @@ Tensor = Any
 
 
 class TensorFlowEngine:
-    """See `engine.Engine`. With `jit_compile` the whole loop is one XLA program."""
+    """See `engine.Engine`. With `jit_compile` the whole loop is one XLA program.
 
-    def __init__(self, model: Any, jit_compile: bool) -> None:
-        self.model = model
+    Under a `strategy` each replica takes its share of the rows of a step.
+    """
+
+    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None) -> None:
+        self.model, self.strategy = model, strategy
         self._train = tf.function(self._train_loop, jit_compile=jit_compile, autograph=False)
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
 
@@ -43,18 +46,40 @@ class TensorFlowEngine:
         ints = tf.TensorArray(tf.int32, capacity, element_shape=(len(INTS),))
 
         def body(i: Tensor, floats: Any, ints: Any) -> tuple[Tensor, Any, Any]:
-            _, record = train_step(self.model, _batch(source, rows[i]))
-            return i + 1, floats.write(i, _floats(record)), ints.write(i, _ints(record))
+            step_floats, step_ints = self._on_replicas(self._train_one, source, rows[i])
+            return i + 1, floats.write(i, step_floats), ints.write(i, step_ints)
 
         _, floats, ints = _loop(body, count, floats, ints)
         return floats.stack(), ints.stack(), self.model.get_metrics_result()
 
     def _evaluate_loop(self, source: Any, rows: Tensor, count: Tensor) -> None:
         def body(i: Tensor) -> tuple[Tensor]:
-            self.model.test_step(_batch(source, rows[i]))
+            self._on_replicas(self._evaluate_one, source, rows[i])
             return (i + 1,)
 
         _loop(body, count)
+
+    def _train_one(self, source: Any, row: Tensor) -> tuple[Tensor, Tensor]:
+        _, record = train_step(self.model, _batch(source, row))
+        return _shared(_floats(record), _ints(record))
+
+    def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:
+        self.model.test_step(_batch(source, row))
+        return tf.constant(0)
+
+    def _on_replicas(self, step: Callable[..., Any], source: Any, row: Tensor) -> Any:
+        """The result of `step` on this batch; of several replicas that of the first, with mean losses and all nan
+        and inf counted (`_shared` makes them equal)."""
+        if self.strategy is None:
+            return step(source, row)
+        share = row.shape[0] // self.strategy.num_replicas_in_sync
+
+        def on_replica() -> Any:
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            return step(source, row[replica * share : (replica + 1) * share])
+
+        results = self.strategy.run(on_replica)
+        return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
 
 
 class PendingCall:
@@ -74,6 +99,18 @@ def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:
 
 def _batch(source: Any, rows: Tensor) -> Any:
     return tf.nest.map_structure(lambda a: None if a is None else tf.gather(a, rows), source)
+
+
+def _shared(floats: Tensor, ints: Tensor) -> tuple[Tensor, Tensor]:
+    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return floats, ints
+    loss = context.all_reduce("mean", floats[0])
+    gathered = context.all_gather(ints[None, 2:], axis=0)
+    first = tf.reduce_max(gathered[:, 2])
+    counts = tf.reduce_sum(gathered[:, :2], axis=0)
+    return tf.concat([[loss], floats[1:]], 0), tf.concat([ints[:2], counts, [first]], 0)
 
 
 def _floats(record: StepRecord) -> Tensor:

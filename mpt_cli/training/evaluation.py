@@ -13,6 +13,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
 from mpt_cli.training.backend import Platform
+from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
 
@@ -27,7 +28,7 @@ def evaluate_model(settings: Settings, platform: Platform, model_path: Path, spl
     model = load_trained(model_path)
     compile_model(settings, model, data, None)
     build_metrics(model, examples, settings.trainer.batch_size)
-    engine = build_engine(model, choose_jit(settings, platform, model))
+    engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
     plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer))
     feed = build_feed(examples, engine, plan, resident=False)
     feed.start(1)

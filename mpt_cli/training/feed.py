@@ -33,17 +33,26 @@ class Piece:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How examples are divided into steps. `capacity` is the most steps of one call."""
+    """How examples are divided into steps. `capacity` is the most steps of one call.
+
+    A last, smaller batch is cut to a multiple of `devices`, over which it must split evenly.
+    """
 
     batch_size: int
     capacity: int
     drop_remainder: bool = False
     shuffle: bool = False
     seed: int = 0
+    devices: int = 1
 
     def steps_of(self, examples: int) -> int:
         """Steps of an epoch over `examples`."""
-        return examples // self.batch_size if self.drop_remainder else -(-examples // self.batch_size)
+        return examples // self.batch_size + (self.rest_of(examples) > 0)
+
+    def rest_of(self, examples: int) -> int:
+        """Size of the last, smaller batch; 0 when there is none or it is left out."""
+        rest = examples % self.batch_size
+        return 0 if self.drop_remainder else rest - rest % self.devices
 
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """The examples of `epoch` (from 1) in the order they are used."""
@@ -103,8 +112,9 @@ class ResidentFeed:
             indices = self._order[self._next * size : (self._next + count) * size].reshape(count, size)
             self._next += count
             return Piece(self._source, _padded(indices, self.plan.capacity), count)
-        rest = self._order[self._next * size :]
-        if self.plan.drop_remainder or len(rest) == 0:
+        first = self.examples // size * size
+        rest = self._order[first : first + self.plan.rest_of(self.examples)]
+        if self._next >= (self.steps or 0):
             return None
         self._next += 1
         return Piece(self._source, rest[None, :], 1)
@@ -154,8 +164,8 @@ class ChunkFeed:
                 batches = []
             if whole:
                 batches.append(batch)
-            elif not self.plan.drop_remainder:
-                yield self._piece_of([batch])
+            elif self.plan.rest_of(_length(batch)):
+                yield self._piece_of([_cut(batch, self.plan.rest_of(_length(batch)))])
         if batches:
             yield self._piece_of(batches)
 
@@ -184,6 +194,11 @@ class ChunkFeed:
 
 def _length(batch: Batch) -> int:
     return len(leaves(batch[0], "x")[0][1])
+
+
+def _cut(batch: Batch, length: int) -> Batch:
+    cut = Examples(*batch).take(slice(0, length))
+    return cut.x, cut.y, cut.sample_weight
 
 
 def _joined(batches: list[Batch], length: int) -> Any:

@@ -70,7 +70,7 @@ class Session:
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model),
             model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
-            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=parts.platform.device,
+            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
@@ -130,6 +130,14 @@ def _describe_policy(settings: Settings) -> str:
         notes.append("Dense layers in float8")
     notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
     return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
+
+
+def _describe_device(parts: Assembly) -> str:
+    wanted = parts.settings.distribute
+    if wanted.name == "none":
+        return parts.platform.device
+    kind = "GPUs" if parts.platform.gpus else "logical devices"
+    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind} ({wanted.name})"
 
 
 def _describe_optimizer(settings: Settings) -> str:
