@@ -61,8 +61,8 @@ def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
 def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
     """A problem for each changed key that a run can't be resumed under."""
     return [
-        Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or start "
-                "a new run.")
+        Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or "
+                "start a new run.")
         for key, (old, new) in changes(before, now).items()
         if key.startswith(FIXED)
     ]  # fmt: skip

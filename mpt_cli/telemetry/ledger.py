@@ -5,10 +5,13 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpt_cli.telemetry.block import Block
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.tally import CEILING, FLOOR, GROWTH, OVERFLOW
+
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,15 @@ class Ledger:
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
-    window: "np.ndarray[tuple[int], np.dtype[np.bool_]]" = field(default_factory=lambda: np.zeros(0, bool))
+    window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
         """The totals as a JSON object, for a checkpoint."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rules", "window_steps", "window")}
+        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", "window")]
+        kept = {name: getattr(self, name) for name in names}
         return {**kept, "window": self.window.astype(int).tolist()}
 
     def resume(self, position: dict[str, Any]) -> None:
@@ -88,7 +92,7 @@ class Ledger:
         """Share of skipped steps among the last `window_steps`."""
         return float(self.window.mean()) if len(self.window) else 0.0
 
-    def _count(self, block: Block, applied: "np.ndarray[tuple[int], np.dtype[np.bool_]]") -> None:
+    def _count(self, block: Block, applied: Flags) -> None:
         self.seen += len(block)
         self.applied += int(applied.sum())
         self.applied_in_epoch += int(applied.sum())
@@ -106,8 +110,8 @@ class Ledger:
         self.learning_rate = float(block.column("learning_rate")[-1])
         self.window = np.concatenate([self.window, ~applied])[-self.window_steps :]
 
-    def _sum_losses(self, losses: "np.ndarray[tuple[int], np.dtype[np.float32]]", applied: object) -> None:
-        used = losses[applied]  # type: ignore[index]
+    def _sum_losses(self, losses: NDArray[np.float32], applied: Flags) -> None:
+        used = losses[applied]
         if len(used) == 0:
             return
         total = float(np.sum(used, dtype=np.float64))
@@ -140,7 +144,7 @@ class Ledger:
         )  # fmt: skip
 
 
-def _streaks(flags: "np.ndarray[tuple[int], np.dtype[np.bool_]]", before: int) -> tuple[int, int]:
+def _streaks(flags: Flags, before: int) -> tuple[int, int]:
     """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it."""
     breaks = np.flatnonzero(~flags)
     if len(breaks) == 0:

@@ -143,8 +143,8 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
                      devices)
     train_feed = build_feed(data.train, engine, plan, resident)
     if train_feed.steps == 0:
-        raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, so that drop_remainder leaves "
-                                  "no step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
+        raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, and drop_remainder leaves no "
+                                  "step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
     if data.validation is None:
         return train_feed, None, resident
     in_order = BatchPlan(trainer.batch_size, call_capacity(trainer), devices=devices)

@@ -1,7 +1,7 @@
 """Checkpoints on disk: whole or not there, checked when read, the last few kept.
 
-One checkpoint is two files: `step-N.npz` with every variable, and `step-N.json` with the position and the SHA-256 of the
-first. The second is renamed into place last, so that its presence says that the first is complete.
+One checkpoint is two files: `step-N.npz` with every variable, and `step-N.json` with the position and the SHA-256 of
+the first. The second is renamed into place last, so that its presence says that the first is complete.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ class Checkpoint:
 
 
 class CheckpointStore:
-    """The checkpoints in one folder. `say` receives a sentence for the user about anything that is not as it should be."""
+    """The checkpoints in one folder. `say` receives a sentence for the user about anything that is not right."""
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
         self.folder, self.keep, self.say = folder, keep, say
@@ -41,7 +41,8 @@ class CheckpointStore:
         """Write both files and drop the oldest; OSError where there is no room, and what was there before stays."""
         self.folder.mkdir(exist_ok=True)
         data, label = self._paths(checkpoint.step)
-        _write_whole(data, lambda file: np.savez(file, **{k: _plain(v) for k, v in checkpoint.arrays.items()}))
+        plain: dict[str, Any] = {name: _plain(array) for name, array in checkpoint.arrays.items()}
+        _write_whole(data, lambda file: np.savez(file, **plain))
         content = {
             "schema_version": SCHEMA_VERSION,
             "step": checkpoint.step,

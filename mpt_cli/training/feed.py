@@ -28,7 +28,7 @@ class Piece:
 
     @property
     def examples(self) -> int:
-        return self.count * self.rows.shape[1]
+        return self.count * int(self.rows.shape[1])
 
 
 @dataclass(frozen=True)
@@ -86,8 +86,8 @@ def byte_size(data: Examples | Stream | None) -> int | None:
         return 0
     if isinstance(data, Stream):
         return None
-    arrays = leaves(data.x, "x") + leaves(data.y, "y") + [("w", data.sample_weight)] * (data.sample_weight is not None)
-    return sum(array.nbytes for _, array in arrays)
+    parts = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
+    return sum(int(array.nbytes) for _, array in leaves(parts, "data"))
 
 
 class ResidentFeed:

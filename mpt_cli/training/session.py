@@ -99,8 +99,8 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = Health(settings.loss_scale, trainer)
     checkpointer = Checkpointer(store, Rhythm.from_settings(trainer), parts.model, parts.scaling.mode, telemetry.flush)
-    return Session(parts, Trainer(parts.engine, parts.train_feed, parts.validation_feed, plan, telemetry, ledger, health,
-                                  checkpointer))  # fmt: skip
+    feeds = parts.train_feed, parts.validation_feed
+    return Session(parts, Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer))
 
 
 def save_for_inference(model: Any, path: Path) -> None:

@@ -1,8 +1,7 @@
 """The training loop on the host: epochs, logging, validation, and the reasons to stop."""
 
-from signal import Signals
 from dataclasses import dataclass, replace
-from typing import Any
+from signal import Signals
 
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import Health, Stop
