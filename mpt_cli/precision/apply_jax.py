@@ -1,10 +1,12 @@
 """Applying or skipping a step on JAX: eagerly, under `jit` in a stateless scope, and as a pure function."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
+import keras
 
-from mpt_cli.precision.finite import divide
+from mpt_cli.precision.finite import Measured, unscale
+from mpt_cli.precision.float8 import follow_scale, scaled_statistics
 from mpt_cli.precision.scale_state import next_values
 
 if TYPE_CHECKING:
@@ -13,61 +15,81 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
+class Gradients(NamedTuple):
+    """Gradients, the variables they belong to, and what is known of them.
+
+    `measured` decides over the step; on several devices it must come from the global gradients.
+    """
+
+    values: list[Tensor]
+    variables: list[Any]
+    measured: Measured
+    unscaled: bool = False
+
+
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
     With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
     scope; Keras's own class leaks tracers out of its condition there.
     """
-    finite = optimizer.check_finite(grads)
+    measured = optimizer.measure(grads, variables, unscaled)
+    if isinstance(measured.finite, jax.core.Tracer):
+        _apply_traced(optimizer, Gradients(grads, variables, measured, unscaled))
+        return
     state = optimizer.scale_state
     assert state is not None
-    if isinstance(finite, jax.core.Tracer):
-        everything = [v.value for v in optimizer.variables]
-        new_weights, new_own = stateless_apply(
-            optimizer, everything, grads, [v.value for v in variables], finite, variables, unscaled
-        )
-        for variable, value in zip([*variables, *optimizer.variables], [*new_weights, *new_own], strict=True):
-            variable.assign(value)
-        return
-    applied = bool(finite) or optimizer.on_overflow == "apply"
+    applied = bool(measured.finite) or optimizer.on_overflow == "apply"
     if applied:
         optimizer.apply_inner(grads, variables, unscaled)
-    state.advance(finite, applied)
+    before, after = state.advance(measured, applied)
+    followers = [variables[index] for index in scaled_statistics(variables)]
+    _assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+
+
+def _apply_traced(optimizer: "LossScaleOptimizer", gradients: Gradients) -> None:
+    own, variables = optimizer.variables, gradients.variables
+    values = [v.value for v in variables]
+    new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
+    _assign([*variables, *own], [*new_values, *new_own])
+
+
+def _assign(variables: list[Any], values: list[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
 
 
 def stateless_apply(
-    optimizer: "LossScaleOptimizer",
-    optimizer_values: list[Tensor],
-    grads: list[Tensor],
-    values: list[Tensor],
-    finite: Tensor,
-    variables: list[Any] | None = None,
-    unscaled: bool = False,
+    optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: Gradients, values: list[Tensor]
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """New values of `variables` (default: those the optimizer was built with) and of `optimizer.variables`.
-
-    `finite` is the boolean scalar that decides; on several devices it must be computed from the global gradients.
-    """
+    """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
-    variables = list(optimizer._trainable_variables) if variables is None else variables
     own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
     own_by_name = dict(zip(state.by_name, own, strict=True))
+    scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
-        scale = own_by_name["scale"]
-        ready = [
-            g if g is None or unscaled or getattr(v, "overwrite_with_gradient", False) else divide(g, scale)
-            for g, v in zip(grads, variables, strict=True)
-        ]
-        new_values, new_inner = optimizer.inner_optimizer.stateless_apply(inner, ready, values)
-        return list(new_values), list(new_inner)
+        grads = gradients.values if gradients.unscaled else unscale(gradients.values, variables, scale)
+        return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
 
     if optimizer.on_overflow == "apply":
-        (new_values, new_inner), applied = use(), finite | True
+        (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        new_values, new_inner = jax.lax.cond(finite, use, lambda: (list(values), list(inner)))
-        applied = finite
-    new_own = next_values(state.rule, own_by_name, finite, applied)
+        new_values, new_inner = jax.lax.cond(measured.finite, use, lambda: (list(values), list(inner)))
+        applied = measured.finite
+    new_own = next_values(state.rule, own_by_name, measured, applied)
+    new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     return new_values, [new_own[name] for name in state.by_name] + new_inner
+
+
+def _inner_stateless_apply(
+    inner: Any, inner_values: list[Tensor], grads: list[Tensor], variables: list[Any], values: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`inner.stateless_apply` for some of its variables, in any order."""
+    mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
+    given = {id(v) for v in variables}
+    mapping += [(v, v.value) for v in inner._trainable_variables if id(v) not in given]  # moving averages read all
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        inner.apply(grads, variables)
+    return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]

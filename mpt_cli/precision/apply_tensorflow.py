@@ -1,8 +1,12 @@
 """Applying or skipping a step on TensorFlow, also under `tf.distribute` strategies."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
+
+from mpt_cli.precision.finite import Measured
+from mpt_cli.precision.float8 import follow_scale, scaled_statistics
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -13,15 +17,44 @@ Tensor = Any
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
 
-    Raises ValueError in a cross-replica context.
+    Raises ValueError in a cross-replica context, and for gradient accumulation on several replicas.
     """
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
+    context = tf.distribute.get_replica_context()
+    check_accumulation(optimizer, context.num_replicas_in_sync)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        finite = optimizer.check_finite(grads)
-        _apply_inner_where(optimizer, finite, lambda: optimizer.apply_inner(grads, variables, unscaled))
+        measured = _over_replicas(context, optimizer.measure(grads, variables, unscaled))
+        _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
-        tf.distribute.get_replica_context().merge_call(_apply_on_replicas, args=(optimizer, grads, variables, unscaled))
+        context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, unscaled))
+
+
+def check_accumulation(optimizer: "LossScaleOptimizer", replicas: int) -> None:
+    """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
+    steps = optimizer.inner_optimizer.gradient_accumulation_steps
+    if steps and replicas > 1:
+        raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
+                         f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on {replicas} "
+                         "replicas. Use a larger batch, or one replica.")
+
+
+def all_replicas(flag: Tensor) -> Tensor:
+    """In replica context: whether the boolean scalar `flag` is true on every replica."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return flag
+    return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
+
+
+def _over_replicas(context: Any, measured: Measured) -> Measured:
+    """In replica context, of strategies that can reduce there."""
+    if context.num_replicas_in_sync == 1:
+        return measured
+    largest = measured.largest
+    if largest is not None:
+        largest = tf.reduce_max(context.all_gather(tf.reshape(largest, [1]), axis=0))
+    return Measured(all_replicas(measured.finite), largest)
 
 
 def _apply_on_replicas(
@@ -34,21 +67,29 @@ def _apply_on_replicas(
     allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
     """
     extended = strategy.extended
-    flags = extended.call_for_each_replica(optimizer.check_finite, args=(grads,))
-    finite = tf.reduce_all(tf.stack(strategy.experimental_local_results(flags)))
+    each = extended.call_for_each_replica(optimizer.measure, args=(grads, variables, unscaled))
+    largest = each.largest
+    if largest is not None:
+        largest = tf.reduce_max(tf.stack(strategy.experimental_local_results(largest)))
+    measured = Measured(tf.reduce_all(tf.stack(strategy.experimental_local_results(each.finite))), largest)
 
     def apply_inner() -> None:
         extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
 
-    _apply_inner_where(optimizer, finite, apply_inner)
+    _apply_inner_where(optimizer, measured, variables, apply_inner)
 
 
-def _apply_inner_where(optimizer: "LossScaleOptimizer", finite: Tensor, apply_inner: Any) -> None:
+def _apply_inner_where(
+    optimizer: "LossScaleOptimizer", measured: Measured, variables: list[Any], apply_inner: Callable[[], None]
+) -> None:
     state = optimizer.scale_state
     assert state is not None
     if optimizer.on_overflow == "apply":
         apply_inner()
-        state.advance(finite, tf.constant(True))
+        before, after = state.advance(measured, tf.constant(True))
     else:
-        tf.cond(finite, lambda: (apply_inner(), tf.constant(0))[1], lambda: tf.constant(0))
-        state.advance(finite, finite)
+        tf.cond(measured.finite, lambda: (apply_inner(), tf.constant(0))[1], lambda: tf.constant(0))
+        before, after = state.advance(measured, measured.finite)
+    followers = [variables[index] for index in scaled_statistics(variables)]
+    for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):
+        variable.assign(value)

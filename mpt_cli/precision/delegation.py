@@ -4,7 +4,7 @@ from typing import Any
 
 INNER_ARGUMENTS = (
     "weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum", "ema_overwrite_frequency",
-    "loss_scale_factor", "gradient_accumulation_steps",
+    "gradient_accumulation_steps",
 )  # fmt: skip
 
 
@@ -27,6 +27,17 @@ class InnerDelegation:
         self.inner_optimizer.learning_rate = value
 
     lr = learning_rate
+
+    @property
+    def loss_scale_factor(self) -> None:
+        """None: the inner optimizer's own scaling is off. ValueError for any other value."""
+        return None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value: float | None) -> None:
+        if value is not None:
+            raise ValueError("`loss_scale_factor` can't be set: gradients would be divided twice. Received: "
+                             f"loss_scale_factor={value}. For a fixed scale give dynamic=False and initial_scale.")
 
     @property
     def iterations(self) -> Any:

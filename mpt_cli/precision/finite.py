@@ -1,11 +1,22 @@
-"""Are gradients finite, and if not, what is wrong with them."""
+"""Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
 Tensor = Any
+
+
+class Measured(NamedTuple):
+    """What a scale rule learns of a step's gradients.
+
+    `finite` is a boolean scalar; `largest` the largest magnitude among the scaled gradients, float32 scalar (nan or inf
+    where they are not finite), or None for rules that don't ask for it (`ScaleRule.needs_largest`).
+    """
+
+    finite: Tensor
+    largest: Tensor | None = None
 
 
 def dense(gradient: Tensor) -> Tensor:
@@ -15,6 +26,11 @@ def dense(gradient: Tensor) -> Tensor:
 
 def is_sparse(gradient: Tensor) -> bool:
     return keras.backend.backend() == "tensorflow" and type(gradient).__name__ == "IndexedSlices"
+
+
+def is_overwritten(variable: Any) -> bool:
+    """Whether the "gradient" of `variable` is its next value (float8 statistics, probes) and not to be divided."""
+    return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
 def divide(gradient: Tensor, scale: Tensor) -> Tensor:
@@ -31,10 +47,28 @@ def divide(gradient: Tensor, scale: Tensor) -> Tensor:
     return type(gradient)(values, gradient.indices, gradient.dense_shape)
 
 
+def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
+    """`gradients / scale`; None stays None, and what overwrites its variable stays as it is."""
+    return [
+        g if g is None or is_overwritten(v) else divide(g, scale)
+        for g, v in zip(gradients, variables, strict=True)
+    ]
+
+
 def all_finite(gradients: list[Tensor]) -> Tensor:
     """Boolean scalar: no inf or nan in any of `gradients`, which may hold None (no gradient) and IndexedSlices."""
     flags = [ops.all(ops.isfinite(dense(g))) for g in gradients if g is not None]
     return ops.all(ops.stack(flags))
+
+
+def largest_magnitude(gradients: list[Tensor], variables: list[Any]) -> Tensor:
+    """float32 scalar; nan or inf where a gradient holds one. Statistics that overwrite their variable don't count."""
+    largest = [
+        ops.cast(ops.max(ops.abs(dense(g)), initial=0), "float32")
+        for g, v in zip(gradients, variables, strict=True)
+        if g is not None and not is_overwritten(v)
+    ]
+    return ops.max(ops.stack(largest)) if largest else ops.zeros((), "float32")
 
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:

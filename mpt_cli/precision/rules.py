@@ -1,16 +1,18 @@
 """How the loss scale moves: one small frozen value per mode, all behind the same interface.
 
-A rule knows numbers, not variables: `initial` gives the state it needs, `advance` maps the state and whether the step's
-gradients were finite to the next state. It runs inside compiled steps, so it is written in `keras.ops`. A further mode
-is a further class here (or in its own file) and its name in `RULES`.
+A rule knows numbers, not variables: `initial` gives the state it needs, `advance` maps the state and what was measured
+of the step's gradients to the next state. It runs inside compiled steps, so it is written in `keras.ops`. A further
+mode is a further class in its own file, like `logmax`, and its name in `arguments.RULES`.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 from keras import ops
+
+from mpt_cli.precision.finite import Measured
 
 State = dict[str, Any]
 
@@ -19,20 +21,26 @@ class ScaleRule(Protocol):
     """What `LossScaleOptimizer` asks of a mode."""
 
     initial_scale: float
+    needs_largest: ClassVar[bool]  # whether `Measured.largest` is computed, a pass over all gradients
 
     def initial(self) -> State:
         """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
 
-    def advance(self, state: State, finite: Any) -> State:
-        """The state after a step; `finite` is a boolean scalar."""
+    def advance(self, state: State, measured: Measured) -> State:
+        """The state after a step; the names and dtypes are those of `initial`."""
 
 
 def check_scale(name: str, value: object) -> float:
-    """`value` as a float if it is a finite number above 0, else ValueError or TypeError that names it."""
+    """`value` as a float if it is a number that a float32 scale can be, else ValueError or TypeError that names it.
+
+    That is 2**-126 to 2**127: below, kernels flush float32 to 0; above, a doubling would be inf.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
     if not (value > 0 and math.isfinite(value)):
         raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
+    if not 2.0**-126 <= value <= 2.0**127:
+        raise ValueError(f"`{name}` must lie between 2**-126 and 2**127, float32's range. Received: {name}={value}.")
     return float(value)
 
 
@@ -42,7 +50,20 @@ def check_count(name: str, value: object) -> int:
         raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
     if not (value >= 1 and float(value).is_integer()):
         raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
+    if not value < 2**31:
+        raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
     return int(value)
+
+
+def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:
+    """ValueError unless all three are scales and `min_scale <= initial_scale <= max_scale`."""
+    for name, value in (("min_scale", min_scale), ("initial_scale", initial_scale), ("max_scale", max_scale)):
+        check_scale(name, value)
+    if not min_scale <= initial_scale <= max_scale:
+        raise ValueError(
+            "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
+            f"min_scale={min_scale}, initial_scale={initial_scale}, max_scale={max_scale}."
+        )
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,7 @@ class FixedScale:
     """The scale stays where it is; overflow steps are skipped and counted all the same."""
 
     initial_scale: float
+    needs_largest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scale("initial_scale", self.initial_scale)
@@ -57,8 +79,8 @@ class FixedScale:
     def initial(self) -> State:
         return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
 
-    def advance(self, state: State, finite: Any) -> State:
-        return {**state, "counter": ops.where(finite, state["counter"] + 1, 0)}
+    def advance(self, state: State, measured: Measured) -> State:
+        return {**state, "counter": ops.where(measured.finite, state["counter"] + 1, 0)}
 
 
 @dataclass(frozen=True)
@@ -78,23 +100,18 @@ class DynamicScale:
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**32
     hysteresis: int = 1
+    needs_largest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        for name in ("initial_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"):
-            check_scale(name, getattr(self, name))
+        check_bounds(self.min_scale, self.initial_scale, self.max_scale)
+        check_scale("growth_factor", self.growth_factor)
+        check_scale("backoff_factor", self.backoff_factor)
         check_count("dynamic_growth_steps", self.growth_steps)
         check_count("hysteresis", self.hysteresis)
         if not self.growth_factor > 1:
             raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
         if not self.backoff_factor < 1:
             raise ValueError(f"`backoff_factor` must be below 1. Received: backoff_factor={self.backoff_factor}.")
-        if not self.min_scale <= self.initial_scale <= self.max_scale:
-            raise ValueError(
-                "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
-                f"min_scale={self.min_scale}, initial_scale={self.initial_scale}, max_scale={self.max_scale}."
-            )
-        if not self.max_scale < 2.0**127:
-            raise ValueError(f"`max_scale` must be below 2**127, the float32 limit. Received: {self.max_scale}.")
 
     def initial(self) -> State:
         return {
@@ -104,7 +121,8 @@ class DynamicScale:
             "hysteresis_left": np.int32(self.hysteresis),
         }
 
-    def advance(self, state: State, finite: Any) -> State:
+    def advance(self, state: State, measured: Measured) -> State:
+        finite = measured.finite
         scale, applied, left = state["scale"], state["counter"] + 1, ops.maximum(state["hysteresis_left"] - 1, 0)
         grows = ops.logical_and(finite, applied >= state["growth_steps"])
         falls = ops.logical_and(ops.logical_not(finite), left <= 0)
@@ -118,6 +136,3 @@ class DynamicScale:
                 grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)
             ),
         }
-
-
-RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, DynamicScale)}

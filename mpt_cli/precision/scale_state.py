@@ -7,6 +7,7 @@ import numpy as np
 from keras import ops
 from keras.src.saving.keras_saveable import KerasSaveable  # no public name; Keras saves only what derives from it
 
+from mpt_cli.precision.finite import Measured
 from mpt_cli.precision.rules import ScaleRule, State
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
@@ -59,21 +60,22 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def values(self) -> State:
         return {name: ops.copy(variable) for name, variable in self.by_name.items()}
 
-    def advance(self, finite: Any, applied: Any) -> State:
-        """Move on by one step and return the new values.
+    def advance(self, measured: Measured, applied: Any) -> tuple[Any, Any]:
+        """Move on by one step; returns the scale before and after it.
 
-        `finite` tells whether the gradients were, `applied` whether the inner optimizer used them: boolean scalars.
+        `applied` tells whether the inner optimizer used the gradients: a boolean scalar.
         """
-        new = next_values(self.rule, self.values(), finite, applied)
+        before = self.values()
+        new = next_values(self.rule, before, measured, applied)
         for name, variable in self.by_name.items():
             variable.assign(new[name])
-        return new
+        return before["scale"], new["scale"]
 
 
-def next_values(rule: ScaleRule, values: State, finite: Any, applied: Any) -> State:
+def next_values(rule: ScaleRule, values: State, measured: Measured, applied: Any) -> State:
     """`ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
     tally = values["tally"]
-    new = rule.advance({name: value for name, value in values.items() if name != "tally"}, finite)
+    new = rule.advance({name: value for name, value in values.items() if name != "tally"}, measured)
     was_applied = ops.cast(applied, "int32")
     grew = ops.cast(new["scale"] > values["scale"], "int32")
     fell = ops.cast(new["scale"] < values["scale"], "int32")

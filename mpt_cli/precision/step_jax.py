@@ -26,8 +26,10 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
     (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
         weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
     )
-    finite = optimizer.check_finite(grads)
-    new_weights, new_own = apply_jax.stateless_apply(optimizer, own, grads, weights, finite)
+    measured = optimizer.measure(grads, model.trainable_variables)
+    finite = measured.finite
+    gradients = apply_jax.Gradients(grads, model.trainable_variables, measured)
+    new_weights, new_own = apply_jax.stateless_apply(optimizer, own, gradients, weights)
     applied = jnp.logical_or(finite, optimizer.on_overflow == "apply")
     new_frozen = _kept_where(applied, model, frozen, new_frozen)
 

@@ -44,7 +44,7 @@ class ScalingByHand:
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)
-        return self.unscale(grads)
+        return [None if g is None else divide(g, self.loss_scale) for g in grads]
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
@@ -58,22 +58,14 @@ class ScalingByHand:
             gradients = _jax_gradients(self, loss, variables)
         return self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]
 
-    def unscale(self, grads: list[Tensor], variables: list[Any] | None = None) -> list[Tensor]:
-        """`grads / loss_scale`, but for variables that are overwritten by their gradient (float8 statistics)."""
-        scale = self.loss_scale
-        overwritten = [getattr(v, "overwrite_with_gradient", False) for v in variables or [None] * len(grads)]
-        return [
-            g if g is None or as_it_is else divide(g, scale)
-            for g, as_it_is in zip(grads, overwritten, strict=True)
-        ]
-
     def _take_unscaled(self, grads: list[Tensor]) -> bool:
         """Whether `get_unscaled_gradients` made `grads`, directly or through something computed from its result."""
         given, self._scaled_gradients = self._scaled_gradients, None
+        still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
             self._warn("scale_loss (or get_scaled_loss)",
                        "gradients are divided by the loss scale, but no loss was multiplied by it")
-        return given is not None and not all(a is b for a, b in zip(given, grads, strict=False))
+        return given is not None and not any(id(g) in still_scaled for g in grads)
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:

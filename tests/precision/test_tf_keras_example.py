@@ -1,0 +1,153 @@
+"""What tf.keras documents of its LossScaleOptimizer, as written there, and what forgetting a part of it says."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from backends import only_on
+
+from mpt_cli.precision import LossScaleOptimizer
+
+pytestmark = only_on("tensorflow")
+
+
+def test_the_documented_example_runs_as_written():
+    import tensorflow as tf
+
+    opt = keras.optimizers.SGD(0.25)
+    opt = LossScaleOptimizer(opt)
+    var = tf.Variable(1.0)
+    loss_fn = lambda: var**2  # noqa: E731  (as documented)
+    opt.minimize(loss_fn, var_list=[var])
+    assert var.numpy() == 0.5
+
+    with tf.GradientTape() as tape:
+        loss = loss_fn()
+        scaled_loss = opt.get_scaled_loss(loss)
+    scaled_grad = tape.gradient(scaled_loss, var)
+    (grad,) = opt.get_unscaled_gradients([scaled_grad])
+    opt.apply_gradients([(grad, var)])
+    assert var.numpy() == 0.25
+    assert (int(opt.iterations), int(opt.dynamic_counter)) == (2, 2)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_the_example_in_a_compiled_function(jit_compile):
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25, clipvalue=100.0)), tf.Variable(1.0)
+
+    @tf.function(jit_compile=jit_compile)
+    def step(factor):
+        with tf.GradientTape() as tape:
+            scaled_loss = opt.get_scaled_loss(factor * var**2)
+        grads = opt.get_unscaled_gradients(tape.gradient(scaled_loss, [var]))
+        opt.apply_gradients(zip(grads, [var], strict=True))
+
+    opt.build([var])
+    for factor in (1.0, float("inf"), 1.0):
+        step(tf.constant(factor))
+    assert (var.numpy(), float(opt.loss_scale), int(opt.skipped_steps)) == (0.25, 2.0**14, 1)
+
+
+def test_the_optimizer_is_built_by_the_first_call_inside_a_function():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
+    step = tf.function(lambda: opt.minimize(lambda: var**2, [var]))
+    step()
+    step()
+    assert (var.numpy(), int(opt.applied_steps)) == (0.25, 2)
+
+
+def test_minimize_with_a_tape_and_a_loss_recorded_on_it():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable(1.0)
+    with tf.GradientTape() as tape:
+        loss = var**2
+    returned = opt.minimize(loss, [var], tape=tape)
+    assert (var.numpy(), int(returned)) == (0.5, 1)
+
+
+def test_minimize_needs_a_tape_for_a_tensor():
+    import tensorflow as tf
+
+    with pytest.raises(ValueError, match="`tape` is required when `loss` is a tensor"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.25)).minimize(tf.constant(1.0), [tf.Variable(1.0)])
+
+
+def test_get_scaled_loss_of_a_function_is_a_function():
+    opt = LossScaleOptimizer(keras.optimizers.SGD(0.25), initial_scale=8.0)
+    assert float(opt.get_scaled_loss(lambda: np.float32(3.0))()) == 24.0
+
+
+def test_unscaled_gradients_may_be_clipped_logged_and_reordered_before_they_are_applied():
+    import tensorflow as tf
+
+    opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
+    opt.build([a, b])
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(3.0 * a + 5.0 * b)
+    grads = opt.get_unscaled_gradients(tape.gradient(scaled, [a, b]))
+    grads = [tf.clip_by_value(g, -4.0, 4.0) for g in grads]
+    opt.apply_gradients([(grads[1], b), (grads[0], a)])
+    assert (a.numpy(), b.numpy()) == (-2.0, -3.0)
+
+
+def test_scaled_gradients_are_divided_once_although_unscaled_ones_were_logged():
+    """Some were None, so that those asked about and those applied do not stand in the same places."""
+    import tensorflow as tf
+
+    opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
+    opt.build([a, b])
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(3.0 * b)
+    grads = tape.gradient(scaled, [a, b])
+    assert [float(g) for g in opt.get_unscaled_gradients([g for g in grads if g is not None])] == [3.0]
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        opt.apply_gradients(zip(grads, [a, b], strict=True))
+    assert (a.numpy(), b.numpy()) == (1.0, -2.0)
+
+
+def test_the_next_step_is_scaled_again_after_one_by_hand():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0), tf.Variable(4.0)
+    opt.build([var])
+    opt.scale_loss(1.0)
+    opt.apply_gradients(zip(opt.get_unscaled_gradients([tf.constant(8.0)]), [var], strict=True))
+    opt.apply_gradients([(tf.constant(8.0), var)])
+    assert var.numpy() == 3.0
+
+
+def test_unscaled_gradients_keep_none_and_sparse_ones():
+    import tensorflow as tf
+
+    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
+    opt.scale_loss(1.0)
+    sparse = tf.IndexedSlices(tf.constant([[8.0]]), tf.constant([2]), tf.constant([4, 1]))
+    none, kept = opt.get_unscaled_gradients([None, sparse])
+    assert none is None
+    assert isinstance(kept, tf.IndexedSlices)
+    assert (kept.values.numpy().item(), kept.indices.numpy().item()) == (1.0, 2)
+
+
+def test_forgetting_to_scale_the_loss_warns_once_and_names_the_method():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5)), tf.Variable(4.0)
+    with pytest.warns(UserWarning, match=r"Call LossScaleOptimizer\.scale_loss \(or get_scaled_loss\) on the loss"):
+        opt.apply_gradients([(tf.constant(8.0), var)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.apply_gradients([(tf.constant(8.0), var)])
+
+
+def test_unscaling_what_was_never_scaled_warns_and_names_the_method():
+    import tensorflow as tf
+
+    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    with pytest.warns(UserWarning, match=r"gradients are unscaled, but the loss .* LossScaleOptimizer\.get_scaled_loss"):
+        opt.get_unscaled_gradients([tf.constant(8.0)])
