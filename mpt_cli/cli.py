@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -15,9 +16,11 @@ from mpt_cli.verbs import EXIT_CODES, HIDDEN_VERBS, VERBS
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _tolerate_narrow_encodings()
     try:
         code = _run(arguments)
-        sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
+        if sys.stdout is not None:  # it is None when the caller closed it
+            sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
         return code
     except SystemExit as stop:  # argparse, after its own message
         return stop.code if isinstance(stop.code, int) else BAD_CONFIG
@@ -67,7 +70,7 @@ def _top_parser() -> argparse.ArgumentParser:
     lines = [f"  {verb:<12}{meaning}" for verb, meaning in VERBS.items()]
     parser = argparse.ArgumentParser(
         prog="mpt",
-        usage="mpt VERB …",
+        usage="mpt VERB ...",
         description="Mixed-precision training for Keras: one YAML picks dtype policy, loss scale and model.",
         epilog="\n".join(["verbs:", *lines, "", "Each has its own help: mpt train --help", "", EXIT_CODES]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -93,6 +96,13 @@ def _message(verb: str, error: MptError) -> str:
 
         text += "\n\n" + user_traceback(error.__cause__)
     return text
+
+
+def _tolerate_narrow_encodings() -> None:
+    """A terminal that lacks a letter gets it as \\xf6; no message may fail for want of it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _silence_stdout() -> None:

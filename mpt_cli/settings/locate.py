@@ -51,6 +51,8 @@ def _is_path(word: str) -> bool:
 
 
 def _why_not(word: str, path: Path) -> tuple[str, str, str]:
+    if not word:
+        return "must be given.", word, recipe_remedy(word)
     if path.is_dir():
         inside = path / "config.yaml"
         remedy = f"It is a folder; write conf={inside}." if inside.is_file() else "It is a folder."

@@ -14,6 +14,7 @@ import mpt_cli
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
 from mpt_cli.settings.suggest import did_you_mean
 
+_USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
 _OUR_FILES = str(Path(mpt_cli.__file__).parent)
 
 
@@ -46,7 +47,7 @@ def call_user(
         return function(**arguments)
     except MptError:
         raise
-    except Exception as error:
+    except _USERS_FAULTS as error:
         raise error_class(f"{key}: {_name(function)} raised {_summary(error)}.") from error
 
 
@@ -79,7 +80,7 @@ def _load_file(place: str, reference: str, key: str) -> ModuleType:
     sys.modules[name] = module  # before it runs: dataclasses and pickle look it up there
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except _USERS_FAULTS as error:
         del sys.modules[name]
         raise _import_failed(error, reference, key) from error
     return module
@@ -101,13 +102,11 @@ def _load_module(place: str, reference: str, key: str) -> ModuleType:
             rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
             raise ConfigError(Problem(key, rule, reference)) from None
         raise _import_failed(error, reference, key) from error
-    except Exception as error:
+    except _USERS_FAULTS as error:
         raise _import_failed(error, reference, key) from error
 
 
-def _import_failed(error: BaseException, reference: str, key: str) -> BaseException:
-    if not isinstance(error, Exception) and not isinstance(error, SystemExit):
-        return error  # Ctrl-C
+def _import_failed(error: BaseException, reference: str, key: str) -> UserCodeError:
     return UserCodeError(f"{key}: importing {reference} raised {_summary(error)}.")
 
 

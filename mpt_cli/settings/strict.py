@@ -28,9 +28,8 @@ def _build(
     cls: type, hints: dict[str, Any], prefix: str, given: Any, problems: list[Problem], known: set[str]
 ) -> Any:
     if not isinstance(given, dict):
-        if prefix not in known:
-            problem = unknown_key_problem(prefix, given)
-            problems.extend([problem] if problem else [])
+        problem = unknown_key_problem(prefix.rstrip("."), given)
+        problems.extend([problem] if problem and problem.key not in known else [])
         given = {}
     values: dict[str, Any] = {}
     for declared in fields(cls):

@@ -10,6 +10,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-measure", action="store_true",
                         help="leave out the speed of each dtype: some seconds less")
     add_json(parser)
+    parser.epilog = "example:\n  mpt doctor --json > doctor.json"
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,66 @@
+"""`mpt` as a real process: exit codes, streams, what it imports, pipes."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_MPT = [sys.executable, "-m", "mpt_cli"]
+
+
+def _run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([*_MPT, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "in_stderr"),
+    [
+        (["train", "conf=digits_cnn", "trainer.epochs=0"], 2, "mpt train: trainer.epochs: must be >= 1. Received: 0."),
+        (["train", "conf=nope.yaml"], 2, "mpt train: conf: there is no such file. Received: 'nope.yaml'."),
+        (["train"], 2, "mpt train: conf: must be given"),
+        (["fly"], 2, "there is no verb 'fly'"),
+        (["check", "conf=digits_cnn"], 0, ""),
+    ],
+)
+def test_exit_codes(words, code, in_stderr, tmp_path) -> None:
+    done = _run(*words, cwd=tmp_path)
+    assert done.returncode == code
+    assert in_stderr in done.stderr and "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("words", [["--help"], ["list"], ["show", "conf=digits_cnn"], ["train", "trainer.epochs=0"]])
+def test_no_framework_is_imported(words, tmp_path) -> None:
+    code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", code, *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert not imported & {"keras", "tensorflow", "jax", "numpy", "sklearn", "matplotlib"}
+    if words == ["--help"]:
+        assert not imported & {"hydra", "omegaconf", "rich"}
+
+
+def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
+    command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "{\n", "")
+    closed = subprocess.run(["bash", "-c", f"{sys.executable} -m mpt_cli list >&-"], capture_output=True, text=True)
+    assert "Traceback" not in closed.stderr
+
+
+def test_piped_output_has_no_control_codes(tmp_path) -> None:
+    for words in (["--help"], ["list", "keys"], ["show", "conf=digits_cnn"], ["train", "seed=-1"]):
+        done = _run(*words, cwd=tmp_path, TERM="xterm-256color")
+        assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_that_lacks_a_letter_still_gets_its_text(encoding, tmp_path) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    for words in (["--help"], ["train", "--help"], ["list", "data"], ["train", "conf=größe"]):
+        done = subprocess.run([*_MPT, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
+        assert done.returncode == (2 if "conf=größe" in words else 0), done.stderr
+        assert b"Traceback" not in done.stderr

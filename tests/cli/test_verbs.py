@@ -1,0 +1,157 @@
+"""Each verb that works without Keras, and how errors become exit codes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpt_cli import __version__, errors
+from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.verbs import VERBS
+
+
+def test_help_names_every_verb_and_exit_code(mpt) -> None:
+    done = mpt("--help")
+    assert done.code == 0 and done.err == ""
+    assert all(f"\n  {verb} " in done.out for verb in VERBS)
+    assert "130 interrupted" in done.out
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS))
+def test_each_verb_has_help_with_an_example(verb, mpt) -> None:
+    done = mpt(verb, "--help")
+    assert done.code == 0
+    assert done.out.startswith(f"usage: mpt {verb}")
+    assert "mpt " + verb in done.out.partition("\n")[2]
+
+
+def test_version(mpt) -> None:
+    assert mpt("--version").out == f"mpt {__version__}\n"
+
+
+def test_no_verb_and_an_unknown_one_are_usage_errors(mpt) -> None:
+    assert mpt().code == 2
+    done = mpt("trian", "conf=digits_cnn")
+    assert done.code == 2 and "there is no verb 'trian'. Did you mean train?" in done.err
+    assert mpt("train", "conf=digits_cnn", "--josn").code == 2
+
+
+def test_options_may_stand_between_the_words(mpt) -> None:
+    done = mpt("show", "conf=digits_cnn", "--json", "trainer.epochs=3")
+    assert json.loads(done.out)["settings"]["trainer"]["epochs"] == 3
+
+
+def test_check_says_what_it_found(mpt) -> None:
+    done = mpt("check", "conf=digits_cnn", "optimizer=sgd", "policy=mixed_bfloat16")
+    assert done.code == 0
+    assert done.out == "ok: digits_cnn: cnn on digits, sgd, mixed_bfloat16, loss scale auto\n"
+    assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
+        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "build": None,
+    }  # fmt: skip
+
+
+def test_what_show_prints_is_a_complete_recipe(mpt) -> None:
+    shown = mpt("show", "conf=digits_cnn", "seed=7").out
+    Path("mine.yaml").write_text(shown)
+    assert mpt("show", "conf=./mine.yaml").out == shown
+    assert "seed: 7" in shown
+
+
+def test_show_names_the_functions_that_a_recipe_imports(mpt) -> None:
+    words = ["conf=digits_cnn", "model.builder=nets:build", "data.loader=./d.py:load"]
+    assert mpt("show", *words).out.splitlines()[:2] == [
+        "# model.builder: this recipe imports nets:build and runs it",
+        "# data.loader: this recipe imports ./d.py:load and runs it",
+    ]
+    assert json.loads(mpt("show", *words, "--json").out)["imports"] == ["nets:build", "./d.py:load"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("recipes", "digits_cnn"),
+        ("models", "transformer"),
+        ("data", "tfrecord"),
+        ("policies", "float8_mixed_float16"),
+        ("optimizers", "muon"),
+        ("keys", "loss_scale.backoff_factor"),
+    ],
+)
+def test_list_shows_each_with_a_description(kind, name, mpt) -> None:
+    lines = mpt("list", kind).out.splitlines()
+    (line,) = [line for line in lines if line.split()[:1] == [name]]
+    assert len(line.split()) > 1
+    entries = json.loads(mpt("list", kind, "--json").out)[kind]
+    assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
+
+
+def test_list_without_a_kind_is_of_recipes(mpt) -> None:
+    assert mpt("list").out == mpt("list", "recipes").out
+    assert [line.split()[0] for line in mpt("list").out.splitlines()] == sorted(recipe_paths())
+
+
+def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
+    done = mpt("copy", "digits_cnn")
+    assert (done.code, done.out) == (0, "digits_cnn.yaml: mpt train conf=digits_cnn.yaml\n")
+    assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
+    assert mpt("check", "conf=digits_cnn.yaml").code == 0
+    Path("sub").mkdir()
+    assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
+
+
+def test_a_copy_overwrites_nothing(mpt) -> None:
+    Path("mine.yaml").write_text("keep: me")
+    done = mpt("copy", "digits_cnn", "mine.yaml")
+    assert done.code == 3
+    assert done.err == "mpt copy: mine.yaml exists already. Nothing was changed; give another DEST.\n"
+    assert Path("mine.yaml").read_text() == "keep: me"
+
+
+def test_a_copy_that_cannot_be_made(mpt) -> None:
+    assert mpt("copy", "digits_cn").err == (
+        "mpt copy: RECIPE: no shipped recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
+    )
+    done = mpt("copy", "digits_cnn", "no/such/folder/x.yaml")
+    assert done.code == 3 and "cannot be written: No such file or directory" in done.err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (errors.DataError("no disk."), 3, "mpt check: no disk.\n"),
+        (errors.NumericalError("collapsed."), 4, "mpt check: collapsed.\n"),
+        (errors.ExpectationError("missed."), 5, "mpt check: missed.\n"),
+        (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
+    ],
+)
+def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:
+    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", _raiser(error))
+    done = mpt("check", "conf=digits_cnn")
+    assert (done.code, done.err) == (code, words)
+
+
+def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch) -> None:
+    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", _raiser(RuntimeError("surprise")))
+    done = mpt("check", "conf=digits_cnn")
+    assert done.code == 1
+    assert "Traceback" in done.err and "surprise" in done.err and "This is a bug in mpt" in done.err
+
+
+def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch) -> None:
+    def fail(words: list[str]) -> None:
+        try:
+            exec(compile("def net():\n    return 1 / 0\nnet()", "/home/me/nets.py", "exec"))
+        except ZeroDivisionError as error:
+            raise errors.UserCodeError("model.builder: net raised ZeroDivisionError.") from error
+
+    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", fail)
+    done = mpt("check", "conf=digits_cnn")
+    assert done.code == 2 and done.err.startswith("mpt check: model.builder: net raised ZeroDivisionError.\n\n")
+    assert '"/home/me/nets.py", line 2, in net' in done.err and "This is a bug" not in done.err
+
+
+def _raiser(error: BaseException):
+    def fail(words: list[str]) -> None:
+        raise error
+
+    return fail

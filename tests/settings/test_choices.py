@@ -1,0 +1,87 @@
+"""Choosing a file of a group: outright, by name, or implied by a key."""
+
+import pytest
+
+from mpt_cli.settings.load import load_settings
+
+
+@pytest.mark.parametrize(
+    ("group", "choice"),
+    [("model", "resnet"), ("data", "tabular"), ("optimizer", "lion"), ("policy", "float64"), ("backend", "jax")],
+)
+def test_a_name_acts_as_the_choice(group, choice, own) -> None:
+    by_name, by_choice = (load_settings([own, f"{word}={choice}"]) for word in (f"{group}.name", group))
+    assert by_name == by_choice
+    assert getattr(by_name, group).name == choice
+
+
+def test_distribute_by_name(own) -> None:
+    assert load_settings([own, "distribute.name=mirrored"]) == load_settings([own, "distribute=mirrored"])
+
+
+def test_a_builder_implies_its_model_on_the_command_line(own) -> None:
+    settings = load_settings([own, "model.builder=nets:build", "model.kwargs.depth=3"])
+    assert (settings.model.name, settings.model.builder) == ("builder", "nets:build")
+    assert settings.model.kwargs == {"depth": 3}
+
+
+def test_a_builder_implies_its_model_in_a_recipe(write_recipe) -> None:
+    assert load_settings([write_recipe("model: {builder: 'nets:build'}\n")]).model.name == "builder"
+
+
+def test_a_path_implies_a_saved_model_and_a_loader_its_data(own) -> None:
+    settings = load_settings([own, "model.path=old.keras", "data.loader=mine.py:load"])
+    assert (settings.model.name, settings.model.path) == ("saved", "old.keras")
+    assert (settings.data.name, settings.data.loader) == ("loader", "mine.py:load")
+
+
+def test_a_choice_said_outright_is_not_replaced_by_an_implied_one(own, messages) -> None:
+    (message,) = messages(own, "model=mlp", "model.builder=nets:build")
+    assert message.startswith("model.builder: model=mlp has no such key.")
+
+
+def test_a_float8_policy_is_a_choice_of_its_own(own) -> None:
+    policy = load_settings([own, "policy=float8_mixed_bfloat16"]).policy
+    assert (policy.name, policy.float8) == ("mixed_bfloat16", True)
+    assert load_settings([own, "policy.name=float8_mixed_bfloat16"]).policy == policy
+
+
+def test_two_words_that_disagree(own, messages) -> None:
+    assert messages(own, "policy=float32", "policy.name=float64") == [
+        "policy.name: must agree with policy=float32. Received: 'float64'. Keep one of the two words for policy."
+    ]
+
+
+def test_a_given_key_is_taken_back(own) -> None:
+    assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
+    assert load_settings([own, "~expect.val_accuracy"]).expect == {}
+
+
+def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
+    assert messages(own, "~optimizer.clipnorm") == [
+        "~optimizer.clipnorm: there is nothing to take back: neither recipe nor group file gives it."
+    ]
+
+
+def test_plain_text_needs_no_quotes(own) -> None:
+    settings = load_settings([own, "run_dir=größe/a=b", "recipe=été"])
+    assert (settings.run_dir, settings.recipe) == ("größe/a=b", "été")
+
+
+def test_a_text_with_an_interpolation_sign_stays(own) -> None:
+    assert load_settings([own, r"description='\${seed}'"]).description == "${seed}"
+
+
+def test_a_mapping_on_the_command_line(own) -> None:
+    settings = load_settings([own, "policy.overrides={conv*: float32}", "policy.overrides.head=float64"])
+    assert settings.policy.overrides == {"conv*": "float32", "head": "float64"}
+
+
+def test_loading_leaves_a_hydra_of_the_callers_alone(own, tmp_path) -> None:
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        theirs = GlobalHydra.instance().hydra
+        load_settings([own])
+        assert GlobalHydra.instance().hydra is theirs

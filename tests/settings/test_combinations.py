@@ -1,0 +1,124 @@
+"""Combinations that cannot work or that would ignore a key, and their neighbours that can."""
+
+import pytest
+
+from mpt_cli.settings.load import load_settings
+
+_WRONG = [
+    (["loss_scale.min_scale=8", "loss_scale.max_scale=4"],
+     "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0."),
+    (["loss_scale.initial_scale=2**40"],
+     "loss_scale.initial_scale: must lie within loss_scale.min_scale=6.10352e-05 and max_scale=4.29497e+09. "
+     "Received: 1099511627776.0. Move the bound if you mean it."),
+    (["loss_scale.mode=fixed", "loss_scale.growth_steps=5"],
+     "loss_scale.growth_steps: must be left out with loss_scale.mode=fixed: a fixed scale never moves. Received: 5. "
+     "Use loss_scale.mode=dynamic."),
+    (["loss_scale.on_overflow=abort"],
+     "loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale.mode=fixed."),
+    (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
+     "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
+     "Received: 99."),
+    (["policy=float32", "policy.float8=true"],
+     "policy.float8: must be false with policy.name=float32: float8 works on top of a mixed policy. Received: True. "
+     "Use policy=float8_mixed_bfloat16 or float8_mixed_float16."),
+    (["policy=bfloat16"],
+     "policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "
+     "Received: 'bfloat16'. Use policy.name=mixed_bfloat16, or optimizer=sgd."),
+    (["policy=float16", "optimizer=lamb"],
+     "policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
+     "nothing. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."),
+    (["distribute=data_parallel"],
+     "distribute.name: data_parallel must have backend=jax, here it is tensorflow. Received: 'data_parallel'. "
+     "Use backend=jax or distribute=mirrored."),
+    (["distribute=mirrored", "backend=jax"],
+     "distribute.name: mirrored must have backend=tensorflow, here it is jax. Received: 'mirrored'. "
+     "Use backend=tensorflow or distribute=data_parallel."),
+    (["distribute.devices=2"],
+     "distribute.devices: must be left out with distribute=none. Received: 2. "
+     "Use distribute=mirrored or data_parallel."),
+    (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
+     "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
+     "Received: 2. Raise trainer.batch_size instead."),
+    (["model=transformer", "model.width=130"],
+     "model.width: must be a multiple of model.heads=4. Received: 130."),
+    (["model=resnet", "model.blocks=[1,1]"],
+     "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1]."),
+    (["model=resnet", "model.blocks=[]", "model.filters=[]"],
+     "model.filters: must have at least one stage. Received: []."),
+    (["trainer.steps_per_execution=0"],
+     "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 0."),
+    (["trainer.steps_per_execution=many"],
+     "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 'many'."),
+    (["recipe=a/b"], "recipe: must be fit for a folder name: it names the folder under runs/. Received: 'a/b'."),
+    (["optimizer.clipnorm=1", "optimizer.global_clipnorm=2"],
+     "optimizer.global_clipnorm: must be the only way of clipping; optimizer.clipnorm is given too. Received: 2.0. "
+     "Keep one of them."),
+    (["optimizer.ema_momentum=0.5"],
+     "optimizer.ema_momentum: must be left out when optimizer.use_ema is false: nothing uses it. Received: 0.5. "
+     "Set optimizer.use_ema=true."),
+    (["optimizer.schedule.decay_steps=5"],
+     "optimizer.schedule.decay_steps: must be left out with optimizer.schedule.name=constant: nothing uses it. "
+     "Received: 5. It belongs to optimizer.schedule.name=cosine or exponential."),
+    (["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=0.5"],
+     "optimizer.schedule.decay_steps: must be given with optimizer.schedule.name=exponential."),
+    (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[5,3]", "optimizer.schedule.values=[1,1,1]"],
+     "optimizer.schedule.boundaries: must rise from entry to entry. Received: [5, 3]."),
+    (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1]"],
+     "optimizer.schedule.values: must have 2 entries, one more than optimizer.schedule.boundaries. Received: [1.0]."),
+    (["data=synthetic", "data.task=tokens", "data.input_shape=[2,3]"],
+     "data.input_shape: must be [sequence_length] with data.task=tokens. Received: [2, 3]."),
+    (["data=synthetic", "data.input_shape=[]"],
+     "data.input_shape: must have at least one entry. Received: []."),
+    (["data=images", "data.path=x", "data.image_size=[3]"],
+     "data.image_size: must be [height, width]. Received: [3]."),
+    (["data=keras", "data.vocabulary=9"],
+     "data.vocabulary: must be left out with data.dataset=mnist: only imdb uses it. Received: 9."),
+    (["expect.val_accuracy.mn=0.9"],
+     "expect.val_accuracy.mn: must be one of min, max, value, tolerance. Received: 'mn'. Did you mean min?"),
+    (["expect.loss=low"],
+     "expect.loss: must be a number (exact), or a mapping with min, max, value, tolerance. Received: 'low'."),
+    (["expect.loss={}"], "expect.loss: must have at least one of min, max, value, tolerance. Received: {}."),
+    (["expect.loss={max: nan}"], "expect.loss.max: must be a finite number. Received: nan."),
+    (["expect.loss={tolerance: 1}"], "expect.loss.tolerance: must stand beside expect.loss.value. Received: 1."),
+    (["expect.loss={value: 1, tolerance: -1}"], "expect.loss.tolerance: must be >= 0. Received: -1."),
+    (["expect.loss={min: 3, max: 2}"], "expect.loss.min: must be <= expect.loss.max=2. Received: 3."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), _WRONG, ids=[" ".join(words) for words, _ in _WRONG])
+def test_a_combination_is_refused(words, message, own, messages) -> None:
+    assert messages(own, *words) == [message]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loss_scale.mode=none", "loss_scale.initial_scale=8"],
+        ["loss_scale.mode=fixed", "loss_scale.on_overflow=apply"],
+        ["loss_scale=fixed", "loss_scale.initial_scale=2**20"],
+        ["policy=float16", "optimizer=sgd"],
+        ["policy=bfloat16", "optimizer=rmsprop"],
+        ["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
+        ["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"],
+        ["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=.5", "optimizer.schedule.decay_steps=3"],
+        ["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
+        ["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=3"],
+        ["data=keras", "data.dataset=imdb", "data.vocabulary=9"],
+        ["model=transformer", "model.width=6", "model.heads=3"],
+        ["trainer.steps_per_execution=2**3"],
+        ["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"],
+    ],
+    ids=" ".join,
+)
+def test_its_neighbour_is_accepted(words, own) -> None:
+    load_settings([own, *words])
+
+
+def test_all_combinations_are_reported_at_once(own, problems) -> None:
+    words = ["policy=bfloat16", "loss_scale.min_scale=8", "loss_scale.max_scale=4", "distribute.devices=2"]
+    found = [problem.key for problem in problems(own, *words, "trainer.epochs=0")]
+    assert found == ["trainer.epochs", "loss_scale.min_scale", "policy.name", "distribute.devices"]
+
+
+def test_a_key_that_is_wrong_by_itself_is_reported_once(own, problems) -> None:
+    assert [problem.key for problem in problems(own, "loss_scale.initial_scale=-1")] == ["loss_scale.initial_scale"]

@@ -1,0 +1,64 @@
+"""The shipped group files: they compose, agree with the schema, and comment every key."""
+
+import re
+from dataclasses import asdict
+from itertools import pairwise
+
+import pytest
+from omegaconf import OmegaConf
+
+from mpt_cli.settings.keys import class_keys, sections
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.locate import conf_directory, group_choices, group_names
+from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings
+from mpt_cli.settings.values import read_value
+
+_FILES = sorted(path for path in conf_directory().rglob("*.yaml"))
+_CHOICES = [(group, choice) for group in group_names() for choice in group_choices(group)]
+_NEEDED = {
+    ("model", "builder"): ["model.builder=a:b"],
+    ("model", "saved"): ["model.path=a.keras"],
+    ("data", "npz"): ["data.path=a"],
+    ("data", "csv"): ["data.path=a", "data.target=b"],
+    ("data", "images"): ["data.path=a"],
+    ("data", "tfrecord"): ["data.path=a", "data.input_shape=[1]"],
+    ("data", "loader"): ["data.loader=a:b"],
+    ("policy", "float16"): ["optimizer=sgd"],
+    ("policy", "bfloat16"): ["optimizer=sgd"],
+    ("distribute", "data_parallel"): ["backend=jax"],
+}
+
+
+def test_there_is_a_group_for_each_section_and_a_file_for_each_variant() -> None:
+    assert group_names() == sorted(sections())
+    for section, variants in VARIANTS.items():
+        assert group_choices(section) == sorted(variants)
+    assert set(group_choices("policy")) >= set(FLOAT_POLICIES)
+
+
+@pytest.mark.parametrize("path", _FILES, ids=lambda path: f"{path.parent.name}/{path.stem}")
+def test_every_key_is_commented(path) -> None:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    for before, line in pairwise(lines):
+        if re.match(r"(  - )?\w+:", line) and not line.startswith("defaults:"):
+            assert "  # " in line or before.startswith("# ") or line == "  - _self_", f"{path.name}: {line}"
+
+
+@pytest.mark.parametrize(("group", "choice"), _CHOICES, ids="/".join)
+def test_every_file_composes(group, choice, write_recipe) -> None:
+    recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
+    section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)
+    assert getattr(section, "name", choice) in (choice, choice.removeprefix("float8_"))
+
+
+@pytest.mark.parametrize(("section", "variant"), [(s, v) for s in VARIANTS for v in VARIANTS[s]], ids="/".join)
+def test_a_variants_file_agrees_with_its_schema(section, variant) -> None:
+    keys = {key.path: key for key in class_keys(VARIANTS[section][variant])}
+    written = OmegaConf.to_container(OmegaConf.load(conf_directory() / section / f"{variant}.yaml"))
+    for name, value in written.items():
+        assert (value if value == "???" else read_value(keys[name], value)) == keys[name].default, name
+
+
+def test_the_default_files_agree_with_the_schema(write_recipe) -> None:
+    assert asdict(load_settings([write_recipe("")])) == asdict(Settings(recipe="own"))

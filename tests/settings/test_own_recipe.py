@@ -1,0 +1,125 @@
+"""A recipe of the user's own: where it may lie, which forms it may have, what is wrong with it."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import Settings
+
+
+def test_an_empty_recipe_is_all_defaults(write_recipe) -> None:
+    expected = Settings(recipe="own")
+    assert load_settings([write_recipe("")]) == expected
+    assert load_settings([write_recipe("# only a comment\ntrainer:\n#  epochs: 3\n")]) == expected
+
+
+def test_it_is_found_by_relative_absolute_and_bare_path(write_recipe) -> None:
+    word = write_recipe()
+    absolute = Path("own.yaml").resolve()
+    assert load_settings([word]) == load_settings([f"conf={absolute}"]) == load_settings(["conf=own.yaml"])
+
+
+def test_it_is_found_in_the_home_directory(write_recipe, monkeypatch, tmp_path) -> None:
+    write_recipe()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load_settings(["conf=~/own.yaml"]).recipe == "own"
+
+
+def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> None:
+    assert load_settings([write_recipe("", "first.yaml")]).recipe == "first"
+    assert load_settings([write_recipe("recipe: other\n", "first.yaml")]).recipe == "other"
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "defaults:\n  - model: cnn\n",
+        "defaults:\n  - /model: cnn\n",
+        "# @package _global_\ndefaults:\n  - override /model: cnn\n",
+        "defaults:\n  - _self_\n  - override model: cnn\n",
+        "model:\n  name: cnn\n",
+    ],
+)
+def test_forms_of_choosing_a_model(written, write_recipe) -> None:
+    assert load_settings([write_recipe(written)]).model.name == "cnn"
+
+
+def test_interpolations_are_resolved(write_recipe) -> None:
+    recipe = write_recipe("trainer: {epochs: 4, validate_every_epochs: '${trainer.epochs}'}\n")
+    assert load_settings([recipe]).trainer.validate_every_epochs == 4
+
+
+def test_expected_numbers_are_read(write_recipe) -> None:
+    recipe = write_recipe("expect: {final_loss_scale: 2**10, val_loss: {max: 2**-1}}\n")
+    assert load_settings([recipe]).expect == {"final_loss_scale": 1024, "val_loss": {"max": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ("model: cnn\n", "model: must be a section with keys of its own. Received: 'cnn'. "
+                         "To choose one, put `- model: cnn` in the defaults: list."),
+        ("defaults:\n  - modle: cnn\n", "defaults: there is no such group. Received: 'modle'. Did you mean model?"),
+        ("defaults:\n  - model: cn\n", "defaults.model: must be one of builder, cnn, mlp, resnet, saved, transformer. "
+                                        "Received: 'cn'. Did you mean cnn?"),
+        ("defaults: cnn\n", "defaults: must be a list. Received: 'cnn'. Write each entry as `- group: choice`."),
+        ("defaults:\n  - [model, cnn]\n", "defaults: each entry must be `group: choice` or a recipe. "
+                                          "Received: ['model', 'cnn']."),
+        ("defaults:\n  - model: cnn\n  - model: mlp\n", "defaults: model must be chosen once. Received: 'mlp'."),
+        ("defaults:\n  - model: cnn\nmodel:\n  name: mlp\n", "model.name: must agree with defaults.model=cnn. "
+                                                            "Received: 'mlp'. Keep one of the two words for model."),
+        ("defaults:\n  - ./own.yaml\n", "defaults: a recipe must not start from itself. Received: './own.yaml'."),
+        ("hydra:\n  run: {dir: x}\n", "hydra: there is no such key. Received: {'run': {'dir': 'x'}}. "
+                                      "Sections: policy, loss_scale, model, data, optimizer, trainer, backend, logger, "
+                                      "distribute."),
+        ("model: {hidden_units: {a: 1}}\n", "model.hidden_units: must be a list of whole numbers. Received: {'a': 1}."),
+        ("optimizer: {schedule: cosine}\n", "optimizer.schedule: must be a section with keys of its own. "
+                                            "Received: 'cosine'. Did you mean optimizer.schedule.name=cosine?"),
+        ("model: {filters: [8]}\n", "model.filters: model=mlp has no such key. Received: [8]. It belongs to model=cnn, "
+                                    "model=resnet. Choose one of these, or take it back with ~model.filters."),
+        ("trainer: {epochs: '${nope}'}\n", "trainer.epochs: cannot be resolved: Interpolation key 'nope' not found."),
+        ("trainer: {epochs: null}\n", "trainer.epochs: must be a whole number, not null. The default is 10."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said(written, message, write_recipe, messages) -> None:
+    assert messages(write_recipe(written)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        (b"a: [1\n", "is not valid YAML"),
+        (b"trainer: {epochs: 1}\ntrainer: {epochs: 2}\n", "found duplicate key trainer"),
+        (b"- 1\n- 2\n", "must hold keys and values at its top level"),
+        (b"\xff\xfe\x00", "cannot be read"),
+        (b"a: !!python/object:os.system x\n", "is not valid YAML"),
+        (b"trainer: {epochs: '${'}\n", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None:
+    write_recipe()
+    Path("own.yaml").write_bytes(content)
+    (message,) = messages("conf=./own.yaml")
+    assert part in message and "own.yaml" in message
+
+
+def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None:
+    write_recipe("", "config.yaml")
+    assert messages("conf=./nope.yaml") == ["conf: there is no such file. Received: './nope.yaml'."]
+    assert messages("conf=.") == [
+        "conf: must name a recipe or a YAML file. Received: '.'. It is a folder; write conf=config.yaml."
+    ]
+    assert messages("conf=config") == [
+        "conf: no shipped recipe has this name. Received: 'config'. For your own file write conf=./config.yaml."
+    ]
+
+
+def test_faults_of_the_recipe_and_of_the_words_come_together(write_recipe, problems) -> None:
+    recipe = write_recipe("trainer: {epochs: 0, epoch: 3}\nloss_scale: {mode: dynmic}\n")
+    found = {problem.key for problem in problems(recipe, "seed=-1", "polcy=float16", "trainer.batch_size=0", "+a.b=1")}
+    assert found == {"trainer.epochs", "trainer.epoch", "loss_scale.mode", "seed", "polcy", "trainer.batch_size", "a.b"}
+
+
+def test_words_are_checked_also_without_a_recipe(problems) -> None:
+    assert [problem.key for problem in problems("trainer.epochs=0", "model.filters=[8]")] == ["conf", "trainer.epochs"]

@@ -1,0 +1,65 @@
+"""config.yaml: what resolved_yaml writes loads back to equal settings."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.settings.models import Builder
+from mpt_cli.settings.optimizers import Schedule
+from mpt_cli.settings.schema import Settings
+
+_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
+
+
+def _reloaded(settings):
+    Path("config.yaml").write_text(resolved_yaml(settings), encoding="utf-8")
+    return load_settings(["conf=./config.yaml"])
+
+
+@pytest.mark.parametrize("name", sorted(recipe_paths()))
+def test_every_recipe_comes_back(name, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = load_settings([f"conf={name}"])
+    assert _reloaded(settings) == settings
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["policy=float8_mixed_float16", "policy.head=null", "policy.overrides={conv*: float32}"],
+        ["optimizer=muon", "optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[1]",
+         "optimizer.schedule.values=[1,1e-7]"],
+        ["data.loader=a.py:f", "data.kwargs={a: [1, {b: null}], c: 1e-9, d: '2**3'}", "run_dir='on'", "resume='1e3'"],
+        ["trainer.jit_compile=true", "trainer.steps_per_execution=3", "seed=null", "loss_scale.min_scale=2**-100"],
+        ["data=csv", "data.path=x", "data.target='123'", "data.separator=';'"],
+    ],
+)  # fmt: skip
+def test_settings_of_every_type_come_back(words, own) -> None:
+    settings = load_settings([own, *words])
+    assert _reloaded(settings) == settings
+
+
+@hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(texts=st.lists(_TEXT, max_size=30), numbers=st.lists(st.floats(0, 1e300), max_size=30), name=_TEXT)
+def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:
+    settings = Settings(recipe="x", description=name)  # lists, since a load costs a tenth of a second
+    settings.model = Builder(builder="a:b", kwargs={"texts": texts, "numbers": numbers, name: name})
+    settings.optimizer.schedule = Schedule("piecewise", boundaries=[1], values=[*numbers, 1.0, 1.0][:2])
+    assert _reloaded(settings) == settings
+
+
+def test_it_is_plain_and_complete(own) -> None:
+    plain = OmegaConf.to_container(OmegaConf.create(resolved_yaml(load_settings([own]))))
+    assert "defaults" not in plain
+    assert plain["optimizer"]["schedule"]["name"] == "constant" and plain["trainer"]["batch_size"] == 64
+
+
+def test_another_model_on_the_command_line_of_a_repeated_run(own) -> None:
+    Path("config.yaml").write_text(resolved_yaml(load_settings([own])))
+    assert load_settings(["conf=./config.yaml", "model=mlp"]).model.name == "mlp"
