@@ -1,0 +1,237 @@
+"""`mpt train` as a user has it: real processes, signals, pipes, user code, wrong places, the wheel."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
+RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
+             "checkpoints", "model.keras", "console.log"}  # fmt: skip
+
+
+def mpt(*words, cwd, **kwargs):
+    return subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=cwd, capture_output=True, text=True,
+                          timeout=300, **kwargs)  # fmt: skip
+
+
+def strict_lines(path):
+    def refuse(name):
+        raise AssertionError(f"{path}: {name} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_a_run_leaves_what_the_contract_says(tmp_path):
+    done = mpt("train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=2", "loss_scale.initial_scale=2**30",
+               "trainer.log_every_steps=10", "run_dir=r", "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "r"
+    assert {path.name for path in run.iterdir() if not path.name.startswith(".")} == RUN_FILES
+    summary = json.loads(done.stdout)
+    assert summary == json.loads((run / "summary.json").read_text())
+    assert summary["steps_seen"] == 46 == summary["applied_steps"] + summary["skipped_steps"]
+    assert summary["skipped_steps"] > 5
+    events = strict_lines(run / "events.jsonl")
+    overflows = [event for event in events if event["kind"] == "overflow"]
+    assert len(overflows) == summary["skipped_steps"]
+    assert overflows[0]["scale_before"] == 2.0**30
+    assert overflows[0]["scale_after"] == 2.0**29
+    assert overflows[0]["variable"] is not None
+    lines = strict_lines(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [10, 20, 23, 30, 40, 46]
+    assert [line["epoch_end"] for line in lines] == [False, False, True, False, False, True]
+    wanted = {"step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps",
+              "consecutive_skips", "applied_steps", "examples_per_second", "schema_version", "accuracy"}  # fmt: skip
+    assert all(wanted <= line.keys() for line in lines)
+    assert lines[-1].keys() >= {"val_loss", "val_accuracy"}
+    assert lines[-1]["loss_scale"] == summary["final_loss_scale"]
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["seed"] == 0
+    assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
+    assert len(environment["dataset_fingerprint"]) == 64
+
+
+def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
+    words = ["trainer.max_steps=30", "policy=mixed_bfloat16", "seed=null", "--json"]
+    first = json.loads(mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path).stdout)
+    again = json.loads(mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path).stdout)
+    assert first["applied_steps"] == again["applied_steps"] == 30
+    assert first["metrics"] == again["metrics"]
+
+
+def test_policies_reach_the_same_accuracy_on_digits_cnn(tmp_path):
+    accuracy = {}
+    for policy in ("float32", "mixed_float16", "mixed_bfloat16"):
+        done = mpt("train", "conf=digits_cnn", f"policy={policy}", f"run_dir={policy}", "--json", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        summary = json.loads(done.stdout)
+        assert summary["applied_steps"] == summary["steps_seen"] == 345
+        assert summary["skipped_steps"] == 0
+        accuracy[policy] = summary["metrics"]["val_accuracy"]
+    assert max(accuracy.values()) - min(accuracy.values()) <= 0.01, accuracy
+    assert min(accuracy.values()) >= 0.98
+
+
+def test_underflow_needs_scaling(tmp_path):
+    """Micikevicius et al. 2018, arXiv:1710.03740: without scaling float16 loses the gradients, with it nothing."""
+    results = {}
+    for name, words in {
+        "float32": ["policy=float32"],
+        "none": ["loss_scale=none"],
+        "fixed": ["loss_scale=fixed", "loss_scale.initial_scale=2**10"],
+        "dynamic": ["loss_scale=dynamic"],
+    }.items():
+        done = mpt("train", "conf=underflow", *words, f"run_dir={name}", "--json", cwd=tmp_path)
+        summary = json.loads(done.stdout)
+        assert summary["skipped_steps"] <= 3
+        results[name] = summary["metrics"]["val_accuracy"]
+    assert results["none"] < 0.5
+    assert abs(results["fixed"] - results["float32"]) <= 0.02
+    assert abs(results["dynamic"] - results["float32"]) <= 0.02
+    assert results["float32"] >= 0.95
+
+
+def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpt_cli", "train", "conf=digits_cnn", "run_dir=r", "trainer.epochs=500"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if line.startswith("epoch 1/"):
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    done = mpt("train", "conf=digits_cnn", "run_dir=r", "trainer.epochs=500", "resume=auto",
+               f"trainer.max_steps={summary['steps_seen'] + 30}", "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 30
+
+
+def test_two_processes_do_not_write_into_one_run(tmp_path):
+    mpt("train", "conf=digits_mlp", "run_dir=r", "trainer.max_steps=5", cwd=tmp_path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mpt_cli", "train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000",
+         "resume=auto"], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    for line in process.stdout:
+        if "going on" in line:
+            break
+    second = mpt("train", "conf=digits_mlp", "run_dir=r", "resume=auto", cwd=tmp_path)
+    process.kill()
+    process.wait()
+    assert second.returncode == 3
+    assert "another process is writing in r" in second.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["data=npz", "data.path=nowhere.npz"], 3, "nowhere.npz"),
+        (["data=csv", "data.path=t.csv", "data.target=label"], 3, "empty"),
+        (["model.builder=broken:no_model"], 2, "no_model"),
+        (["model.builder=broken:raises"], 2, "ValueError: from the user's own code"),
+        (["model.builder=broken:wrong_shape"], 2, "3"),
+        (["data.loader=broken:with_nan"], 3, "NaN"),
+        (["data.loader=broken:bad_labels"], 3, "label"),
+        (["backend.device=gpu"], 2, "backend.device: no GPU is visible"),
+        (["run_dir=taken"], 3, "already exists"),
+        (["policy=bfloat16"], 2, "mixed_bfloat16"),
+        (["data.loader=broken:huge", "policy=mixed_float16"], 2, "65504"),
+        (["policy=mixed_float16", "'policy.overrides={nosuch*: float32}'"], 2, "nosuch*"),
+    ],
+)
+def test_bad_input_is_a_sentence_and_leaves_nothing(tmp_path, words, code, said):
+    (tmp_path / "t.csv").write_text("")
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "keep.txt").write_text("mine")
+    (tmp_path / "broken.py").write_text(BROKEN)
+    before = {path.name for path in tmp_path.iterdir()}
+    done = mpt("train", "conf=digits_mlp", *[word.strip("'") for word in words], cwd=tmp_path)
+    assert done.returncode == code, done.stderr + done.stdout
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr.replace("Traceback (your code", "")
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == before
+    assert (tmp_path / "taken" / "keep.txt").read_text() == "mine"
+
+
+BROKEN = '''
+import keras, numpy as np
+def no_model(input_shape, num_classes): return "a model"
+def raises(input_shape): raise ValueError("from the user's own code")
+def wrong_shape(input_shape):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(3)])
+def with_nan():
+    x = np.ones((20, 4), "float32"); x[3, 1] = np.nan
+    return x, np.arange(20) % 2
+def bad_labels(): return np.ones((20, 4), "float32"), np.arange(20) % 2 - 1
+def huge(): return np.full((20, 4), 1e6, "float32") * np.arange(1, 21)[:, None], np.arange(20) % 2
+'''
+
+
+def test_piped_output_is_plain_and_a_reader_may_leave(tmp_path):
+    command = f"{sys.executable} -m mpt_cli train conf=digits_mlp trainer.max_steps=30 run_dir=r | head -3; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 3
+    assert "\x1b" not in done.stdout
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
+
+
+def test_the_wheel_works_in_an_empty_directory(tmp_path):
+    wheels, site, work = tmp_path / "wheels", tmp_path / "site", tmp_path / "work"
+    work.mkdir()
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", wheels, ROOT], check=True, capture_output=True)
+    wheel = next(wheels.glob("*.whl"))
+    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True, capture_output=True)
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    where = subprocess.run([sys.executable, "-c", "import mpt_cli; print(mpt_cli.__file__)"], cwd=work,
+                           env=environment, capture_output=True, text=True, check=True)  # fmt: skip
+    assert where.stdout.startswith(str(site))
+    listed = mpt("list", "recipes", "--json", cwd=work, env=environment)
+    assert "digits_cnn" in listed.stdout, listed.stderr
+    done = mpt("train", "conf=digits_mlp", "trainer.max_steps=20", "--json", cwd=work, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["applied_steps"] == 20
+    assert [path.name for path in work.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize(
+    "words", [["distribute=mirrored"], ["backend=jax", "distribute=data_parallel"]], ids=["mirrored", "data_parallel"]
+)
+def test_two_devices_train_to_the_same_result_as_one(tmp_path, words):
+    common = ["conf=digits_mlp", "policy=float32", "trainer.max_steps=40", "--json"]
+    backend = words[:-1]
+    one = json.loads(mpt("train", *common, *backend, "run_dir=one", cwd=tmp_path).stdout)
+    two = json.loads(mpt("train", *common, *words, "distribute.devices=2", "run_dir=two", cwd=tmp_path).stdout)
+    assert one["applied_steps"] == two["applied_steps"] == 40
+    # float32 sums in another order: 1e-7 a step, grown over 40 steps of Adam; the second epoch lacks one example
+    assert two["metrics"]["val_loss"] == pytest.approx(one["metrics"]["val_loss"], rel=0.02)
+
+
+def test_start_up_is_not_slowed_by_what_is_not_needed(tmp_path):
+    """Neither help nor a bad configuration imports a framework; how long they take is in the benchmark."""
+    code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(sorted({'keras','tensorflow','jax'} & set(sys.modules)))"
+    for words in (["list"], ["show", "conf=digits_cnn"], ["check", "conf=digits_cnn"], ["train", "conf=digits_cnn", "a=1"]):
+        done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+        assert done.stdout.splitlines()[-1] == "[]", words
+
+
+def test_time_is_not_lost_between_runs(tmp_path):
+    """The default run directory is new each time, also within one second."""
+    started = time.time()
+    for _ in range(2):
+        assert mpt("train", "conf=digits_mlp", "trainer.max_steps=2", cwd=tmp_path).returncode == 0
+    assert len(list((tmp_path / "runs" / "digits_mlp").iterdir())) == 2
+    assert time.time() > started
