@@ -39,6 +39,8 @@ class LossScale:
     on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
     max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
                                                at_least=1)
+    max_skips_at_floor: Optional[int] = key(10, "stop after this many steps skipped with the scale at min_scale, "
+                                                "null = never", at_least=1)
     max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
                                          "skipped, null = never", above=0, at_most=1)
     stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped")

@@ -27,67 +27,72 @@ class Health:
     trainer: Trainer
 
     def check(self, ledger: Ledger) -> Stop | None:
-        """The first rule that is broken, or None."""
-        return self._overflow(ledger) or self._streak(ledger) or self._rate(ledger) or self._loss(ledger)
+        """The first rule that a step since the last question broke, or None."""
+        for rule in (self._overflow, self._floor, self._streak, self._rate, self._loss):
+            stop = rule(ledger)
+            if stop is not None:
+                return stop
+        return None
 
     def check_epoch(self, ledger: Ledger) -> Stop | None:
         """At the end of an epoch: did it train at all?"""
         if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch:
             return None
-        return Stop(
-            "loss_scale.stop_on_idle_epoch", "an epoch ended in which every step was skipped", self._advice(ledger)
-        )
+        evidence = f"an epoch ended in which every step was skipped, the last at loss scale {scale_words(ledger.scale)}"
+        return Stop("loss_scale.stop_on_idle_epoch", evidence, self._advice(ledger, ledger.consecutive_skips))
 
     def _overflow(self, ledger: Ledger) -> Stop | None:
-        if self.loss_scale.on_overflow != "abort" or ledger.skipped == 0:
+        if self.loss_scale.on_overflow != "abort" or ledger.peak_skips == 0:
             return None
-        return Stop(
-            "loss_scale.on_overflow=abort",
-            f"gradients were not finite at loss scale {scale_words(ledger.scale)}",
-            self._advice(ledger),
-        )
+        evidence = f"gradients were not finite at loss scale {scale_words(ledger.scale)}"
+        return Stop("loss_scale.on_overflow=abort", evidence, self._advice(ledger, 1))
+
+    def _floor(self, ledger: Ledger) -> Stop | None:
+        limit = self.loss_scale.max_skips_at_floor
+        if limit is None or self.loss_scale.mode == "fixed" or ledger.floor_skips < limit:
+            return None
+        floor = scale_words(self.loss_scale.min_scale)
+        evidence = f"{ledger.floor_skips} steps were skipped though the loss scale is at its floor, {floor}"
+        return Stop("loss_scale.max_skips_at_floor", evidence, self._advice(ledger, ledger.floor_skips))
 
     def _streak(self, ledger: Ledger) -> Stop | None:
         limit = self.loss_scale.max_consecutive_skips
-        if limit is None or ledger.consecutive_skips < limit:
+        if limit is None or ledger.peak_skips < limit:
             return None
-        return Stop(
-            "loss_scale.max_consecutive_skips",
-            f"{ledger.consecutive_skips} steps in a row were skipped, the loss scale is down to "
-            f"{scale_words(ledger.scale)}",
-            self._advice(ledger),
-        )
+        evidence = f"{ledger.peak_skips} steps in a row were skipped, the loss scale is {scale_words(ledger.scale)}"
+        return Stop("loss_scale.max_consecutive_skips", evidence, self._advice(ledger, ledger.peak_skips))
 
     def _rate(self, ledger: Ledger) -> Stop | None:
-        limit, window = self.loss_scale.max_skip_rate, self.loss_scale.skip_rate_window
-        if limit is None or ledger.seen < 2 * window or not ledger.skip_rate() > limit:
+        limit, window, rate = self.loss_scale.max_skip_rate, self.loss_scale.skip_rate_window, ledger.peak_skip_rate
+        if limit is None or not rate > limit:
             return None
-        return Stop(
-            "loss_scale.max_skip_rate",
-            f"{ledger.skip_rate():.0%} of the last {window} steps were skipped",
-            self._advice(ledger),
-        )
+        evidence = f"{rate:.0%} of {window} steps in a row were skipped"
+        return Stop("loss_scale.max_skip_rate", evidence, self._advice(ledger, int(rate * window)))
 
     def _loss(self, ledger: Ledger) -> Stop | None:
         limit = self.trainer.max_nonfinite_losses
-        if limit is None or ledger.non_finite_losses < limit:
+        if limit is None or ledger.peak_bad_losses < limit:
             return None
         return Stop(
             "trainer.max_nonfinite_losses",
-            f"the loss was not finite in {ledger.non_finite_losses} applied steps in a row",
+            f"the loss was not finite in {ledger.peak_bad_losses} applied steps in a row",
             "Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without "
             "loss scaling set loss_scale=dynamic.",
         )
 
-    def _advice(self, ledger: Ledger) -> str:
-        if self.loss_scale.mode == "fixed":
+    def _advice(self, ledger: Ledger, skips: int) -> str:
+        """What to try, by where the latest `skips` skipped steps went wrong."""
+        if ledger.forward_share(skips) > 0.5:
             return (
-                f"The fixed scale is too high for this model: try loss_scale.initial_scale="
-                f"{scale_words(ledger.scale / 2**8)} or loss_scale=dynamic."
+                "The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
+                "lower optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides)."
             )
+        if self.loss_scale.mode == "fixed":
+            lower = f"loss_scale.initial_scale={scale_words(ledger.scale / 2**8).replace('^', '**')}"
+            return f"The fixed scale is too high for this model: try {lower} or loss_scale=dynamic."
         if ledger.scale <= self.loss_scale.min_scale * 2:
             return (
-                "The scale is at its floor, so scaling is not the cause: look for nan in the model or data, lower "
+                "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
                 "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare."
             )
         return "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."

@@ -11,6 +11,7 @@ from mpt_cli.telemetry.block import Block
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.tally import CEILING, FLOOR, GROWTH, OVERFLOW
 
+FLAGS = ("window", "forward")  # the fields of a ledger that are arrays of booleans
 Flags = NDArray[np.bool_]
 
 
@@ -32,8 +33,12 @@ class LedgerRules:
 class Ledger:
     """Totals over all steps so far.
 
-    `non_finite_losses` counts applied steps in a row whose loss was not finite; `window` holds one boolean per recent
-    step, true for a skip, newest last.
+    `non_finite_losses` counts applied steps in a row whose loss was not finite; `floor_skips` those skipped since the
+    scale came to its floor. `window` holds one boolean per recent step, true for a skip, newest last; `forward` one per
+    recent skip, true where the loss was already not finite.
+
+    The `peak_*` values are the highest that streak of skips, streak of bad losses and skip rate reached at any step of
+    the last `absorb`, so that no rule depends on where a call into the compiled loop ends.
     """
 
     rules: LedgerRules
@@ -50,22 +55,27 @@ class Ledger:
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
+    floor_skips: int = 0
+    peak_skips: int = 0
+    peak_bad_losses: int = 0
+    peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
+    forward: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
         """The totals as a JSON object, for a checkpoint."""
-        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", "window")]
+        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", *FLAGS)]
         kept = {name: getattr(self, name) for name in names}
-        return {**kept, "window": self.window.astype(int).tolist()}
+        return {**kept, **{name: getattr(self, name).astype(int).tolist() for name in FLAGS}}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from what `position` gave, also after a round trip through strict JSON."""
         for name, value in position.items():
-            if name == "window":
-                self.window = np.asarray(value, bool)
+            if name in FLAGS:
+                setattr(self, name, np.asarray(value, bool))
             else:
                 setattr(self, name, float(value) if isinstance(value, str) else value)
 
@@ -79,6 +89,7 @@ class Ledger:
         applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite
         events = self._events(block, epoch)
         self._count(block, applied)
+        self._read_scale(block, applied)
         self._sum_losses(block.column("loss"), applied)
         return events
 
@@ -92,23 +103,43 @@ class Ledger:
         """Share of skipped steps among the last `window_steps`."""
         return float(self.window.mean()) if len(self.window) else 0.0
 
+    def forward_share(self, skips: int) -> float:
+        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
+        latest = self.forward[-skips:] if skips else self.forward[:0]
+        return float(latest.mean()) if len(latest) else 0.0
+
     def _count(self, block: Block, applied: Flags) -> None:
+        skips, lost = ~applied, ~np.isfinite(block.column("loss"))
         self.seen += len(block)
         self.applied += int(applied.sum())
         self.applied_in_epoch += int(applied.sum())
-        self.skipped += int((~applied).sum())
-        self.consecutive_skips, longest = _streaks(~applied, self.consecutive_skips)
-        self.longest_streak = max(self.longest_streak, longest)
-        lost = applied & ~np.isfinite(block.column("loss"))
-        if applied.any():
-            self.non_finite_losses, _ = _streaks(lost[applied], self.non_finite_losses)
-        scales = np.concatenate([block.column("scale_before"), block.column("scale_after")])
-        self.lowest_scale = min(self.lowest_scale, float(scales.min()))
-        self.highest_scale = max(self.highest_scale, float(scales.max()))
-        self.scale = float(block.column("scale_after")[-1])
+        self.skipped += int(skips.sum())
+        self.consecutive_skips, self.peak_skips = _streaks(skips, self.consecutive_skips)
+        self.longest_streak = max(self.longest_streak, self.peak_skips)
+        self.non_finite_losses, self.peak_bad_losses = _streaks(lost[applied], self.non_finite_losses)
+        self.peak_skip_rate = self._peak_rate(skips)
+        self.window = np.concatenate([self.window, skips])[-self.window_steps :]
+        self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
+
+    def _read_scale(self, block: Block, applied: Flags) -> None:
+        before, after = block.column("scale_before"), block.column("scale_after")
+        self.lowest_scale = min(self.lowest_scale, float(before.min()), float(after.min()))
+        self.highest_scale = max(self.highest_scale, float(before.max()), float(after.max()))
+        self.scale = float(after[-1])
         self.counter = int(block.column("counter")[-1])
         self.learning_rate = float(block.column("learning_rate")[-1])
-        self.window = np.concatenate([self.window, ~applied])[-self.window_steps :]
+        at_floor = before <= np.float32(self.rules.min_scale)
+        since = int(np.flatnonzero(~at_floor)[-1]) + 1 if not at_floor.all() else 0
+        earlier = self.floor_skips if since == 0 else 0
+        self.floor_skips = earlier + int((~applied)[since:].sum())
+
+    def _peak_rate(self, skips: Flags) -> float:
+        """Highest skip rate over any whole window that ends in this block and begins after the first window."""
+        size = self.window_steps
+        sums = np.concatenate([[0], np.cumsum(np.concatenate([self.window, skips]))])
+        ends = np.arange(len(self.window) + 1, len(sums))
+        ends = ends[(ends >= size) & (self.seen - len(skips) - len(self.window) + ends >= 2 * size)]
+        return float((sums[ends] - sums[ends - size]).max()) / size if len(ends) else 0.0
 
     def _sum_losses(self, losses: NDArray[np.float32], applied: Flags) -> None:
         used = losses[applied]
@@ -121,6 +152,7 @@ class Ledger:
 
     def _events(self, block: Block, epoch: int) -> list[Event]:
         before, after, finite = block.column("scale_before"), block.column("scale_after"), block.finite
+        lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
         for i in np.flatnonzero(~finite | (before != after)):
             step = self.seen + int(i) + 1
@@ -128,9 +160,9 @@ class Ledger:
             events.append(
                 self._overflow(block, int(i), step, epoch) if not finite[i] else Event(step, epoch, GROWTH, *scales)
             )
-            if scales[1] < scales[0] and scales[1] <= self.rules.min_scale:
+            if scales[1] < scales[0] and scales[1] <= lowest:
                 events.append(Event(step, epoch, FLOOR, *scales))
-            if scales[1] > scales[0] and scales[1] >= self.rules.max_scale:
+            if scales[1] > scales[0] and scales[1] >= highest:
                 events.append(Event(step, epoch, CEILING, *scales))
         return events
 
@@ -145,10 +177,16 @@ class Ledger:
 
 
 def _streaks(flags: Flags, before: int) -> tuple[int, int]:
-    """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it."""
+    """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it.
+
+    Without any flag the run before goes on, and none was reached here.
+    """
+    if len(flags) == 0:
+        return before, 0
     breaks = np.flatnonzero(~flags)
     if len(breaks) == 0:
         return before + len(flags), before + len(flags)
     inside = np.diff(breaks) - 1
     at_end = len(flags) - 1 - int(breaks[-1])
-    return at_end, max(before + int(breaks[0]), at_end, int(inside.max()) if len(inside) else 0)
+    at_start = before + int(breaks[0]) if breaks[0] else 0
+    return at_end, max(at_start, at_end, int(inside.max()) if len(inside) else 0)

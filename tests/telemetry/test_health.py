@@ -1,0 +1,119 @@
+import math
+
+import numpy as np
+import pytest
+
+from mpt_cli.settings.schema import LossScale, Trainer
+from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.health import Health, Stop
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+
+NAN = math.nan
+LOSS_ADVICE = (
+    "The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, lower "
+    "optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides)."
+)
+FLOOR_ADVICE = (
+    "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
+    "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+)
+LOWER_ADVICE = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+
+
+def after(
+    *calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500, floor: float = 2.0**-14
+) -> Ledger:
+    """A ledger after calls of these steps (a dot applied, an x skipped), all at one scale and with one loss."""
+    ledger = Ledger(LedgerRules(min_scale=floor), window_steps=window)
+    for marks in calls:
+        floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
+        ints = np.array([[mark == ".", 0, 0, 0, 0] for mark in marks], np.int32)
+        ledger.absorb(Block(floats, ints, {}), 1)
+    return ledger
+
+
+def check(ledger: Ledger, trainer: Trainer | None = None, **loss_scale: object) -> Stop | None:
+    return Health(LossScale(**loss_scale), trainer or Trainer()).check(ledger)  # type: ignore[arg-type]
+
+
+def test_a_streak_of_skips():
+    stop = check(after("..xxx"), max_consecutive_skips=3)
+    assert str(stop) == (
+        "3 steps in a row were skipped, the loss scale is 4 (rule loss_scale.max_consecutive_skips). " + LOWER_ADVICE
+    )
+    assert check(after("..xx.xx"), max_consecutive_skips=3) is None
+
+
+def test_a_streak_that_ended_within_the_call_counts():
+    assert check(after("..xxx.."), max_consecutive_skips=3) is not None
+    assert check(after("..xxx", ".."), max_consecutive_skips=3) is None  # was told after the first call
+
+
+def test_a_streak_of_non_finite_losses_is_not_blamed_on_the_scale():
+    stop = check(after("xxx", loss=NAN), max_consecutive_skips=3)
+    assert stop is not None and stop.remedy == LOSS_ADVICE
+
+
+@pytest.mark.parametrize(("scale", "words"), [(2.0**16, "256"), (2.0**40, "2**32"), (1000.0, "3.90625")])
+def test_a_fixed_scale_that_is_too_high_names_a_lower_one(scale, words):
+    stop = check(after("xxx", scale=scale), mode="fixed", max_consecutive_skips=3)
+    assert stop is not None and stop.remedy == (
+        f"The fixed scale is too high for this model: try loss_scale.initial_scale={words} or loss_scale=dynamic."
+    )
+
+
+def test_skips_at_the_floor():
+    ledger = after("xxxx", scale=0.5, floor=0.5)
+    stop = check(ledger, min_scale=0.5, max_skips_at_floor=4)
+    assert str(stop) == (
+        "4 steps were skipped though the loss scale is at its floor, 2^-1 (rule loss_scale.max_skips_at_floor). "
+        + FLOOR_ADVICE
+    )
+    assert check(ledger, min_scale=0.5, max_skips_at_floor=5) is None
+    assert check(ledger, min_scale=0.5, max_skips_at_floor=None) is None
+    assert check(ledger, mode="fixed", min_scale=0.5, max_skips_at_floor=4) is None
+
+
+def test_the_skip_rate():
+    stop = check(after("." * 10 + "........xx", "xxx.", window=10), skip_rate_window=10, max_skip_rate=0.4)
+    assert str(stop) == (
+        "50% of 10 steps in a row were skipped (rule loss_scale.max_skip_rate). " + LOWER_ADVICE
+    )
+    assert check(after("x" * 19, window=10), skip_rate_window=10, max_skip_rate=0.4) is None  # still warming up
+    assert check(after("." * 16 + "xxxx", window=10), skip_rate_window=10, max_skip_rate=0.4) is None  # not above
+
+
+def test_the_first_overflow_where_none_is_allowed():
+    stop = check(after("..x."), mode="fixed", on_overflow="abort")
+    assert stop is not None
+    assert (stop.key, stop.evidence) == ("loss_scale.on_overflow=abort", "gradients were not finite at loss scale 4")
+    assert check(after("..x.", "."), mode="fixed", on_overflow="abort") is None
+    assert check(after("....")) is None
+
+
+def test_non_finite_losses_in_applied_steps():
+    stop = check(after("...", loss=NAN), Trainer(max_nonfinite_losses=3))
+    assert str(stop) == (
+        "the loss was not finite in 3 applied steps in a row (rule trainer.max_nonfinite_losses). Lower "
+        "optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss scaling set "
+        "loss_scale=dynamic."
+    )
+    assert check(after("..", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
+    assert check(after("xxx", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
+
+
+def test_an_idle_epoch():
+    health = Health(LossScale(), Trainer())
+    assert str(health.check_epoch(after("xx"))) == (
+        "an epoch ended in which every step was skipped, the last at loss scale 4 "
+        "(rule loss_scale.stop_on_idle_epoch). " + LOWER_ADVICE
+    )
+    assert health.check_epoch(after("x.x")) is None
+    assert Health(LossScale(stop_on_idle_epoch=False), Trainer()).check_epoch(after("xx")) is None
+
+
+def test_every_rule_can_be_turned_off():
+    off = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
+    bad = after("x" * 2000, loss=NAN, scale=2.0**-14)
+    assert check(bad, Trainer(max_nonfinite_losses=None), **off) is None
+    assert check(after("." * 2000, loss=NAN), Trainer(max_nonfinite_losses=None), **off) is None

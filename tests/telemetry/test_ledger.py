@@ -1,0 +1,241 @@
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference import ReferenceScale, Step
+
+from mpt_cli.telemetry.block import FLOATS, INTS, Block
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.strict_json import strict_json
+
+NAN, INF = math.nan, math.inf
+
+
+def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int) -> Block:
+    """A block of these steps; `columns` gives nan, inf and first_bad for all of them."""
+    losses = losses or [0.5] * len(steps)
+    floats = [[loss, step.scale_before, step.scale_after, 0.25] for step, loss in zip(steps, losses, strict=True)]
+    ints = [
+        [step.finite, step.counter, *(columns.get(name, 0) for name in INTS[2:])] for step in steps
+    ]
+    return Block(
+        np.array(floats, np.float32).reshape(-1, len(FLOATS)), np.array(ints, np.int32).reshape(-1, len(INTS)), {}
+    )
+
+
+def steps_of(pattern: str, **rule: float) -> list[Step]:
+    """Steps of a dynamic scale: a dot is an applied step, an x a skipped one."""
+    return ReferenceScale(**rule).run([mark == "." for mark in pattern])
+
+
+def kinds(events) -> list[tuple[int, str]]:
+    return [(event.step, event.kind) for event in events]
+
+
+def portions(steps: list, sizes: list[int]):
+    """`steps` in portions of these sizes, over and over."""
+    first = 0
+    while first < len(steps):
+        size = sizes[0]
+        sizes = [*sizes[1:], size]
+        yield steps[first : first + size]
+        first += size
+
+
+rules = st.fixed_dictionaries(
+    {
+        "scale": st.sampled_from([1.0, 8.0, 1000.0]),
+        "growth_steps": st.integers(1, 5),
+        "growth_factor": st.sampled_from([1.5, 2.0, 16.0]),
+        "backoff_factor": st.sampled_from([0.1, 0.5]),
+        "min_scale": st.sampled_from([1.0, 2.0**-14]),
+        "max_scale": st.sampled_from([1000.0, 2.0**32]),
+        "hysteresis": st.integers(1, 3),
+    }
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(rules, st.lists(st.booleans(), min_size=1, max_size=80), st.lists(st.integers(1, 70), min_size=1, max_size=5))
+def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern, sizes):
+    reference = ReferenceScale(**rule)
+    steps = reference.run(pattern)
+    ledger = Ledger(LedgerRules(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
+
+    events = [event for part in portions(steps, sizes) for event in ledger.absorb(block_of(part), epoch=3)]
+
+    assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in events] == reference.events
+    assert all(event.epoch == 3 for event in events)
+    for name in ("seen", "applied", "skipped", "consecutive_skips", "longest_streak", "scale", "counter"):
+        assert getattr(ledger, name) == getattr(reference, name), name
+    assert ledger.seen == ledger.applied + ledger.skipped == len(pattern)
+    assert ledger.applied_in_epoch == ledger.applied
+    scales = [scale for step in steps for scale in (step.scale_before, step.scale_after)]
+    assert (ledger.lowest_scale, ledger.highest_scale) == (min(scales), max(scales))
+    assert ledger.skip_rate() == pytest.approx(pattern[-20:].count(False) / len(pattern[-20:]))
+
+
+def test_an_overflow_names_the_variable_the_counts_and_the_way():
+    ledger = Ledger(LedgerRules(variables=("dense/kernel", "dense/bias")))
+    (event,) = ledger.absorb(block_of(steps_of("x"), nan=2, inf=5, first_bad=1), epoch=1)
+    assert (event.variable, event.nan, event.inf, event.cause) == ("dense/bias", 2, 5, "backward")
+
+
+@pytest.mark.parametrize("loss", [NAN, INF, -INF])
+def test_an_overflow_whose_loss_was_bad_comes_from_the_forward_pass(loss):
+    (event,) = Ledger(LedgerRules()).absorb(block_of(steps_of("x"), [loss]), epoch=1)
+    assert event.cause == "forward"
+
+
+def test_an_overflow_without_a_known_variable_names_none():
+    (event,) = Ledger(LedgerRules(variables=("a",))).absorb(block_of(steps_of("x"), first_bad=-1), epoch=1)
+    assert event.variable is None
+
+
+def test_growth_and_ceiling_are_two_events_of_one_step():
+    ledger = Ledger(LedgerRules(max_scale=16.0))
+    steps = steps_of("......", scale=4.0, growth_steps=2, max_scale=16.0)
+    assert kinds(ledger.absorb(block_of(steps), 1)) == [(2, "growth"), (4, "growth"), (4, "ceiling")]
+
+
+def test_overflow_and_floor_are_two_events_of_one_step_and_the_floor_is_told_once():
+    ledger = Ledger(LedgerRules(min_scale=1.0))
+    steps = steps_of("xxxx", scale=4.0, min_scale=1.0)
+    assert kinds(ledger.absorb(block_of(steps), 1)) == [
+        (1, "overflow"), (2, "overflow"), (2, "floor"), (3, "overflow"), (4, "overflow"),
+    ]  # fmt: skip
+
+
+def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
+    """0.1 in float32 lies above 0.1, and 1000.1 below 1000.1."""
+    ledger = Ledger(LedgerRules(min_scale=0.1, max_scale=1000.1))
+    low = np.float32(0.1).item()
+    high = np.float32(1000.1).item()
+    assert low > 0.1 and high < 1000.1
+    steps = [Step(False, 0.15, low, 0), Step(True, 900.0, high, 0)]
+    assert kinds(ledger.absorb(block_of(steps), 1)) == [(1, "overflow"), (1, "floor"), (2, "growth"), (2, "ceiling")]
+
+
+def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of(".x."), [1.0, NAN, 4.0]), 1)
+    ledger.absorb(block_of(steps_of("."), [4.0]), 1)
+    assert ledger.take_mean_loss() == 3.0
+    assert ledger.take_mean_loss() is None
+    ledger.absorb(block_of(steps_of("x"), [1.0]), 1)
+    assert ledger.take_mean_loss() is None
+
+
+def test_a_large_sum_of_losses_is_exact():
+    """Summed in float32 the small ones would be lost: 2**24 + 1 is 2**24."""
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of("..."), [2.0**24, 1.0, 1.0]), 1)
+    assert ledger.take_mean_loss() == (2.0**24 + 2) / 3
+
+
+def test_bad_losses_are_counted_over_applied_steps_in_a_row():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)
+    assert ledger.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
+    ledger.absorb(block_of(steps_of("xx"), [NAN, NAN]), 1)
+    assert ledger.non_finite_losses == 2
+    ledger.absorb(block_of(steps_of(".."), [NAN, 0.5]), 1)
+    assert ledger.non_finite_losses == 0
+
+
+def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
+    ledger = Ledger(LedgerRules(applies_non_finite=True))
+    steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
+    events = ledger.absorb(block_of(steps), 1)
+    assert (ledger.applied, ledger.skipped, ledger.consecutive_skips) == (2, 0, 0)
+    assert ledger.skip_rate() == 0.0
+    assert len(events) == 1
+
+
+def test_a_new_epoch_counts_its_own_applied_steps():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of("...")), 1)
+    ledger.start_epoch()
+    ledger.absorb(block_of(steps_of(".x")), 2)
+    assert (ledger.applied_in_epoch, ledger.applied) == (1, 4)
+
+
+def test_an_empty_block_changes_nothing():
+    ledger = Ledger(LedgerRules())
+    assert ledger.absorb(block_of([]), 1) == []
+    assert ledger.seen == 0 and math.isnan(ledger.scale)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.booleans(), max_size=40), st.lists(st.booleans(), min_size=1, max_size=40))
+def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(before, after):
+    import json
+
+    reference = ReferenceScale(scale=64.0, growth_steps=3)
+    first, second = reference.run(before), reference.run(after)
+    whole = Ledger(LedgerRules(), window_steps=15)
+    whole.absorb(block_of(first), 1)
+    resumed = Ledger(LedgerRules(), window_steps=15)
+    resumed.resume(json.loads(strict_json(whole.position())))
+
+    assert resumed.absorb(block_of(second), 1) == whole.absorb(block_of(second), 1)
+    assert json.loads(strict_json(resumed.position())) == json.loads(strict_json(whole.position()))
+    assert resumed.take_mean_loss() == whole.take_mean_loss()
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.text(".x", min_size=1, max_size=120), st.lists(st.integers(1, 30), min_size=1, max_size=4))
+def test_peaks_are_the_same_however_steps_are_divided_into_calls(pattern, sizes):
+    def peaks(sizes: list[int]) -> list[float]:
+        ledger, highest = Ledger(LedgerRules(), window_steps=10), [0.0] * 3
+        for part in portions(steps_of(pattern), sizes):
+            ledger.absorb(block_of(part, [NAN if step.counter % 2 else 0.5 for step in part]), 1)
+            now = ledger.peak_skips, ledger.peak_bad_losses, ledger.peak_skip_rate
+            highest = [max(pair) for pair in zip(highest, now, strict=True)]
+        return highest
+
+    assert peaks(sizes) == peaks([1])
+
+
+def test_a_streak_that_ended_within_a_call_is_a_peak_of_that_call_only():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of("xxx")), 1)
+    ledger.absorb(block_of(steps_of("xx.x")), 1)
+    assert (ledger.consecutive_skips, ledger.peak_skips) == (1, 5)
+    ledger.absorb(block_of(steps_of(".x")), 1)
+    assert (ledger.peak_skips, ledger.longest_streak) == (1, 5)
+
+
+def test_the_skip_rate_counts_whole_windows_after_the_first():
+    ledger = Ledger(LedgerRules(), window_steps=10)
+    ledger.absorb(block_of(steps_of("xxxxxxxxxx" + "xxxxx....")), 1)
+    assert ledger.peak_skip_rate == 0.0  # 19 steps: the second window is not over
+    ledger.absorb(block_of(steps_of(".")), 1)
+    assert ledger.peak_skip_rate == 0.5
+    ledger.absorb(block_of(steps_of(".xxx......")), 1)
+    assert ledger.peak_skip_rate == 0.4
+
+
+def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
+    rules = LedgerRules(min_scale=1.0)
+    ledger = Ledger(rules)
+    scale = ReferenceScale(scale=4.0, min_scale=1.0, growth_steps=2)
+
+    def after(pattern: str) -> int:
+        ledger.absorb(block_of(scale.run([mark == "." for mark in pattern])), 1)
+        return ledger.floor_skips
+
+    assert after("xx") == 0  # these two brought it there
+    assert after("xx.x") == 3
+    assert after("..") == 3  # grows at the second, which still began at the floor
+    assert after("x") == 0
+    assert after("x") == 1
+
+
+def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
+    ledger = Ledger(LedgerRules())
+    assert ledger.forward_share(5) == 0.0
+    ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1)
+    assert (ledger.forward_share(2), ledger.forward_share(4), ledger.forward_share(0)) == (1.0, 0.5, 0.0)
