@@ -26,10 +26,6 @@ class Piece:
     rows: Rows
     count: int
 
-    @property
-    def examples(self) -> int:
-        return self.count * int(self.rows.shape[1])
-
 
 @dataclass(frozen=True)
 class BatchPlan:
@@ -159,12 +155,12 @@ class ChunkFeed:
             if number < skip_steps:
                 continue
             whole = _length(batch) == self.plan.batch_size
+            if whole:
+                batches.append(batch)
             if batches and (not whole or len(batches) == self._chunk_steps(batches[0])):
                 yield self._piece_of(batches)
                 batches = []
-            if whole:
-                batches.append(batch)
-            elif self.plan.rest_of(_length(batch)):
+            if not whole and self.plan.rest_of(_length(batch)):
                 yield self._piece_of([_cut(batch, self.plan.rest_of(_length(batch)))])
         if batches:
             yield self._piece_of(batches)

@@ -1,0 +1,194 @@
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpt_cli.data.examples import Examples, Stream, map_arrays
+from mpt_cli.errors import DataError
+from mpt_cli.training import feed as feed_module
+from mpt_cli.training.feed import BatchPlan, ChunkFeed, Feed, ResidentFeed, build_feed, byte_size
+
+
+class HostEngine:
+    """Places data nowhere, so that a test can look at it."""
+
+    def place(self, arrays: Any) -> Any:
+        return arrays
+
+
+def examples(count: int, kind: str = "array", weighted: bool = False) -> Examples:
+    """Example i holds the number i in every leaf, so that a batch says which examples it is made of."""
+    numbers = np.arange(count, dtype=np.float32)
+    x = {
+        "array": numbers[:, None],
+        "dict": {"image": np.stack([numbers, numbers], 1), "token": np.arange(count, dtype=np.int32)},
+        "tuple": (numbers, (np.arange(count, dtype=np.int32), numbers[:, None])),
+    }[kind]
+    return Examples(x, np.arange(count, dtype=np.int32), numbers / 2 if weighted else None)
+
+
+def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] = lambda: 3) -> list[Any]:
+    """What each step of a pass is given, as lists."""
+    feed.start(epoch, skip)
+    found = []
+    while (piece := feed.take(most())) is not None:
+        assert 1 <= piece.count <= len(piece.rows)
+        for row in piece.rows[: piece.count]:
+            found.append([None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part)
+                          for part in piece.source])  # fmt: skip
+    return found
+
+
+def feeds(data: Examples, plan: BatchPlan) -> list[Feed]:
+    return [build_feed(data, HostEngine(), plan, resident) for resident in (True, False)]  # type: ignore[arg-type]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    count=st.integers(1, 40), size=st.integers(1, 9), capacity=st.integers(1, 7), drop=st.booleans(),
+    shuffle=st.booleans(), devices=st.sampled_from([1, 2]), epoch=st.integers(1, 3), skip=st.integers(0, 5),
+    kind=st.sampled_from(["array", "dict", "tuple"]), weighted=st.booleans(), most=st.integers(1, 9),
+)  # fmt: skip
+def test_every_feed_gives_the_batches_of_the_plan(
+    count, size, capacity, drop, shuffle, devices, epoch, skip, kind, weighted, most
+):
+    size *= devices
+    data = examples(count, kind, weighted)
+    plan = BatchPlan(size, capacity, drop, shuffle, seed=5, devices=devices)
+    order = plan.order(count, epoch)
+    parts = [order[first : first + size] for first in range(0, count, size)]
+    if len(parts[-1]) < size:
+        rest = 0 if drop else len(parts[-1]) - len(parts[-1]) % devices
+        parts[-1:] = [parts[-1][:rest]] if rest else []
+    expected = []
+    for part in parts:
+        taken = data.take(part)
+        expected.append([None if field is None else map_arrays(lambda a: a.tolist(), field)
+                         for field in (taken.x, taken.y, taken.sample_weight)])  # fmt: skip
+
+    for feed in feeds(data, plan):
+        assert feed.steps == len(expected)
+        skipped = min(skip, len(expected))
+        assert batches(feed, epoch, skipped, lambda: most) == expected[skipped:]
+
+
+def test_the_order_is_new_each_epoch_and_the_same_each_time():
+    plan = BatchPlan(4, 2, shuffle=True, seed=1)
+    first, again, second = plan.order(50, 1), plan.order(50, 1), plan.order(50, 2)
+    assert first.tolist() == again.tolist() != second.tolist()
+    assert sorted(second.tolist()) == list(range(50))
+    assert BatchPlan(4, 2, shuffle=True, seed=2).order(50, 1).tolist() != first.tolist()
+    assert BatchPlan(4, 2).order(5, 7).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_started_pass_can_be_started_anew():
+    for feed in feeds(examples(20), BatchPlan(3, 2, shuffle=True)):
+        feed.start(1)
+        feed.take(2)
+        assert batches(feed, epoch=2) == batches(feed, epoch=2)
+
+
+def test_one_shape_serves_every_count():
+    """Each new shape would be compiled anew: whole batches have one, the rest of an epoch another."""
+    for feed in feeds(examples(23), BatchPlan(4, 3)):
+        feed.start(1)
+        shapes = []
+        while (piece := feed.take(2)) is not None:
+            leaf = piece.source[0]
+            shapes.append((piece.rows.shape, leaf.shape if isinstance(feed, ChunkFeed) else None))
+        assert len(set(shapes)) == 2
+
+
+def test_chunks_stay_small(monkeypatch):
+    monkeypatch.setattr(feed_module, "CHUNK_BYTES", 100)  # a batch of 4 has 4 * (4 + 4) = 32 bytes
+    feed = build_feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)
+    feed.start(1)
+    piece = feed.take(8)
+    assert piece is not None and (piece.count, piece.rows.shape) == (3, (3, 4))
+    assert [part[1] for part in batches(feed)] == np.arange(40).reshape(10, 4).tolist()
+
+
+class TestStreams:
+    def stream(self, sizes: list[int], steps: int | None = None, endless: bool = False) -> Stream:
+        def open_pass(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
+            data = examples(sum(sizes), "dict", weighted=True)
+            order = np.arange(len(data))
+            if shuffle_seed is not None:
+                order = np.random.default_rng(shuffle_seed).permutation(order)
+            while True:
+                first = 0
+                for size in sizes:
+                    yield data.take(order[first : first + size])
+                    first += size
+                if not endless:
+                    return
+
+        return Stream(open_pass, steps, endless)
+
+    def feed(self, stream: Stream, plan: BatchPlan) -> Feed:
+        return build_feed(stream, HostEngine(), plan, resident=True)  # type: ignore[arg-type]
+
+    def test_batches_come_as_the_stream_gives_them(self):
+        feed = self.feed(self.stream([4, 4, 4, 2], steps=14), BatchPlan(4, 3))
+        assert isinstance(feed, ChunkFeed) and feed.steps == 4
+        assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]
+        assert [part[2] for part in batches(feed)][-1] == [6.0, 6.5]
+
+    def test_a_smaller_batch_on_the_way_keeps_its_place(self):
+        feed = self.feed(self.stream([4, 3, 4]), BatchPlan(4, 3))
+        assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10]]
+
+    @pytest.mark.parametrize("skip", [0, 1, 3, 4])
+    def test_goes_on_within_an_epoch(self, skip):
+        plan = BatchPlan(4, 2, shuffle=True, seed=3)
+        feed = self.feed(self.stream([4, 4, 4, 2]), plan)
+        assert batches(feed, 2, skip) == batches(feed, 2)[skip:]
+
+    def test_the_rest_can_be_left_out(self):
+        feed = self.feed(self.stream([4, 4, 2], steps=10), BatchPlan(4, 2, drop_remainder=True))
+        assert feed.steps == 2 and len(batches(feed)) == 2
+
+    def test_each_epoch_has_its_order(self):
+        feed = self.feed(self.stream([4, 4]), BatchPlan(4, 2, shuffle=True))
+        assert batches(feed, 1) == batches(feed, 1) != batches(feed, 2)
+
+    def test_one_without_end_can_be_left(self):
+        feed = self.feed(self.stream([4, 4], endless=True), BatchPlan(4, 2))
+        assert feed.steps is None
+        for epoch in (1, 2):
+            feed.start(epoch)
+            assert all(feed.take(2).count == 2 for _ in range(5))
+
+    def test_what_fails_while_reading_ahead_is_raised_at_its_place(self):
+        def open_pass(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
+            yield examples(4)
+            raise DataError("row 5 is broken")
+
+        feed = self.feed(Stream(open_pass), BatchPlan(4, 1))
+        feed.start(1)
+        assert feed.take(1) is not None
+        with pytest.raises(DataError, match="row 5 is broken"):
+            feed.take(1)
+
+
+def test_resident_data_is_placed_once():
+    placed = []
+
+    class Counting(HostEngine):
+        def place(self, arrays: Any) -> Any:
+            placed.append(arrays)
+            return arrays
+
+    feed = ResidentFeed(examples(10), Counting(), BatchPlan(3, 2))  # type: ignore[arg-type]
+    batches(feed)
+    batches(feed, 2)
+    assert len(placed) == 1
+
+
+def test_the_size_of_data_counts_every_array():
+    assert byte_size(examples(10, "tuple", weighted=True)) == 10 * (4 + 4 + 4 + 4 + 4)
+    assert byte_size(None) == 0
+    assert byte_size(Stream(lambda size, seed: iter(()))) is None
