@@ -1,0 +1,28 @@
+"""Every shipped recipe says how it is run and what to expect, and composes."""
+
+import pytest
+
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.locate import recipe_paths
+
+RECIPES = recipe_paths()
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_opens_with_its_command_and_what_to_expect(name):
+    lines = RECIPES[name].read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line.lstrip("# ") for line in lines[:lines.index(f"recipe: {name}")])
+    assert lines[0] == f"# mpt train conf={name}"
+    assert "Expected: " in comment and all(len(line) <= 120 for line in lines)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_composes_under_its_own_name(name):
+    settings = load_settings([f"conf={name}"])
+    assert settings.recipe == name and settings.description and settings.expect
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_train_in_mixed_float16_and_under_any_other_policy(name):
+    assert load_settings([f"conf={name}"]).policy.name == "mixed_float16"
+    assert load_settings([f"conf={name}", "policy=float32"]).policy.name == "float32"
