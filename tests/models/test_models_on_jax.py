@@ -1,4 +1,4 @@
-"""The shipped networks once more on JAX."""
+"""The networks that are more than a stack of Keras's layers once more on JAX."""
 
 from pathlib import Path
 
@@ -8,6 +8,6 @@ from backends import assert_passes_on_jax, only_on
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize("tests", ["test_shipped_models.py", "test_underflow_net.py"])
+@pytest.mark.parametrize("tests", ["test_transformer.py", "test_underflow_net.py"])
 def test_models_on_jax(tests):
     assert_passes_on_jax(Path(__file__).parent / tests)

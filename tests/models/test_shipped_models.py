@@ -3,13 +3,10 @@
 import keras
 import numpy as np
 import pytest
-from backends import only_on
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.models.build import build_model
 from mpt_cli.settings.models import CNN, MLP, ModelSettings, ResNet, Transformer
-
-SMALL_GPT = Transformer(layers=2, width=8, heads=2)
 
 
 @pytest.fixture
@@ -77,46 +74,11 @@ def test_a_basic_block_has_the_count_worked_out_by_hand():
     assert trainable_count(model) == stem + block + (4 * 3 + 3)
 
 
-@only_on("tensorflow")  # counts don't depend on the backend, and building takes JAX ten times as long
 def test_resnet_50_has_the_25_557_032_parameters_of_the_paper():
     settings = ResNet(filters=[64, 128, 256, 512], blocks=[3, 4, 6, 3], bottleneck=True, stem="imagenet")
     model = build_model(settings, (224, 224, 3), 1000)
     assert trainable_count(model) == 25_557_032
     assert model.get_layer("stage_4_block_3_relu").output.shape == (None, 7, 7, 2048)
-
-
-def gpt_count(layers: int, width: int, tokens: int, length: int) -> int:
-    attention, mlp, norms = 4 * (width * width + width), 8 * width * width + 5 * width, 4 * width
-    return layers * (attention + mlp + norms) + 2 * width + tokens * width + length * width + width * tokens
-
-
-def test_a_transformer_has_the_count_worked_out_by_hand():
-    assert build_model(SMALL_GPT, (6,), 11, "int32").count_params() == gpt_count(2, 8, 11, 6)
-    assert gpt_count(12, 768, 50257, 1024) == 163_037_184  # what the recipe gpt2_small_synthetic says
-    assert gpt_count(12, 768, 50257, 1024) - 50257 * 768 == 124_439_808  # GPT-2 small, whose head is tied
-
-
-def test_a_transformer_gives_logits_over_the_tokens_at_every_position():
-    assert build_model(SMALL_GPT, (6,), 11, "int32").output_shape == (None, 6, 11)
-
-
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
-def test_a_later_token_changes_no_earlier_output_by_a_bit(policy):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    model = build_model(SMALL_GPT, (9,), 11, "int32")
-    keras.config.set_dtype_policy(before)
-    tokens = np.random.default_rng(3).integers(0, 11, (4, 9))
-    changed = tokens.copy()
-    changed[:, 5] = (changed[:, 5] + 1) % 11
-    first, second = (keras.ops.convert_to_numpy(keras.ops.cast(model(x), "float32")) for x in (tokens, changed))
-    np.testing.assert_array_equal(first[:, :5], second[:, :5])
-    assert (first[:, 5:] != second[:, 5:]).any(axis=-1).all()
-
-
-def test_equal_tokens_at_different_positions_differ():
-    logits = keras.ops.convert_to_numpy(build_model(SMALL_GPT, (4,), 11, "int32")(np.full((1, 4), 7)))
-    assert (logits[0, 0] != logits[0, 3]).any()
 
 
 SHIPPED = [
