@@ -13,7 +13,7 @@ from mpt_cli.settings.models import ResNet, Transformer
 from mpt_cli.settings.schema import Settings
 
 # Adam's beta_2 of 0.999 rounds to 1 in bfloat16 and its epsilon to 0 in effect in float16
-_ADAM_FAMILY = ("adam", "adamw", "adamax", "nadam", "lamb", "muon")
+_ADAM_FAMILY = ("adam", "adamw", "schedule_free_adamw", "adamax", "nadam", "lamb", "muon")
 
 
 def check_combinations(settings: Settings, unreliable: set[str]) -> list[Problem]:

@@ -22,7 +22,7 @@ from mpt_cli.verbs import VERBS
         ("mpt train policy=mixed_", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("mpt train policy.name=mixed_b", ["policy.name=mixed_bfloat16"]),
         ("mpt show loss_scale.mode=", [f"loss_scale.mode={mode}" for mode in ("auto", "dynamic", "fixed", "none")]),
-        ("mpt show loss_scale.ma", [f"loss_scale.max_{key}=" for key in ("consecutive_skips", "scale", "skip_rate")]),
+        ("mpt show loss_scale.gr", ["loss_scale.growth_factor=", "loss_scale.growth_steps="]),
         ("mpt check trainer.shuffle=", ["trainer.shuffle=false", "trainer.shuffle=true"]),
         ("mpt check trainer.jit_compile=", [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")]),
         ("mpt train model=cnn model.", ["model.dropout=", "model.filters=", "model.hidden_units=", "model.name="]),
