@@ -1,5 +1,6 @@
 """Applying or skipping a step on JAX: eagerly, under `jit` in a stateless scope, and as a pure function."""
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -25,6 +26,13 @@ class Gradients(NamedTuple):
     variables: list[Any]
     measured: Measured
     unscaled: bool = False
+
+
+def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`jax.lax.cond` where `flag` is traced, a plain condition where it is a value: cond would compile at every step."""
+    if isinstance(flag, jax.core.Tracer):
+        return jax.lax.cond(flag, then, otherwise)
+    return then() if flag else otherwise()
 
 
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
@@ -76,7 +84,7 @@ def stateless_apply(
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        new_values, new_inner = jax.lax.cond(measured.finite, use, lambda: (list(values), list(inner)))
+        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), list(inner)))
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])

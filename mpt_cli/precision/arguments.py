@@ -83,9 +83,9 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
 
 def config_of(rule: ScaleRule) -> dict[str, Any]:
     """Constructor arguments that make `rule` again, under Keras's names where Keras has one."""
-    if isinstance(rule, FixedScale):
+    if type(rule) is FixedScale:
         return {"dynamic": False, "initial_scale": rule.initial_scale}
-    if isinstance(rule, DynamicScale):
+    if type(rule) is DynamicScale:
         config = dataclasses.asdict(rule)
         return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
     return {"rule": {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}}  # type: ignore[call-overload]

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 KERAS_OWN_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
 
+UNBUILT_VARIABLES = 2  # iteration and rate are all that an optimizer has, and stores, before its first step
+
 
 class SavedLikeInner:
     """Mixin: files fit with and without the wrapper on either side, and hold the inner state once.
@@ -39,6 +41,8 @@ class SavedLikeInner:
         """Read what this class, the bare inner optimizer or Keras's own wrapper stored."""
         inner = self.inner_optimizer
         extra = len(store.keys()) - len(inner.variables)
+        if len(store.keys()) <= UNBUILT_VARIABLES < len(inner.variables):
+            return
         if extra != KERAS_OWN_VARIABLES or self.scale_state is None:
             inner.load_own_variables(store)
             return

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import keras
 
+from mpt_cli.precision.optimizer import LossScaleOptimizer
+
 Tensor = Any
 
 
@@ -37,8 +39,9 @@ def keep_skips_whole(model: Any) -> Any:
     """Make Keras's own `fit` leave the whole of `model` alone in a skipped step; returns `model`.
 
     The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
-    subclassed and loaded models on both backends. Raises ValueError for a model with a `train_step` of its own: it
-    would be replaced.
+    subclassed and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without
+    any applied step the loss and all metrics are nan. Raises ValueError for another optimizer, a model without
+    trainable weights once it is trained, and one with a `train_step` of its own: it would be replaced.
 
     >>> import keras
     >>> from mpt_cli.precision import LossScaleOptimizer
@@ -51,16 +54,36 @@ def keep_skips_whole(model: Any) -> Any:
     """
     if has_own_train_step(model):
         raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
+    if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
+        raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     if keras.backend.backend() == "tensorflow":
-        from mpt_cli.precision import step_tensorflow
-
-        model.train_step = MethodType(lambda self, data: step_tensorflow.train_step(self, data)[0], model)
+        model.train_step = MethodType(_train_step_tensorflow, model)
     else:
-        from mpt_cli.precision import step_jax
-
-        model.train_step = MethodType(lambda self, state, data: step_jax.train_step(self, state, data)[:2], model)
-    model.make_train_function(force=True)
+        model.train_step = MethodType(_train_step_jax, model)
+    model.get_metrics_result = MethodType(_metrics_or_nan, model)
+    model.train_function = None  # made anew by the next `fit`
     return model
+
+
+def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
+    from mpt_cli.precision import step_tensorflow
+
+    return step_tensorflow.train_step(model, data)[0]
+
+
+def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    from mpt_cli.precision import step_jax
+
+    return step_jax.train_step(model, state, data)[:2]
+
+
+def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
+    """A mean over nothing is 0 in Keras, and a loss of 0 would look like the best epoch of all."""
+    none_applied = keras.ops.equal(model._loss_tracker.count, 0)
+    return {
+        name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
+        for name, value in type(model).get_metrics_result(model).items()
+    }
 
 
 def has_own_train_step(model: Any) -> bool:

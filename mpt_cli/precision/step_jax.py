@@ -36,8 +36,8 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
     def update_metrics() -> list[Tensor]:
         return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
 
-    new_metrics = jax.lax.cond(applied, update_metrics, lambda: list(metrics))
-    detail = jax.lax.cond(finite, lambda: jnp.asarray([0, 0, -1], "int32"), lambda: describe_non_finite(grads))
+    new_metrics = apply_jax.cond(applied, update_metrics, lambda: list(metrics))
+    detail = apply_jax.cond(finite, lambda: jnp.asarray([0, 0, -1], "int32"), lambda: describe_non_finite(grads))
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):

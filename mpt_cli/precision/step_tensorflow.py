@@ -1,11 +1,13 @@
 """One training step on TensorFlow in which a skip is whole."""
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's own train_step uses
 
+from mpt_cli.precision.apply_tensorflow import all_replicas
 from mpt_cli.precision.finite import describe_non_finite
 from mpt_cli.precision.step import StepRecord, state_to_keep
 
@@ -18,6 +20,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
     finite. Here the former are put back and the latter left alone when the step is skipped.
     """
+    _build(model, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
     kept = [v.value for v in state_to_keep(model)]
@@ -28,34 +31,62 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
         scaled = optimizer.scale_loss(loss)
     grads = tape.gradient(scaled, variables)
-    finite = _finite_on_all_replicas(optimizer.check_finite(grads))
+    finite = all_replicas(optimizer.check_finite(grads))
     optimizer.apply_gradients(zip(grads, variables, strict=True))
     true_loss = unscale_loss_for_distribution(loss)
 
-    def applied() -> Tensor:
-        size = tf.shape(tf.nest.flatten(x)[0])[0]
-        model._loss_tracker.update_state(true_loss, sample_weight=size)
+    def update_metrics() -> None:
+        model._loss_tracker.update_state(true_loss, sample_weight=_batch_size(x))
         model.compute_metrics(x, y, y_pred, sample_weight=weight)
-        return tf.constant([0, 0, -1])
 
-    def skipped() -> Tensor:
-        for variable, value in zip(kept, before, strict=True):
-            variable.assign(value)
-        return describe_non_finite(grads)
-
-    def applied_as_it_is() -> Tensor:
-        applied()
-        return describe_non_finite(grads)
-
-    otherwise = applied_as_it_is if optimizer.on_overflow == "apply" else skipped
-    detail = tf.cond(finite, applied, otherwise)
+    if optimizer.on_overflow == "apply":
+        update_metrics()
+        detail = tf.cond(finite, _nothing_found, lambda: describe_non_finite(grads))
+    else:
+        detail = _update_or_put_back(finite, update_metrics, kept, before, grads)
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
     return model.get_metrics_result(), record
 
 
-def _finite_on_all_replicas(finite: Tensor) -> Tensor:
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return finite
-    return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(finite), tf.float32)), 0.0)
+def _build(model: Any, data: Any) -> None:
+    """Create all variables before the step looks at them: subclassed models have none before their first batch."""
+    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
+    if all(part is None or part.built for part in parts):
+        return
+    with tf.init_scope():
+        model._symbolic_build(data_batch=data)
+
+
+def _update_or_put_back(
+    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor], grads: list[Tensor]
+) -> Tensor:
+    """`describe_non_finite`; on several replicas variables are assigned outside the condition, as they must be there."""
+    inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+    def applied() -> Tensor:
+        update_metrics()
+        return _nothing_found()
+
+    def skipped() -> Tensor:
+        if inside:
+            _assign(kept, before)
+        return describe_non_finite(grads)
+
+    detail = tf.cond(finite, applied, skipped)
+    if not inside:
+        _assign(kept, [tf.where(finite, v, old) for v, old in zip(kept, before, strict=True)])
+    return detail
+
+
+def _assign(variables: list[Any], values: list[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _nothing_found() -> Tensor:
+    return tf.constant([0, 0, -1])
+
+
+def _batch_size(x: Any) -> Tensor:
+    return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]

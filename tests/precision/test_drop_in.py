@@ -1,0 +1,106 @@
+"""A drop-in for `keras.optimizers.LossScaleOptimizer`: Keras's own tests of its class, run on ours, and what they miss."""
+
+import unittest
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import LossScaleOptimizer
+
+keras_tests = pytest.importorskip("keras.src.optimizers.loss_scale_optimizer_test")
+BY_CHOICE = {
+    "test_init_dynamic_arg": "dynamic=False is tf.keras's fixed mode, which Keras 3 refuses",
+    "test_serialization": "the configuration holds more than Keras's four keys; see below",
+}
+NAMES = [name for name in dir(keras_tests.LossScaleOptimizerTest) if name.startswith("test_") and name not in BY_CHOICE]
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "test_session"])
+@pytest.mark.filterwarnings("ignore:gradients are divided", "ignore:`loss_scale_factor=100`")
+def test_what_keras_tests_of_its_own_class_holds(name, monkeypatch):
+    monkeypatch.setattr(keras_tests, "LossScaleOptimizer", LossScaleOptimizer)
+    result = unittest.TestResult()
+    keras_tests.LossScaleOptimizerTest(name).run(result)
+    assert (result.testsRun, result.errors, result.failures) == (1, [], [])
+
+
+def test_there_are_tests_of_keras_to_run():
+    assert len(NAMES) > 15
+
+
+def test_the_configuration_has_keras_names_and_values():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=3.0, dynamic_growth_steps=2, name="mine")
+    config = optimizer.get_config()
+    assert (config["name"], config["initial_scale"], config["dynamic_growth_steps"]) == ("mine", 3.0, 2)
+    assert config["inner_optimizer"]["class_name"] == "SGD"
+    again = LossScaleOptimizer.from_config(config)
+    assert again.get_config() == optimizer.get_config() == config  # from_config left its argument alone
+
+
+def test_keras_s_own_configuration_is_read():
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0, dynamic_growth_steps=3)
+    ours = LossScaleOptimizer.from_config(theirs.get_config())
+    assert (float(ours.loss_scale), ours.dynamic_growth_steps, float(ours.learning_rate)) == (4.0, 3, 0.5)
+
+
+@pytest.mark.filterwarnings("ignore:gradients are divided")
+def test_keras_s_attributes_are_there_after_build():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=4.0)
+    optimizer.apply([keras.ops.zeros(())], [keras.Variable(1.0)])
+    assert (float(optimizer.dynamic_scale.value), int(optimizer.step_counter.value)) == (4.0, 1)
+
+
+def test_compile_does_not_wrap_it_again_under_mixed_float16():
+    inner = keras.optimizers.SGD(0.5)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="mixed_float16")])
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile(LossScaleOptimizer(inner), "mse")
+    finally:
+        keras.config.set_dtype_policy(before)
+    assert type(model.optimizer) is LossScaleOptimizer
+    assert model.optimizer.inner_optimizer is inner
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_fit_trains_as_with_keras_s_class_bit_for_bit(jit_compile):
+    def trained(wrapper):
+        keras.utils.set_random_seed(3)
+        model = keras.Sequential([
+            keras.Input((4,)), keras.layers.Dense(8, "relu", dtype="mixed_float16"), keras.layers.Dense(1),
+        ])  # fmt: skip
+        model.compile(wrapper(keras.optimizers.Adam(0.01), initial_scale=2.0**20), "mse", jit_compile=jit_compile)
+        random = np.random.default_rng(0)
+        x = random.normal(size=(64, 4)).astype("float32")
+        model.fit(x, x[:, :1] * 8, batch_size=8, epochs=3, shuffle=False, verbose=0)
+        return model
+
+    ours, theirs = trained(LossScaleOptimizer), trained(keras.optimizers.LossScaleOptimizer)
+    assert float(ours.optimizer.loss_scale) == float(theirs.optimizer.dynamic_scale.value)
+    assert 0 < int(ours.optimizer.skipped_steps) < 12
+    assert int(ours.optimizer.applied_steps) == int(theirs.optimizer.iterations.value)
+    for found, expected in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=4e-6 if jit_compile else 0, atol=0)
+
+
+@pytest.mark.slow
+def test_callbacks_read_and_write_the_learning_rate_in_fit():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5)), "mse")
+    callback = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5)
+    history = model.fit(np.zeros((4, 2)), np.zeros((4, 1)), epochs=2, verbose=0, callbacks=[callback])
+    assert history.history["learning_rate"] == [0.25, 0.125]
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.125
+
+
+@pytest.mark.slow
+def test_moving_averages_are_swapped_in_and_out_in_fit():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")])
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, use_ema=True, ema_momentum=0.5)), "mse")
+    callback = keras.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    model.fit(np.ones((2, 1)), np.ones((2, 1)), epochs=2, verbose=0, callbacks=[callback], batch_size=2)
+    assert int(model.optimizer.applied_steps) == 2
