@@ -1,7 +1,6 @@
 """The command line: finds the verb, runs it, and turns what it raises into sentences and an exit code."""
 
 import argparse
-import importlib
 import io
 import os
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Sequence
 from mpt_cli import __version__
 from mpt_cli.errors import BAD_CONFIG, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
 from mpt_cli.verbs import EXIT_CODES, HIDDEN_VERBS, VERBS
+from mpt_cli.verbs.parser import verb_module, verb_parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -48,22 +48,8 @@ def _run(arguments: list[str]) -> int:
         _top_parser().parse_args([verb])  # --help and --version end here
     if verb not in VERBS and verb not in HIDDEN_VERBS:
         _top_parser().error(_unknown_verb(verb))
-    module = importlib.import_module(f"mpt_cli.verbs.{verb.strip('_')}")
-    code: int = module.run(verb_parser(verb).parse_intermixed_args(rest))
+    code: int = verb_module(verb).run(verb_parser(verb).parse_intermixed_args(rest))
     return code
-
-
-def verb_parser(verb: str) -> argparse.ArgumentParser:
-    """The parser of one verb, with what its module adds to it."""
-    module = importlib.import_module(f"mpt_cli.verbs.{verb.strip('_')}")
-    parser = argparse.ArgumentParser(
-        prog=f"mpt {verb}",
-        description=module.__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    module.configure(parser)
-    return parser
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -76,7 +76,7 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     policy = Policy(settings.policy.name, settings.policy.head, settings.policy.overrides, settings.policy.float8)
     with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype)
+        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
         try:
             model = apply_policy(model, policy)
         except ValueError as error:

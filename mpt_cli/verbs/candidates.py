@@ -47,7 +47,7 @@ def _candidates(before: list[str], current: str) -> list[str]:
 
 
 def _options(verb: str) -> list[str]:
-    from mpt_cli.cli import verb_parser
+    from mpt_cli.verbs.parser import verb_parser
 
     return re.findall(r"--[a-z-]+", verb_parser(verb).format_help()) if verb in VERBS else []
 

@@ -2,8 +2,8 @@
 
 import argparse
 
-from mpt_cli.completion import complete_line
 from mpt_cli.errors import OK
+from mpt_cli.verbs.candidates import complete_line
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

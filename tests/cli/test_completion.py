@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.completion import complete_line
 from mpt_cli.settings.locate import recipe_paths
 from mpt_cli.verbs import VERBS
+from mpt_cli.verbs.candidates import complete_line
 
 
 @pytest.mark.parametrize(
