@@ -14,6 +14,7 @@ class Scaling:
     growth_steps: int | None = None  # dynamic only
     min_scale: float = 0.0
     on_overflow: str = "skip"
+    is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
 
 @dataclass(frozen=True)

@@ -150,9 +150,18 @@ def _healthy_words(evidence: Evidence) -> str:
     if not evidence.skip_steps:
         words = f"All {count_words(evidence.steps_seen)} steps were applied"
         if evidence.scaling.mode == "none":
-            return f"{words}; the loss was not scaled, because nothing needed it."
+            return f"{words}; {_unscaled_words(evidence.scaling)}"
         return f"{words}{_at_scale(evidence)}."
     return f"{_skipped_words(evidence)}, few enough to do no harm."
+
+
+def _unscaled_words(scaling: Scaling) -> str:
+    if not scaling.is_needed:
+        return "the loss was not scaled, because nothing needed it."
+    return (
+        "the loss was not scaled although layers compute in float16, so every gradient below 2^-24 was lost. If the "
+        "loss did not fall, that is why: loss_scale=dynamic keeps those gradients."
+    )
 
 
 def _late(evidence: Evidence) -> tuple[int, int]:

@@ -14,13 +14,14 @@ def resolve_scaling(settings: LossScale, model: Any) -> Scaling:
     if mode == "auto":
         mode = "dynamic" if computes_in_float16(model) else "none"
     if mode == "none":
-        return Scaling()
+        return Scaling(is_needed=computes_in_float16(model))
     return Scaling(
         mode=mode,
         initial_scale=settings.initial_scale,
         growth_steps=settings.growth_steps if mode == "dynamic" else None,
         min_scale=settings.min_scale if mode == "dynamic" else settings.initial_scale,
         on_overflow=settings.on_overflow,
+        is_needed=computes_in_float16(model),
     )
 
 
