@@ -151,6 +151,6 @@ def test_float16_without_scaling_is_not_said_to_need_none():
     evidence = Evidence(Scaling(is_needed=True), steps_seen=10, applied_steps=10, final_loss=2.3)
     assert judge(evidence) == (
         "healthy",
-        "All 10 steps were applied; the loss was not scaled although layers compute in float16, so every gradient below "
-        "2^-24 was lost. If the loss did not fall, that is why: loss_scale=dynamic keeps those gradients.",
+        "All 10 steps were applied; the loss was not scaled although layers compute in float16, so every gradient "
+        "below 2^-24 was lost. If the loss did not fall, that is why: loss_scale=dynamic keeps those gradients.",
     )
