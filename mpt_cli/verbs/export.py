@@ -9,7 +9,7 @@ from mpt_cli.verbs.common import add_json, print_json
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
     parser.add_argument(
-        "--format", choices=("keras", "savedmodel", "onnx"), required=True, help="onnx needs its exporter installed"
+        "--format", choices=("keras", "savedmodel", "onnx"), default="keras", help="default: keras; onnx needs tf2onnx"
     )
     parser.add_argument("--output", metavar="PATH", help="where to; default: inside the run directory")
     add_json(parser)
