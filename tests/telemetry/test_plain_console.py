@@ -109,6 +109,13 @@ def test_events_still_pending_when_a_run_breaks_off_are_told(console, written, h
     assert written[-1].startswith("step 2: gradients overflowed, step skipped, scale 2 → 1")
 
 
+@pytest.mark.parametrize(("status", "code"), [("interrupted", 130), ("terminated", 143)])
+def test_a_run_that_was_broken_off_offers_to_go_on(console, written, header, summary, status, code) -> None:
+    console.start(header)
+    console.finish(replace(summary, status=status, exit_code=code))
+    assert written[-1] == "next         mpt train conf=runs/tiny/1/config.yaml resume=runs/tiny/1"
+
+
 def test_a_failed_run_offers_only_what_can_be_done_with_it(console, written, header, summary) -> None:
     console.start(header)
     console.finish(replace(summary, status="failed", exit_code=4, final_loss_scale=None, examples_per_second=None))

@@ -85,6 +85,8 @@ def next_commands(summary: Summary) -> list[str]:
     if not summary.run_dir:
         return []
     repeat = f"mpt train conf={summary.run_dir}/config.yaml"
+    if summary.status in ("interrupted", "terminated"):
+        return [f"{repeat} resume={summary.run_dir}"]
     if summary.exit_code:
         return [repeat]
     return [f"mpt evaluate {summary.run_dir}", f"mpt export {summary.run_dir}", repeat]
