@@ -1,0 +1,262 @@
+"""Stopwatch, counting of steps, choice of XLA, words and resolution of scaling, signals, memory, the saved model."""
+
+import os
+import signal
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND
+from tiny import compile_tiny, sgd, tiny_data, tiny_model
+
+from mpt_cli.errors import DataError
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.settings.schema import Backend, Distribute, LossScale, Settings, Trainer
+from mpt_cli.training import stopwatch as stopwatch_module
+from mpt_cli.training.assembly import call_capacity, choose_jit, count_steps, metric_names
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.interruption import Interruption
+from mpt_cli.training.memory import memory_in_use, peak_memory
+from mpt_cli.training.progress import Progress, is_better
+from mpt_cli.training.scaling import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.session import save_for_inference
+from mpt_cli.training.stopwatch import Stopwatch
+
+CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
+GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
+
+
+class TestStopwatch:
+    @pytest.fixture
+    def call(self, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr(stopwatch_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        watch = Stopwatch()
+
+        def run(seconds: float, steps: int, batch: int = 10) -> Stopwatch:
+            watch.start()
+            now[0] += seconds
+            watch.stop(steps, batch)
+            return watch
+
+        run.watch = watch
+        return run
+
+    def test_leaves_out_the_call_that_compiles_each_shape(self, call):
+        assert call(9.0, 1).examples_per_second is None
+        assert call(2.0, 4).examples_per_second == 20.0
+        assert call(9.0, 1, batch=3).examples_per_second == 20.0
+        assert call(1.0, 4).examples_per_second == 80 / 3
+
+    def test_calls_last_about_a_fifth_of_a_second(self, call):
+        assert call.watch.steps_per_call(64) == 1  # compiles
+        assert call(9.0, 1).steps_per_call(64) == 4
+        assert call(0.04, 4).steps_per_call(64) == 20
+        assert call(0.04, 4).steps_per_call(8) == 8
+        assert call(40.0, 1).steps_per_call(64) == 1
+
+    def test_an_immeasurably_short_call_divides_nothing_by_zero(self, call):
+        call(1.0, 1)
+        assert call(0.0, 1).steps_per_call(64) == 64
+
+    def test_the_rate_of_a_window_is_that_since_it_was_last_asked(self, call):
+        call(9.0, 1)
+        assert call.watch.window_rate() == 0.0
+        call(1.0, 4)
+        assert call.watch.window_rate() == 40.0
+        call(1.0, 1)
+        assert call.watch.window_rate() == 10.0
+        assert call.watch.window_rate() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("epochs", "max_steps", "per_epoch", "expected"),
+    [(3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None)],
+)
+def test_steps_of_a_run(epochs, max_steps, per_epoch, expected):
+    assert count_steps(Trainer(epochs=epochs, max_steps=max_steps), per_epoch) == expected
+
+
+def test_the_most_steps_of_a_call():
+    assert call_capacity(Trainer(steps_per_execution=7, log_every_steps=3)) == 7
+    assert call_capacity(Trainer(log_every_steps=3)) == 3
+    assert call_capacity(Trainer(log_every_steps=500)) == 64
+
+
+@pytest.mark.parametrize(
+    ("jit", "platform", "backend", "distribute", "expected"),
+    [
+        ("auto", CPU, "tensorflow", "none", True), ("auto", GPU, "tensorflow", "none", True),
+        ("auto", GPU, "tensorflow", "mirrored", False), (True, GPU, "tensorflow", "mirrored", True),
+        (False, GPU, "tensorflow", "none", False), ("auto", CPU, "jax", "none", True),
+        (False, CPU, "jax", "none", False),
+    ],
+)  # fmt: skip
+def test_when_xla_compiles(jit, platform, backend, distribute, expected):
+    settings = Settings(trainer=Trainer(jit_compile=jit), backend=Backend(backend), distribute=Distribute(distribute))
+    assert choose_jit(settings, platform, tiny_model()) is expected
+
+
+def test_xla_is_left_out_for_convolutions_on_a_cpu():
+    model = keras.Sequential([keras.Input((4, 1)), keras.Sequential([keras.layers.Conv1D(2, 2)])])
+    assert choose_jit(Settings(), CPU, model) is False
+    assert choose_jit(Settings(), GPU, model) is True
+    assert choose_jit(Settings(backend=Backend("jax")), CPU, model) is True
+
+
+class TestScaling:
+    def test_auto_is_dynamic_where_something_computes_in_float16(self):
+        assert resolve_scaling(LossScale(), tiny_model("mixed_float16")).mode == "dynamic"
+        assert resolve_scaling(LossScale(), tiny_model("mixed_bfloat16")).mode == "none"
+        assert resolve_scaling(LossScale(), tiny_model()).mode == "none"
+
+    @pytest.mark.parametrize("mode", ["dynamic", "fixed", "none"])
+    def test_a_mode_that_was_asked_for_is_kept(self, mode):
+        assert resolve_scaling(LossScale(mode=mode), tiny_model()).mode == mode
+
+    def test_dynamic_takes_every_number(self):
+        settings = LossScale("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
+        rule = wrap_optimizer(sgd(), settings, resolve_scaling(settings, tiny_model())).rule
+        numbers = (rule.initial_scale, rule.growth_steps, rule.growth_factor, rule.backoff_factor, rule.min_scale,
+                   rule.max_scale, rule.hysteresis)  # fmt: skip
+        assert numbers == (8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
+
+    @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
+    def test_fixed_keeps_its_scale(self, on_overflow, applied):
+        settings = LossScale("fixed", 1000.0, on_overflow=on_overflow)
+        scaling = resolve_scaling(settings, tiny_model())
+        optimizer = wrap_optimizer(sgd(), settings, scaling)
+        assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
+        assert (scaling.initial_scale, scaling.min_scale, scaling.growth_steps) == (1000.0, 1000.0, None)
+
+    def test_none_scales_by_one_and_applies_everything(self):
+        settings = LossScale("none")
+        optimizer = wrap_optimizer(sgd(), settings, resolve_scaling(settings, tiny_model()))
+        assert (optimizer.initial_scale, optimizer.on_overflow) == (1.0, "apply")
+
+    @pytest.mark.parametrize(
+        ("settings", "policy", "words", "warnings"),
+        [
+            (LossScale("dynamic", growth_steps=9), "float16", "dynamic from 32768, grows after 9 applied steps", 0),
+            (LossScale("fixed", 2.0**30), "mixed_float16", "fixed at 2^30, overflow steps are skipped", 0),
+            (LossScale("fixed", on_overflow="apply"), "mixed_float16", "fixed at 32768, overflow steps are applied", 0),
+            (LossScale(), "float32", "none (nothing computes in float16)", 0),
+            (LossScale("none"), "mixed_float16", "none, though layers compute in float16", 1),
+            (LossScale("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps", 1),
+        ],
+    )
+    def test_words(self, settings, policy, words, warnings):
+        model = tiny_model(policy)
+        scaling = resolve_scaling(settings, model)
+        assert describe_scaling(scaling, model) == words
+        assert len(warn_of_scaling(scaling, model)) == warnings
+
+    def test_warnings_name_the_key_and_the_remedy(self):
+        assert warn_of_scaling(resolve_scaling(LossScale("none"), tiny_model()), tiny_model("mixed_float16")) == [
+            "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+            "loss_scale=dynamic keeps them."
+        ]
+        (warning,) = warn_of_scaling(resolve_scaling(LossScale("fixed"), tiny_model()), tiny_model())
+        assert warning.startswith("loss_scale.mode=fixed has no use here: nothing computes in float16.")
+
+
+class TestInterruption:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+    def test_a_signal_is_noted_and_the_old_handler_put_back(self, number):
+        before = signal.getsignal(number)
+        with Interruption() as interruption:
+            assert interruption.requested is None
+            os.kill(os.getpid(), number)
+            assert interruption.requested == number
+        assert signal.getsignal(number) is before
+
+    def test_a_second_ctrl_c_stops_at_once(self):
+        with Interruption(), pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def test_ctrl_c_after_sigterm_waits_for_the_end_of_the_call(self):
+        with Interruption() as interruption:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGINT)
+            assert interruption.requested == signal.SIGINT
+
+    def test_handlers_are_put_back_after_an_exception(self):
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(RuntimeError), Interruption():
+            raise RuntimeError
+        assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_memory_is_that_of_this_process():
+    in_use, peak = memory_in_use(), peak_memory()
+    assert in_use is not None and peak is not None
+    assert 50 * 2**20 < in_use < 64 * 2**30
+    assert peak >= 50 * 2**20
+
+
+def test_better_is_lower_for_losses_and_errors_and_higher_otherwise():
+    assert is_better("val_loss", 1.0, 2.0) and is_better("mean_absolute_error", 1.0, 2.0)
+    assert is_better("val_accuracy", 2.0, 1.0) and not is_better("auc", 1.0, 2.0)
+
+
+def test_the_best_of_each_metric_is_kept():
+    progress = Progress()
+    progress.record({"loss": 1.0, "accuracy": 0.5})
+    progress.record({"loss": 2.0, "accuracy": 0.75})
+    assert progress.metrics == {"loss": 2.0, "accuracy": 0.75}
+    assert progress.best == {"loss": 1.0, "accuracy": 0.75}
+
+
+def test_a_metric_that_was_nan_once_can_still_get_better():
+    progress = Progress()
+    progress.record({"loss": float("nan")})
+    progress.record({"loss": 1.0})
+    progress.record({"loss": float("nan")})
+    assert progress.best == {"loss": 1.0}
+
+
+def test_names_of_metrics():
+    model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
+    from mpt_cli.training.assembly import build_metrics
+
+    build_metrics(model, tiny_data(), 4)
+    assert metric_names(model, with_validation=True) == ("accuracy", "val_loss", "val_accuracy")
+    assert metric_names(model, with_validation=False) == ("accuracy",)
+
+
+class TestSavedModel:
+    OPEN = """
+import sys, keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+print(model.compiled, model.predict(np.ones((1, 4), "float32"), verbose=0).tolist())
+assert not [name for name in sys.modules if name.startswith("mpt_cli")]
+"""
+
+    @pytest.mark.slow
+    def test_opens_in_plain_keras_without_mpt(self, tmp_path):
+        model = compile_tiny(tiny_model("mixed_float16"), LossScaleOptimizer(sgd()))
+        save_for_inference(model, tmp_path / "model.keras")
+        command = [sys.executable, "-c", self.OPEN, str(tmp_path / "model.keras")]
+        environment = {**os.environ, "KERAS_BACKEND": BACKEND}
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        expected = keras.ops.convert_to_numpy(model(np.ones((1, 4), np.float32))).tolist()
+        assert done.stdout.split(maxsplit=1)[0] == "False"
+        np.testing.assert_allclose(eval(done.stdout.split(maxsplit=1)[1]), expected, rtol=1e-3)
+
+    def test_the_model_can_train_on_afterwards(self, tmp_path):
+        model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
+        optimizer = model.optimizer
+        save_for_inference(model, tmp_path / "model.keras")
+        assert model.optimizer is optimizer and model.compiled
+        assert [path.name for path in tmp_path.iterdir()] == ["model.keras"]
+
+    def test_a_place_that_cannot_be_written_is_named(self, tmp_path):
+        model = compile_tiny(tiny_model(), LossScaleOptimizer(sgd()))
+        with pytest.raises(DataError, match=r"model\.keras can't be written: "):
+            save_for_inference(model, tmp_path / "missing" / "model.keras")
+        assert model.compiled

@@ -1,0 +1,80 @@
+"""A model of a few hundred weights that trains in milliseconds, and what a run of it consists of."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+
+from mpt_cli.data.examples import Examples
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.distribution import Distribution
+from mpt_cli.training.engine import Engine, build_engine
+from mpt_cli.training.feed import BatchPlan, Feed, build_feed
+
+
+def tiny_model(policy: str = "float32", seed: int = 3) -> keras.Model:
+    """Two Dense layers around a BatchNormalization; the same weights each time."""
+    keras.utils.set_random_seed(seed)
+    layers = keras.layers
+    return keras.Sequential([
+        keras.Input((4,)), layers.Dense(8, "relu", dtype=policy), layers.BatchNormalization(dtype=policy),
+        layers.Dense(3, dtype="float32", name="head"),
+    ])  # fmt: skip
+
+
+def tiny_data(count: int = 22, weighted: bool = False) -> Examples:
+    rng = np.random.default_rng(7)
+    x = rng.normal(size=(count, 4)).astype(np.float32)
+    weight = rng.uniform(0.5, 2.0, count).astype(np.float32) if weighted else None
+    return Examples(x, rng.integers(0, 3, count).astype(np.int32), weight)
+
+
+def sgd() -> keras.optimizers.Optimizer:
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def compile_tiny(model: keras.Model, optimizer: Any) -> keras.Model:
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False, jit_compile=False)
+    return model
+
+
+@dataclass
+class TinyRun:
+    """A compiled tiny model with its engine and feed."""
+
+    model: keras.Model
+    engine: Engine
+    feed: Feed
+    ledger: Ledger
+
+    def epochs(self, count: int, most: int = 64) -> list[Block]:
+        blocks = []
+        for epoch in range(1, count + 1):
+            self.engine.reset_metrics()
+            self.feed.start(epoch)
+            while (piece := self.feed.take(most)) is not None:
+                blocks.append(self.engine.train(piece.source, piece.rows, piece.count).wait())
+                self.ledger.absorb(blocks[-1], epoch)
+        return blocks
+
+    def weights(self) -> list[np.ndarray]:
+        """Weights, statistics and momentum."""
+        return [np.asarray(v.numpy()) for v in [*self.model.variables, *self.model.optimizer.inner_optimizer.variables]]
+
+
+def tiny_run(
+    data: Examples, *, policy: str = "float32", jit: bool = False, capacity: int = 4, resident: bool = True,
+    rule: Any = None, inner: Any = None,
+) -> TinyRun:  # fmt: skip
+    optimizer = LossScaleOptimizer(inner or sgd(), rule=rule)
+    model = compile_tiny(tiny_model(policy), optimizer)
+    optimizer.build(model.trainable_variables)
+    build_metrics(model, data, 4)
+    engine = build_engine(model, jit, Distribution())
+    feed = build_feed(data, engine, BatchPlan(4, capacity, shuffle=True, seed=1), resident)
+    return TinyRun(model, engine, feed, Ledger(LedgerRules(tuple(v.path for v in model.trainable_variables))))
