@@ -22,7 +22,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
     context = tf.distribute.get_replica_context()
-    check_accumulation(optimizer, context.num_replicas_in_sync)
+    check_accumulation(optimizer.inner_optimizer)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         measured = _over_replicas(context, optimizer.measure(grads, variables, unscaled))
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
@@ -30,9 +30,9 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, unscaled))
 
 
-def check_accumulation(optimizer: "LossScaleOptimizer", replicas: int) -> None:
+def check_accumulation(inner_optimizer: Any) -> None:
     """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
-    steps = optimizer.inner_optimizer.gradient_accumulation_steps
+    steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
     if steps and replicas > 1:
         raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
                          f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on {replicas} "

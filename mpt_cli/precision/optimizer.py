@@ -99,7 +99,14 @@ class LossScaleOptimizer(  # type: ignore[misc]
         return own + self.inner_optimizer.variables
 
     def build(self, var_list: list[Any]) -> None:
-        """Create the variables; `var_list` are the variables to train."""
+        """Create the variables; `var_list` are the variables to train.
+
+        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas.
+        """
+        if keras.backend.backend() == "tensorflow":
+            from mpt_cli.precision import apply_tensorflow
+
+            apply_tensorflow.check_accumulation(self.inner_optimizer)
         self.scale_state = ScaleState(self.rule)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)

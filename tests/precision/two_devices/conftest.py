@@ -1,0 +1,17 @@
+"""Two logical CPUs, which can only be had before anything runs: these tests run in a process of their own.
+
+`tests/precision/test_two_devices.py` starts it; elsewhere they are not collected.
+"""
+
+import os
+
+collect_ignore_glob: list[str] = []
+if os.environ.get("MPT_TWO_DEVICES") != "1":
+    collect_ignore_glob = ["test_*.py"]
+elif os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
+    import tensorflow as tf
+
+    devices = [tf.config.LogicalDeviceConfiguration(), tf.config.LogicalDeviceConfiguration()]
+    tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
+else:
+    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
