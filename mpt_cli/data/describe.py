@@ -45,7 +45,7 @@ def _count(part: Examples | Stream) -> str:
         return f"{len(part):,}"
     if part.endless:
         return "endless"
-    return "streamed" if part.steps is None else f"{part.steps:,} streamed"
+    return "streamed" if part.examples is None else f"{part.examples:,} streamed"
 
 
 def _target_text(target: Target) -> str:

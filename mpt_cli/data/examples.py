@@ -36,12 +36,12 @@ class Stream:
     """Examples that are read anew in every epoch because they don't fit, or aren't known to fit, in memory.
 
     `open(batch_size, shuffle_seed)` starts a pass; `shuffle_seed` None keeps the order of the source. The last batch
-    may be smaller. `steps` is the number of examples of a pass, None where it isn't known before a pass has been
+    may be smaller. `examples` is their number in a pass, None where it isn't known before a pass has been
     read. `endless`: a pass never ends, so only `trainer.max_steps` does.
     """
 
     open: Callable[[int, int | None], Iterator[Examples]]
-    steps: int | None = None
+    examples: int | None = None
     endless: bool = False
 
     def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:

@@ -142,6 +142,8 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed,
                      devices)
     train_feed = build_feed(data.train, engine, plan, resident)
+    if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
+        raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
     if train_feed.steps == 0:
         raise ConfigError(Problem("trainer.batch_size", "is larger than the training set, and drop_remainder leaves no "
                                   "step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))

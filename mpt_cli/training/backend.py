@@ -61,6 +61,8 @@ def _set_variables(settings: Settings) -> None:
     if settings.backend.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if settings.backend.memory_growth else "true"
+    if settings.backend.name == "jax":  # where a loader uses tf.data, TensorFlow must not take the whole GPU
+        os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     if settings.backend.name == "jax" and settings.trainer.deterministic:
         flag = "--xla_gpu_deterministic_ops=true"
         if flag not in os.environ.get("XLA_FLAGS", ""):

@@ -121,7 +121,7 @@ class ChunkFeed:
 
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
         self.data, self.engine, self.plan = data, engine, plan
-        known = len(data) if isinstance(data, Examples) else data.steps
+        known = len(data) if isinstance(data, Examples) else data.examples
         self.steps: int | None = None if known is None else plan.steps_of(known)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[Piece] = iter(())

@@ -80,7 +80,7 @@ def test_a_large_folder_is_a_stream_of_the_same_examples(folder, monkeypatch):
     monkeypatch.setattr(images, "MEMORY_BYTES", 1000)
     data = load(folder, validation_fraction=0)
     assert isinstance(data.train, Stream)
-    assert data.train.steps == 6
+    assert data.train.examples == 6
     batches = list(data.train.batches(4, 0, 0, shuffle=False))
     assert [len(x) for x, _, _ in batches] == [4, 2]
     assert np.concatenate([x for x, _, _ in batches]).tolist() == arrays.train.x.tolist()
@@ -91,7 +91,7 @@ def test_a_large_folder_is_a_stream_of_the_same_examples(folder, monkeypatch):
 def test_a_streamed_folder_is_split_and_shuffled_by_seed(folder, monkeypatch):
     monkeypatch.setattr(images, "MEMORY_BYTES", 1000)
     data = load(folder, validation_fraction=0.34, limit=5)
-    assert (data.train.steps, data.validation.steps) == (3, 2)
+    assert (data.train.examples, data.validation.examples) == (3, 2)
     orders = [[float(x.sum()) for x, _, _ in data.train.batches(1, epoch, 0, shuffle=True)] for epoch in (0, 0, 1)]
     assert orders[0] == orders[1]
     assert sorted(orders[0]) == sorted(orders[2])

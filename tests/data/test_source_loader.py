@@ -150,7 +150,7 @@ def test_a_large_validation_set_is_streamed_too(returning, stream_memory):
 
 def test_limit_of_a_stream_takes_the_first_and_says_so(returning, stream_memory):
     data = returning("d", prelude=DATASET, num_classes=4, limit=15, validation_fraction=0)
-    assert data.train.steps == 15
+    assert data.train.examples == 15
     assert data.description.endswith("; the first 15 examples")
 
 

@@ -86,7 +86,7 @@ def test_a_large_dataset_is_a_stream_of_the_same_examples_in_new_batches(small_m
     made = dataset() if batch is None else dataset().batch(batch)
     stream = read_dataset(made, "it")
     assert isinstance(stream, Stream)
-    assert (stream.steps, stream.endless) == (10 if batch is None else None, False)  # a last batch may be smaller
+    assert (stream.examples, stream.endless) == (10 if batch is None else None, False)  # a last batch may be smaller
     for epoch in (0, 1):
         batches = list(stream.batches(4, epoch, 0, shuffle=False))
         assert [len(x) for x, _, _ in batches] == [4, 4, 2]
@@ -109,7 +109,7 @@ def test_a_stream_is_shuffled_by_seed_and_epoch(small_memory, batch):
 
 def test_an_endless_dataset_is_an_endless_stream():
     stream = read_dataset(dataset().repeat(), "it")
-    assert (stream.steps, stream.endless) == (None, True)
+    assert (stream.examples, stream.endless) == (None, True)
     assert len(next(iter(stream.batches(32, 0, 0, shuffle=False)))[0]) == 32
 
 
@@ -127,14 +127,14 @@ def test_a_generator_is_read_to_its_end(monkeypatch):
 def test_a_generator_beyond_the_limit_is_a_stream_of_unknown_length(monkeypatch):
     monkeypatch.setattr(tf_data, "MOST_UNCOUNTED", 8)
     stream = read_dataset(generated(9), "it")
-    assert (stream.steps, stream.endless) == (None, False)
+    assert (stream.examples, stream.endless) == (None, False)
     assert sum(len(x) for x, _, _ in stream.batches(4, 0, 0, shuffle=True)) == 9
 
 
 @pytest.mark.parametrize("batch", [None, 3])
 def test_a_limited_stream_takes_the_first_examples(small_memory, batch):
     stream = read_dataset(dataset() if batch is None else dataset().batch(batch), "it", limit=7)
-    assert stream.steps == (7 if batch is None else None)
+    assert stream.examples == (7 if batch is None else None)
     assert np.concatenate([x for x, _, _ in stream.batches(4, 0, 0, shuffle=False)]).tolist() == X[:7].tolist()
 
 

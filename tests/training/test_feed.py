@@ -112,7 +112,7 @@ def test_chunks_stay_small(monkeypatch):
 
 
 class TestStreams:
-    def stream(self, sizes: list[int], steps: int | None = None, endless: bool = False) -> Stream:
+    def stream(self, sizes: list[int], count: int | None = None, endless: bool = False) -> Stream:
         def open_pass(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
             data = examples(sum(sizes), "dict", weighted=True)
             order = np.arange(len(data))
@@ -126,13 +126,13 @@ class TestStreams:
                 if not endless:
                     return
 
-        return Stream(open_pass, steps, endless)
+        return Stream(open_pass, count, endless)
 
     def feed(self, stream: Stream, plan: BatchPlan) -> Feed:
         return build_feed(stream, HostEngine(), plan, resident=True)  # type: ignore[arg-type]
 
     def test_batches_come_as_the_stream_gives_them(self):
-        feed = self.feed(self.stream([4, 4, 4, 2], steps=14), BatchPlan(4, 3))
+        feed = self.feed(self.stream([4, 4, 4, 2], count=14), BatchPlan(4, 3))
         assert isinstance(feed, ChunkFeed) and feed.steps == 4
         assert [part[1] for part in batches(feed)] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13]]
         assert [part[2] for part in batches(feed)][-1] == [6.0, 6.5]
@@ -148,7 +148,7 @@ class TestStreams:
         assert batches(feed, 2, skip) == batches(feed, 2)[skip:]
 
     def test_the_rest_can_be_left_out(self):
-        feed = self.feed(self.stream([4, 4, 2], steps=10), BatchPlan(4, 2, drop_remainder=True))
+        feed = self.feed(self.stream([4, 4, 2], count=10), BatchPlan(4, 2, drop_remainder=True))
         assert feed.steps == 2 and len(batches(feed)) == 2
 
     def test_each_epoch_has_its_order(self):
