@@ -2,16 +2,27 @@
 
 import dataclasses
 import secrets
+import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mpt_cli.errors import DataError
 from mpt_cli.outcome import summarise, summarise_failure
 from mpt_cli.runs.atomic import write_atomic
+from mpt_cli.runs.cut_back import cut_back
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import RunFacts, collect_environment
-from mpt_cli.runs.resume import check_resumable, cut_back, find_run, past_attempts, stored_settings
+from mpt_cli.runs.resume import (
+    check_checkpoints,
+    check_resumable,
+    find_run,
+    finished_summary,
+    past_attempts,
+    stored_settings,
+)
 from mpt_cli.runs.summary import write_json, write_summary
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
@@ -47,15 +58,18 @@ def train(settings: Settings, words: Sequence[str] = (), stream: TextIO | None =
     earlier = find_run(settings)
     if earlier is not None:
         with earlier.lock():
+            if (done := finished_summary(earlier, settings)) is not None:
+                print(f"{earlier.path} is finished: nothing is left to train", file=stream or sys.stdout)
+                return done
             return _train_from(_continue(earlier, settings), words, stream)
     settings = with_drawn_seed(settings)
     run = RunDirectory.create(settings.run_dir, settings.recipe)
-    try:
-        with run.lock():
+    with run.lock():
+        try:
             return _train_from(Start(settings, run), words, stream)
-    finally:
-        if not run.config_yaml.exists():  # it ended before it started
-            run.discard()
+        finally:
+            if not run.config_yaml.exists():  # it ended before it started
+                run.discard()
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
@@ -71,6 +85,7 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
+    check_checkpoints(run, checkpoint)
     step = checkpoint.step if checkpoint else 0
     notes.append(f"going on at step {step} of {run.path}" if checkpoint else
                  f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
@@ -131,10 +146,11 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         session.finish(outcome, run.model_keras)
     except BaseException as error:
         summary = summarise_failure(session, run.path, error, time.perf_counter() - started)
-        write_summary(run.summary_json, summary)
+        with suppress(DataError):  # what ended the run matters more
+            write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome, time.perf_counter() - started)
-    write_summary(run.summary_json, summary)
     telemetry.finish(summary)
+    write_summary(run.summary_json, summary)
     return summary

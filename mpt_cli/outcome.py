@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpt_cli.errors import BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.verdict import COLLAPSED, NEVER_TRAINED, evidence_from, judge
 
@@ -18,6 +18,9 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: fl
     if outcome.stop is not None:
         explanation = f"Stopped: {outcome.stop}"
     status, exit_code = _status(outcome, verdict)
+    unsaved = session.trainer.checkpointer.failure
+    if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here
+        exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
     return _summary(session, run_dir, seconds, (status, exit_code, verdict, explanation))
 
 

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Self, TextIO
 
 from mpt_cli.errors import DataError
 from mpt_cli.telemetry.setup import TelemetryFiles
 
 DEFAULT_PARENT = "runs"
+LOCK = ".lock"
+UNSTARTED = {"metrics", "events", "console", "tensorboard", "environment", "config"}  # stems, also of temporary files
 
 
 @dataclass(frozen=True)
@@ -32,7 +34,7 @@ class RunDirectory:
         chosen = Path(path).expanduser() if path is not None else _default_path(recipe)
         try:
             chosen.mkdir(parents=True, exist_ok=path is not None)  # two runs never share a drawn name
-            taken = any(chosen.iterdir())
+            taken = any(path.name != LOCK for path in chosen.iterdir())
         except OSError as error:
             raise _cannot_create(chosen, error) from error
         if taken:
@@ -61,12 +63,34 @@ class RunDirectory:
 
         The lock goes with the process, also when it is killed.
         """
-        with (self.path / ".lock").open("w") as file:
+        with self._open_lock() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
             yield
+
+    def _open_lock(self) -> TextIO:
+        try:
+            return (self.path / LOCK).open("w")
+        except OSError as error:
+            raise _cannot_create(self.path, error) from error
+
+    def clear_unstarted(self) -> bool:
+        """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.
+
+        Returns whether it is empty now. DataError when that run is still alive, and beginning.
+        """
+        names = {path.name.removeprefix(".").split(".")[0] for path in self.path.iterdir() if path.name != LOCK}
+        if self.config_yaml.exists() or not (self.path / LOCK).exists() or not names <= UNSTARTED:
+            return False
+        with self.lock():
+            for path in self.path.iterdir():
+                if path.is_dir():
+                    shutil.rmtree(path)
+                elif path.name != LOCK:
+                    path.unlink()
+        return True
 
     def discard(self) -> None:
         """Take back a directory whose run never started: its files, and the folders that are empty then."""

@@ -1,9 +1,6 @@
-"""Going on with an earlier run: which one, whether the settings allow it, and its files cut back to the checkpoint."""
+"""Going on with an earlier run: which one, whether the settings allow it, and whether anything is left to do."""
 
-import csv
 import json
-import os
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,8 @@ from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.summary import read_summary
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.records import Summary
+from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
 FIXED = (
@@ -34,7 +32,7 @@ def find_run(settings: Settings) -> RunDirectory | None:
     if settings.resume != "auto":
         return RunDirectory.open(settings.resume)
     if settings.run_dir is not None:
-        return RunDirectory.open(settings.run_dir) if _holds_a_run(Path(settings.run_dir)) else None
+        return _in_run_dir(RunDirectory(Path(settings.run_dir).expanduser()))
     for path in sorted(default_parent(settings.recipe).glob("*"), reverse=True):
         if _holds_a_run(path):
             run = RunDirectory(path)
@@ -77,30 +75,43 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     return changes(before, settings)
 
 
-def cut_back(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
-    """Take from the telemetry files what lies after the checkpoint; returns the events that stay.
-
-    The steps after it run again and write their lines again: without gaps and without doubles.
-    """
-
-    def is_before(line: dict[str, Any]) -> bool:
-        at_end_of_later = str(line.get("epoch_end")) == "True" and int(line["epoch"]) > epochs_completed
-        return int(line["step"]) <= step and not at_end_of_later
-
-    _keep_lines(run.metrics_jsonl, lambda text: is_before(json.loads(text)))
-    _keep_lines(run.events_jsonl, lambda text: is_before(json.loads(text)))
-    _keep_rows(run.metrics_csv, is_before)
-    names = Event.__dataclass_fields__
-    lines = run.events_jsonl.read_text().splitlines() if run.events_jsonl.exists() else []
-    return [Event(**{k: v for k, v in json.loads(line).items() if k in names}) for line in lines]
-
-
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
     """What environment.json tells of the attempts so far, oldest first."""
     try:
         return list(json.loads(run.environment_json.read_text()).get("attempts", []))
     except (OSError, ValueError):
         return []
+
+
+def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
+    """The summary of a finished run that `settings` ask nothing more of, as it stands; None where work is left."""
+    try:
+        found = read_summary(run.summary_json)
+    except DataError:
+        return None
+    trainer = settings.trainer
+    whole = found["epochs_completed"] >= trainer.epochs
+    is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
+    if found["status"] != "finished" or not is_done or check_resumable(run, settings):
+        return None
+    return Summary(**{name: value for name, value in found.items() if name in Summary.__dataclass_fields__})
+
+
+def check_checkpoints(run: RunDirectory, found: Checkpoint | None) -> None:
+    """DataError when the run had checkpoints and they are gone: beginning again must be the user's choice."""
+    if found is None and any(attempt.get("from_step") for attempt in past_attempts(run)):
+        raise DataError(
+            f"the checkpoints of {run.path} are gone, and it had some. Put them back, or start again in another "
+            "run_dir."
+        )
+
+
+def _in_run_dir(run: RunDirectory) -> RunDirectory | None:
+    if _holds_a_run(run.path):
+        return run
+    if run.path.is_dir():
+        run.clear_unstarted()
+    return None
 
 
 def _holds_a_run(path: Path) -> bool:
@@ -122,26 +133,3 @@ def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[f"{prefix}{name}"] = value
     return flat
-
-
-def _keep_lines(path: Path, keep: Callable[[str], bool]) -> None:
-    if path.exists():
-        whole = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-        _rewrite(path, (line for line in whole if keep(line)))
-
-
-def _keep_rows(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
-    if not path.exists():
-        return
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if line.endswith("\n")]
-    rows = csv.DictReader(lines)
-    _rewrite(path, [*lines[:1], *(line for line, row in zip(lines[1:], rows, strict=False) if keep(row))])
-
-
-def _rewrite(path: Path, lines: "Iterator[str] | list[str]") -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)

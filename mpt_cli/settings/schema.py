@@ -77,6 +77,8 @@ class Trainer:
         1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
         above=0)
     keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
+    monitor: Optional[str] = key("auto", "metric whose best epoch is kept too: auto = the first of val_accuracy, "
+                                 "val_loss, accuracy, loss that there is; null = none")
     save_model: bool = key(True, "write model.keras at the end")
 
 

@@ -21,12 +21,14 @@ class Telemetry:
         telemetry.snapshot(snapshot)
         telemetry.finish(summary)
     ```
-    A sink that can't write raises DataError, which ends the run: telemetry is never lost silently.
+    Telemetry is never lost silently. Lines that can't be written wait in memory and the user hears of it; DataError at
+    the end, or when too many wait, where they never could be.
     """
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
+        self._trouble: str | None = None
 
     def start(self, header: RunHeader) -> None:
         for sink in self.sinks:
@@ -36,6 +38,7 @@ class Telemetry:
         """Where the run is. `phase` says what it is busy with beside training, such as "validating"."""
         for sink in self.sinks:
             sink.progress(step, epoch, phase)
+        self._tell_trouble()
 
     def events(self, events: Sequence[Event]) -> None:
         if not events:
@@ -47,6 +50,14 @@ class Telemetry:
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:
             sink.snapshot(snapshot)
+
+    def _tell_trouble(self) -> None:
+        trouble = next(filter(None, (sink.trouble() for sink in self.sinks)), None)
+        if (trouble is None) == (self._trouble is None):
+            return
+        self._trouble = trouble
+        waiting = f"{trouble}; its lines wait in memory, training goes on"
+        self.message("files can be written again" if trouble is None else waiting)
 
     def flush(self) -> None:
         """Everything so far into the files: a checkpoint must not be ahead of the record."""

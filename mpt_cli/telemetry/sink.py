@@ -24,6 +24,10 @@ class Sink:
     def snapshot(self, snapshot: Snapshot) -> None:
         """One logged interval or, with `epoch_end`, one epoch."""
 
+    def trouble(self) -> str | None:
+        """Why lines wait in memory instead of being written; None when all is well."""
+        return None
+
     def flush(self) -> None:
         """Everything so far into the files."""
 

@@ -1,58 +1,42 @@
-"""Checkpoints on disk: whole or not there, checked when read, the last few kept.
+"""The checkpoints of a run: the last few and the best are kept, and the newest whole one is found again."""
 
-One checkpoint is two files: `step-N.npz` with every variable, and `step-N.json` with the position and the SHA-256 of
-the first. The second is renamed into place last, so that its presence says that the first is complete.
-"""
-
-import hashlib
-import json
-import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from mpt_cli.errors import DataError
-from mpt_cli.telemetry.strict_json import strict_json
+from mpt_cli.training.checkpoint_files import Arrays, Checkpoint, read_checkpoint, write_checkpoint
 
-SCHEMA_VERSION = 1
-Arrays = dict[str, NDArray[Any]]
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """Variables by name, and the position of the run: a JSON object."""
-
-    step: int
-    arrays: Arrays
-    position: dict[str, Any]
+__all__ = ["Arrays", "Checkpoint", "CheckpointStore"]
+LATEST, BEST = "step-", "best-"  # before the number of the step
+DAMAGED = (OSError, ValueError, KeyError, EOFError)  # whatever reading a file that is not whole can meet
 
 
 class CheckpointStore:
-    """The checkpoints in one folder. `say` receives a sentence for the user about anything that is not right."""
+    """The checkpoints in one folder. `say` receives a sentence for the user about whatever is not as it should be."""
 
     def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
         self.folder, self.keep, self.say = folder, keep, say
 
     def save(self, checkpoint: Checkpoint) -> None:
-        """Write both files and drop the oldest; OSError where there is no room, and what was there before stays."""
+        """Write a checkpoint and drop what it makes obsolete; OSError where it can't be, and the others stay."""
         self.folder.mkdir(exist_ok=True)
-        data, label = self._paths(checkpoint.step)
-        plain: dict[str, Any] = {name: _plain(array) for name, array in checkpoint.arrays.items()}
-        _write_whole(data, lambda file: np.savez(file, **plain))
-        content = {
-            "schema_version": SCHEMA_VERSION,
-            "step": checkpoint.step,
-            "sha256": _sha256(data),
-            "dtypes": {name: str(array.dtype) for name, array in checkpoint.arrays.items()},
-            "position": checkpoint.position,
-        }
-        text = strict_json({**content, "checksum": _checksum(content)}) + "\n"
-        _write_whole(label, lambda file: file.write(text.encode()))
-        self._prune()
+        write_checkpoint(self.folder, _name(LATEST, checkpoint.step), checkpoint)
+        self._prune(checkpoint.step)
+
+    def save_best(self, checkpoint: Checkpoint) -> None:
+        """Keep `checkpoint` as the best so far; OSError where it can't be.
+
+        The best one before it stays until a checkpoint follows: a run resumed from before this one still has its best.
+        """
+        self.folder.mkdir(exist_ok=True)
+        write_checkpoint(self.folder, _name(BEST, checkpoint.step), checkpoint)
+        last_saved = max(self.steps(), default=0)
+        self._drop(BEST, [step for step in self.steps(BEST) if last_saved < step < checkpoint.step])
+
+    def cut_back(self, step: int) -> None:
+        """Forget what was saved after `step`: the run goes on from there, perhaps differently."""
+        for kind in (LATEST, BEST):
+            self._drop(kind, [later for later in self.steps(kind) if later > step])
 
     def newest(self) -> Checkpoint | None:
         """The latest checkpoint that is whole; None when the folder has none.
@@ -63,81 +47,53 @@ class CheckpointStore:
         steps = self.steps()
         for step in reversed(steps):
             try:
-                return self._read(step)
-            except (OSError, ValueError, KeyError, EOFError) as error:
-                reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-                self.say(f"checkpoint of step {step} is damaged ({reason}); trying the one before it")
+                return read_checkpoint(self.folder, _name(LATEST, step))
+            except DAMAGED as error:
+                self.say(f"checkpoint of step {step} is damaged ({_reason(error)}); trying the one before it")
         if steps:
-            raise DataError(f"none of the {len(steps)} checkpoints in {self.folder} is whole. Start again in another "
-                            "run_dir, or put an undamaged copy in place.")
+            raise DataError(
+                f"none of the {len(steps)} checkpoints in {self.folder} is whole. Start again in another run_dir, or "
+                "put an undamaged copy in place."
+            )
         return None
 
-    def steps(self) -> list[int]:
+    def best(self) -> Checkpoint:
+        """The best checkpoint, which has weights only; DataError when there is none or it is damaged."""
+        steps = self.steps(BEST)
+        if not steps:
+            raise DataError(f"{self.folder} has no best weights: trainer.monitor was null, or no epoch was finished.")
+        try:
+            return read_checkpoint(self.folder, _name(BEST, steps[-1]))
+        except DAMAGED as error:
+            raise DataError(f"the best weights in {self.folder} are damaged ({_reason(error)}).") from error
+
+    def steps(self, kind: str = LATEST) -> list[int]:
         """The steps of the checkpoints that have both files or only the label, ascending."""
-        names = [path.stem.removeprefix("step-") for path in self.folder.glob("step-*.json")]
+        names = [path.stem.removeprefix(kind) for path in self.folder.glob(f"{kind}*.json")]
         return sorted(int(name) for name in names if name.isdigit())
 
-    def _paths(self, step: int) -> tuple[Path, Path]:
-        return self.folder / f"step-{step:09d}.npz", self.folder / f"step-{step:09d}.json"
+    def _prune(self, newest: int) -> None:
+        """Keep the last few up to `newest` and the best of them.
 
-    def _read(self, step: int) -> Checkpoint:
-        data, label = self._paths(step)
-        content = json.loads(label.read_text())
-        if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
-            raise ValueError("its label does not match its checksum")
-        if content["schema_version"] != SCHEMA_VERSION:
-            raise ValueError(f"it has schema_version {content['schema_version']}, this mpt reads {SCHEMA_VERSION}")
-        if _sha256(data) != content["sha256"]:
-            raise ValueError("its variables do not match their checksum")
-        with np.load(data, allow_pickle=False) as stored:
-            arrays = {name: stored[name].view(_dtype(dtype)) for name, dtype in content["dtypes"].items()}
-        return Checkpoint(step, arrays, content["position"])
-
-    def _prune(self) -> None:
-        for step in self.steps()[: -self.keep]:
-            for path in reversed(self._paths(step)):  # the label first: without it the data is no checkpoint
+        Later ones belong to a past that was given up because they were damaged. What a killed run left goes too:
+        variables whose label was never written, and files half written.
+        """
+        kept = {_name(LATEST, step) for step in [step for step in self.steps() if step <= newest][-self.keep :]}
+        kept |= {_name(BEST, step) for step in [step for step in self.steps(BEST) if step <= newest][-1:]}
+        for path in sorted(self.folder.iterdir()):  # .json before .npz: without its label data is no checkpoint
+            is_ours = path.name.startswith((LATEST, BEST)) and path.suffix in (".json", ".npz")
+            if (is_ours and path.stem not in kept) or path.suffix == ".partial":
                 path.unlink(missing_ok=True)
 
-
-def _plain(array: NDArray[Any]) -> NDArray[Any]:
-    """NumPy's files know no bfloat16 or float8; their bits are stored as integers."""
-    if array.dtype.kind != "V":
-        return array
-    return array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
+    def _drop(self, kind: str, steps: list[int]) -> None:
+        for step in steps:
+            for suffix in (".json", ".npz"):
+                (self.folder / f"{_name(kind, step)}{suffix}").unlink(missing_ok=True)
 
 
-def _dtype(name: str) -> Any:
-    try:
-        return np.dtype(name)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, name))
+def _name(kind: str, step: int) -> str:
+    return f"{kind}{step:09d}"
 
 
-def _checksum(content: dict[str, Any]) -> str:
-    return hashlib.sha256(strict_json(dict(sorted(content.items()))).encode()).hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _write_whole(path: Path, write: Callable[[Any], Any]) -> None:
-    """Write beside `path`, force it to disk, rename. A crash leaves the old file or the new one."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+def _reason(error: BaseException) -> object:
+    return error.strerror if isinstance(error, OSError) and error.strerror else error

@@ -1,46 +1,78 @@
 """When to save, and what the position of a run is."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Trainer as TrainerSettings
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
-from mpt_cli.training.progress import Progress
-from mpt_cli.training.state import collect_state
+from mpt_cli.training.progress import Progress, monitored
+from mpt_cli.training.state import collect_state, collect_weights
 
 MOST_SHARE = 0.02  # saving by time may cost this share of it
 
 
 @dataclass(frozen=True)
 class Rhythm:
-    """After how many steps, epochs or seconds a checkpoint is due; None: not by this measure."""
+    """After how many steps, epochs or seconds a checkpoint is due (None: not by this measure), and what is the best.
+
+    `monitor` is the metric whose best epoch is kept as well; None keeps none.
+    """
 
     steps: int | None
     epochs: int | None
     seconds: float | None
+    monitor: str | None = None
 
     @classmethod
-    def from_settings(cls, settings: TrainerSettings) -> "Rhythm":
+    def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "Rhythm":
+        """ConfigError where the run won't have the monitored metric."""
+        names = list(metric_names)
+        monitor = monitored(settings.monitor, names)
+        if monitor is not None and monitor not in names:
+            remedy = f"It has {', '.join(names)}."
+            raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
         minutes = settings.checkpoint_every_minutes
-        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs,
-                   None if minutes is None else 60.0 * minutes)
+        seconds = None if minutes is None else 60.0 * minutes
+        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data."""
+
+    scaling_mode: str
+    dataset: str
 
 
 class Checkpointer:
     """Saves a run at its rhythm. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
-        self, store: CheckpointStore, rhythm: Rhythm, model: Any, scaling_mode: str, before_save: Callable[[], None]
+        self, store: CheckpointStore, rhythm: Rhythm, model: Any, origin: Origin, before_save: Callable[[], None]
     ) -> None:
         self.store, self.rhythm, self.model = store, rhythm, model
-        self.scaling_mode, self.before_save = scaling_mode, before_save
+        self.origin, self.before_save = origin, before_save
         self.saved_step: int | None = None
+        self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Take the run up at `checkpoint`; DataError when it was made on other data."""
+        before = checkpoint.position["dataset"]
+        if before != self.origin.dataset:
+            raise DataError(
+                f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
+                f"{self.origin.dataset[:12]}…). Bring back the data of then, or start a new run."
+            )
+        self.store.cut_back(checkpoint.step)
+        self.saved_step = checkpoint.step
+        self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
 
     def steps_until_due(self, seen: int) -> int | None:
         """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
@@ -56,17 +88,37 @@ class Checkpointer:
         if self._saved_position == here:
             return
         started = time.monotonic()
-        self.before_save()  # telemetry up to here must be on disk before a checkpoint says that it is
-        position = {"progress": asdict(progress), "ledger": ledger.position(), "scaling_mode": self.scaling_mode}
-        try:
-            self.store.save(Checkpoint(ledger.seen, collect_state(self.model), position))
+        if self._try(lambda: self.store.save(self._checkpoint(collect_state(self.model), progress, ledger))):
             self.saved_step, self._saved_position = ledger.seen, here
-        except OSError as error:
-            kept = "none before it" if self.saved_step is None else f"that of step {self.saved_step} is kept"
-            self.store.say(f"the checkpoint of step {ledger.seen} could not be written ({error.strerror}); {kept}, "
-                           "training goes on")
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
+
+    def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
+        """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
+        if self.rhythm.monitor in improved:
+            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
+
+    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
+        position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
+                    "monitor": self.rhythm.monitor}
+        return Checkpoint(ledger.seen, arrays, position)
+
+    def _try(self, save: Callable[[], None]) -> bool:
+        """Whether it worked; the user hears when saving begins to fail and when it works again."""
+        try:
+            self.before_save()  # telemetry up to here must be on disk before a checkpoint says that it is
+            save()
+        except (OSError, DataError) as error:
+            reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
+            if self.failure is None:
+                kept = f"that of step {self.saved_step} is kept" if self.saved_step else "there is none before it"
+                self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training goes on")
+            self.failure = reason
+            return False
+        if self.failure is not None:
+            self.store.say("checkpoints can be written again")
+        self.failure = None
+        return True
 
     def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
         rhythm = self.rhythm

@@ -15,7 +15,7 @@ from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
-from mpt_cli.training.checkpointer import Checkpointer, Rhythm
+from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
 from mpt_cli.training.memory import peak_memory
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.scaling import describe_scaling
@@ -55,7 +55,8 @@ class Session:
         parts, trainer, optimizer = self.assembly, self.trainer, self.assembly.optimizer
         before = str(checkpoint.position["scaling_mode"])
         restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
-        trainer.progress = Progress(**checkpoint.position["progress"])
+        trainer.checkpointer.resume(checkpoint)
+        trainer.progress = Progress.from_position(checkpoint.position["progress"])
         trainer.ledger.resume(checkpoint.position["ledger"])
         rate = parts.settings.optimizer
         if rate.schedule.name == "constant" and not rate.schedule.warmup_steps:
@@ -98,7 +99,10 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
                 call_capacity(trainer), steps_per_call)  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = Health(settings.loss_scale, trainer)
-    checkpointer = Checkpointer(store, Rhythm.from_settings(trainer), parts.model, parts.scaling.mode, telemetry.flush)
+    names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
+    rhythm = Rhythm.from_settings(trainer, names)
+    origin = Origin(parts.scaling.mode, parts.data.fingerprint)
+    checkpointer = Checkpointer(store, rhythm, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     return Session(parts, Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer))
 

@@ -15,6 +15,16 @@ def collect_state(model: Any) -> Arrays:
     return {name: np.asarray(variable.numpy()) for name, variable in _variables(model).items()}
 
 
+def collect_weights(model: Any) -> Arrays:
+    """Copies of what a model computes with: weights, statistics, seed generators."""
+    return {name: np.asarray(variable.numpy()) for name, variable in _model_variables(model).items()}
+
+
+def restore_weights(model: Any, arrays: Arrays) -> None:
+    """Put what `collect_weights` gave into the same model, perhaps read from a file; DataError for another model."""
+    _assign(_model_variables(model), arrays)
+
+
 def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> None:
     """Put `arrays` into the model's variables.
 
@@ -25,6 +35,10 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE)}
+    _assign(variables, arrays)
+
+
+def _assign(variables: dict[str, Any], arrays: Arrays) -> None:
     for name in sorted(set(variables) ^ set(arrays)):
         where = "this run" if name in variables else "the checkpoint"
         raise DataError(f"the checkpoint is of another model or optimizer: only {where} has variable {name!r}.")
@@ -43,13 +57,16 @@ def _dtype(variable: Any) -> str:
 
 
 def _variables(model: Any) -> dict[str, Any]:
-    """Numbered within their kind: names and paths of Keras variables are not unique and change between processes."""
     optimizer = model.optimizer
-    kinds = {
-        "weight": model.trainable_variables,
-        "frozen": model.non_trainable_variables,
-        "optimizer": optimizer.inner_optimizer.variables,
-        "metric": model.metrics_variables,
-    }
-    named = {f"{kind}/{i}": variable for kind, variables in kinds.items() for i, variable in enumerate(variables)}
-    return named | {f"{SCALE}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
+    named = _numbered("optimizer", optimizer.inner_optimizer.variables) | _numbered("metric", model.metrics_variables)
+    named |= {f"{SCALE}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
+    return _model_variables(model) | named
+
+
+def _model_variables(model: Any) -> dict[str, Any]:
+    return _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
+
+
+def _numbered(kind: str, variables: Any) -> dict[str, Any]:
+    """By number within their kind: names and paths of Keras variables are not unique and change between processes."""
+    return {f"{kind}/{i}": variable for i, variable in enumerate(variables)}

@@ -58,6 +58,8 @@ class Trainer:
         health rule ends is not: its last good checkpoint stays the latest.
         """
         with self.interruption:
+            if self.progress.step_in_epoch and self._steps_left() == 0:
+                self._finish_epoch(is_whole=False)  # it was killed between its last step and its last line
             while not self._is_over():
                 self._run_epoch()
             if self._stop is None:
@@ -133,10 +135,11 @@ class Trainer:
         is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             metrics.update(self.validate())
-        self.progress.record(metrics)
+        improved = self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
+            self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
             self.checkpointer.save_if_due(self.progress, self.ledger)
 
     def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:

@@ -43,7 +43,7 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         telemetry.snapshot(snapshot)
         telemetry.message("hello")
         telemetry.finish(summary)
-    expected = ["start", "progress", "events", "snapshot", "message", "finish", "close"]
+    expected = ["start", "progress", "trouble", "events", "snapshot", "message", "finish", "close"]
     assert [sink.calls for sink in sinks] == [expected, expected]
 
 

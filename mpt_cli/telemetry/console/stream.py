@@ -47,6 +47,9 @@ class ConsoleLog(PlainConsole):
         super().progress(step, epoch, phase)
         self._file.poll()
 
+    def trouble(self) -> str | None:
+        return self._file.trouble
+
     def close(self) -> None:
         try:
             super().close()

@@ -42,9 +42,10 @@ class CsvSink(Sink):
     def snapshot(self, snapshot: Snapshot) -> None:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
         self._file.add(_row([values.get(column) for column in self._columns]))
-        if snapshot.epoch_end:
-            self._file.flush()
-        self._file.poll()
+        self._file.poll(now=snapshot.epoch_end)
+
+    def trouble(self) -> str | None:
+        return self._file.trouble
 
     def flush(self) -> None:
         self._file.flush()

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 from mpt_cli.telemetry.strict_json import strict_json
@@ -41,21 +41,19 @@ class JsonlSink(Sink):
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
         self._metrics.add(strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
-        if snapshot.epoch_end:
-            self._metrics.flush()
-        self._metrics.poll()
+        self._metrics.poll(now=snapshot.epoch_end)
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
             self._events.add(strict_json({**asdict(event), **self._common}))
-        self._events.flush()
+        self._events.poll(now=True)
+
+    def trouble(self) -> str | None:
+        return self._metrics.trouble or self._events.trouble
 
     def flush(self) -> None:
         self._metrics.flush()
         self._events.flush()
-
-    def finish(self, summary: Summary) -> None:
-        self.flush()
 
     def close(self) -> None:
         try:

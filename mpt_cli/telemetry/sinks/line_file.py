@@ -10,13 +10,18 @@ from mpt_cli.errors import DataError
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
 FLUSH_BYTES = 64 * 1024
 BLOCK_BYTES = 4096
+MOST_WAITING_BYTES = 64 * 2**20
 
 
 class LineFile:
     """Appends lines, buffered; each flush is one `write` of whole lines to a file opened for appending.
 
     A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
-    opening the file again takes away. Raises DataError when the file can't be written.
+    opening the file again takes away.
+
+    When the file can't be written the lines wait in memory, `trouble` says why, and every later flush tries again: a
+    disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
+    called all the same, and when too much waits.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,6 +30,7 @@ class LineFile:
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._flushed_at = clock()
+        self.trouble: str | None = None
         try:
             repair_tail(path)
             self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -35,24 +41,34 @@ class LineFile:
         data = line.encode() + b"\n"
         self._pending.append(data)
         self._pending_bytes += len(data)
-        if self._pending_bytes >= FLUSH_BYTES:
-            self.flush()
+        if self._pending_bytes >= FLUSH_BYTES and self.trouble is None:
+            self._try()
 
-    def poll(self) -> None:
-        """Flush when the oldest line may have waited long enough; cheap enough for every step."""
-        if self._pending and self._clock() - self._flushed_at >= FLUSH_SECONDS:
-            self.flush()
+    def poll(self, now: bool = False) -> None:
+        """Flush when the oldest line may have waited long enough, or `now`; cheap enough for every step."""
+        if self._pending and (now or self._clock() - self._flushed_at >= FLUSH_SECONDS):
+            self._try()
 
     def flush(self) -> None:
+        """Everything into the file now, or DataError."""
         data = b"".join(self._pending)
-        self._pending.clear()
-        self._pending_bytes = 0
         self._flushed_at = self._clock()
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
+            self.trouble = None
         except OSError as error:
+            self.trouble = f"{self.path.name} can't be written: {error.strerror}"
             raise _cannot_write(self.path, error) from error
+        finally:
+            self._pending, self._pending_bytes = [data] if data else [], len(data)
+
+    def _try(self) -> None:
+        try:
+            self.flush()
+        except DataError:
+            if self._pending_bytes > MOST_WAITING_BYTES:
+                raise
 
     def close(self) -> None:
         if self._descriptor < 0:
