@@ -92,11 +92,14 @@ class Trainer:
         while not self._must_stop() and self._steps_left() != 0:
             piece = self.train_feed.take(self._next_count())
             if piece is None:
-                self._stop = self.health.check_epoch(self.ledger)
                 break
             self._run_piece(piece)
-        if not self._must_stop():
-            self._finish_epoch(is_whole=self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps)
+        if self._must_stop():
+            return
+        is_whole = self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps
+        self._stop = self.health.check_epoch(self.ledger) if is_whole else None
+        if self._stop is None:
+            self._finish_epoch(is_whole)
 
     def _start_epoch(self) -> None:
         """Begin the next epoch, or go on in the one a checkpoint was taken in."""
@@ -122,7 +125,7 @@ class Trainer:
         self.telemetry.events(events)
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self.ledger.seen % self.plan.log_every_steps == 0:
-            self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), block.metrics))
+            self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), self._of_applied(block.metrics)))
         self._stop = self.health.check(self.ledger)
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
@@ -131,7 +134,7 @@ class Trainer:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
         if not is_whole:
             self.checkpointer.save(self.progress, self.ledger)
-        metrics = self.engine.metrics()
+        metrics = self._of_applied(self.engine.metrics())
         is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             metrics.update(self.validate())
@@ -141,6 +144,10 @@ class Trainer:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
             self.checkpointer.save_if_due(self.progress, self.ledger)
+
+    def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""
+        return metrics if self.ledger.applied_in_epoch else {}
 
     def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:
         ledger = self.ledger

@@ -1,0 +1,259 @@
+"""The loop on the host, over an engine that only pretends to train."""
+
+import math
+import os
+import signal
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from reference import ReferenceScale
+
+from mpt_cli.settings.schema import LossScale
+from mpt_cli.settings.schema import Trainer as TrainerSettings
+from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.health import Health
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training.feed import Piece
+from mpt_cli.training.trainer import Outcome, Plan, Trainer
+
+
+class Done:
+    """A call that is over already."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def wait(self) -> Block:
+        return self.block
+
+
+@dataclass
+class PatternEngine:
+    """Steps are applied or skipped as `pattern` says (a dot applied, an x skipped); the loss of step i is i."""
+
+    pattern: str
+    scale: ReferenceScale = field(default_factory=lambda: ReferenceScale(scale=16.0))
+    calls: list[Any] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    evaluated: int = 0
+
+    def train(self, source: Any, rows: Any, count: int) -> Done:
+        first = self.scale.seen
+        steps = self.scale.run([mark == "." for mark in self.pattern[first : first + count]])
+        self.calls.append(count)
+        numbers = [float(first + i + 1) for i in range(count)]
+        self.losses += [loss for loss, step in zip(numbers, steps, strict=True) if step.finite]
+        floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
+        ints = [[s.finite, s.counter, 0, 1 - s.finite, 0] for s in steps]
+        return Done(Block(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics()))
+
+    def evaluate(self, source: Any, rows: Any, count: int) -> None:
+        self.evaluated += count
+        self.losses += [0.5] * count
+
+    def reset_metrics(self) -> None:
+        self.losses = []
+
+    def metrics(self) -> dict[str, float]:
+        return {"loss": sum(self.losses) / len(self.losses) if self.losses else 0.0, "accuracy": 0.25}  # as Keras does
+
+
+@dataclass
+class CountingFeed:
+    """`steps` batches of 4 an epoch."""
+
+    steps: int
+    starts: list[tuple[int, int]] = field(default_factory=list)
+
+    def start(self, epoch: int, skip_steps: int = 0) -> None:
+        self.starts.append((epoch, skip_steps))
+        self.left = self.steps - skip_steps
+
+    def take(self, most: int) -> Piece | None:
+        count = min(most, self.left)
+        self.left -= count
+        return Piece(None, np.zeros((max(count, 1), 4), np.int32), count) if count else None
+
+
+class NoCheckpoints:
+    """Does nothing, whatever is asked."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *arguments: None
+
+
+class Recorder(Sink):
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.epochs: list[Any] = []
+        self.found: list[Any] = []
+
+    def snapshot(self, snapshot: Any) -> None:
+        (self.epochs if snapshot.epoch_end else self.lines).append(snapshot)
+
+    def events(self, events: Any) -> None:
+        self.found += events
+
+
+@dataclass
+class Run:
+    trainer: Trainer
+    engine: PatternEngine
+    record: Recorder
+    outcome: Outcome | None = None
+
+    def fit(self) -> "Run":
+        self.outcome = self.trainer.fit()
+        return self
+
+
+def run_of(
+    pattern: str, *, steps: int = 5, epochs: int = 2, max_steps: int | None = None, log: int = 3, validate: int = 1,
+    capacity: int = 64, per_call: int | None = 64, validation: int | None = None, **loss_scale: Any,
+) -> Run:  # fmt: skip
+    engine, record = PatternEngine(pattern), Recorder()
+    settings = LossScale(**{"mode": "dynamic", "initial_scale": 16.0, **loss_scale})
+    trainer = Trainer(
+        engine, CountingFeed(steps), None if validation is None else CountingFeed(validation),
+        Plan(epochs, max_steps, log, validate, capacity, per_call), Telemetry([record]),
+        Ledger(LedgerRules(), settings.skip_rate_window), Health(settings, TrainerSettings()), NoCheckpoints(),
+    )  # fmt: skip
+    return Run(trainer, engine, record)
+
+
+def test_a_line_is_logged_at_every_interval_and_every_epoch():
+    run = run_of("." * 10).fit()
+    assert [(line.step, line.epoch, line.loss, line.step_in_epoch) for line in run.record.lines] == [
+        (3, 1, 2.0, 3), (6, 2, 5.0, 1), (9, 2, 8.0, 4),
+    ]  # fmt: skip
+    assert [(line.step, line.epoch, line.loss) for line in run.record.epochs] == [(5, 1, 3.0), (10, 2, 8.0)]
+    assert run.engine.calls == [3, 2, 1, 3, 1]
+    assert run.trainer.ledger.applied == run.trainer.ledger.seen == 10
+
+
+@pytest.mark.parametrize("per_call", [1, 2, 64, None])
+@pytest.mark.parametrize("log", [1, 4, 100])
+def test_the_record_does_not_depend_on_steps_per_call(log, per_call):
+    pattern = "xx.xxx..xx...x....x." + "." * 20
+    run, slow = (
+        run_of(pattern, steps=20, log=log, per_call=n, max_skip_rate=None).fit() for n in (per_call, 1)
+    )
+    without_time = [
+        [(s.step, s.epoch, s.loss, s.skipped_steps, s.consecutive_skips, s.loss_scale, s.metrics) for s in lines]
+        for lines in (run.record.lines, slow.record.lines, run.record.epochs, slow.record.epochs)
+    ]
+    assert without_time[0] == without_time[1] and without_time[2] == without_time[3]
+    assert run.record.found == slow.record.found
+    assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in run.record.found] == run.engine.scale.events
+
+
+def test_a_call_never_goes_beyond_its_capacity_or_the_end():
+    assert run_of("." * 10, log=100, capacity=2).fit().engine.calls == [2, 2, 1] * 2
+    assert run_of("." * 10, log=100, max_steps=7).fit().engine.calls == [5, 2]
+
+
+def test_max_steps_ends_within_an_epoch_with_its_line():
+    run = run_of("." * 10, max_steps=7, validation=2).fit()
+    assert [(line.step, line.loss) for line in run.record.epochs] == [(5, 3.0), (7, 6.5)]
+    assert (run.outcome.progress.epochs_completed, run.outcome.progress.step_in_epoch) == (1, 2)
+    assert run.engine.evaluated == 4
+
+
+def test_max_steps_at_the_end_of_an_epoch_completes_it():
+    run = run_of("." * 10, max_steps=5).fit()
+    assert (run.outcome.progress.epochs_completed, run.outcome.progress.step_in_epoch) == (1, 0)
+
+
+def test_validation_comes_at_its_interval_and_at_the_end():
+    run = run_of("." * 25, epochs=5, validate=2, validation=3).fit()
+    assert [line.epoch for line in run.record.epochs if "val_loss" in line.metrics] == [2, 4, 5]
+    assert run.record.epochs[1].metrics["val_loss"] == 0.5
+    assert run.outcome.progress.metrics["val_accuracy"] == 0.25
+    assert [line.loss for line in run.record.epochs] == [3.0, 8.0, 13.0, 18.0, 23.0]
+
+
+def test_an_interval_without_an_applied_step_has_no_loss():
+    run = run_of("xxx..xxxxx", stop_on_idle_epoch=False).fit()
+    assert [line.loss for line in run.record.lines] == [None, 4.5, None]
+    assert [line.metrics for line in run.record.lines] == [{}, {}, {}]
+
+
+def test_an_epoch_without_an_applied_step_has_no_metrics():
+    """Keras gives 0 for the mean of nothing, which would be the best loss ever."""
+    run = run_of("....." + "xxxxx", stop_on_idle_epoch=False, validation=1).fit()
+    first, second = run.record.epochs
+    assert (first.loss, first.metrics["accuracy"]) == (3.0, 0.25)
+    assert second.loss is None and second.metrics == {"val_loss": 0.5, "val_accuracy": 0.25}
+    assert run.outcome.progress.best["loss"] == 3.0
+
+
+@pytest.mark.parametrize("max_steps", [None, 10])
+def test_an_idle_epoch_ends_the_run(max_steps):
+    run = run_of("....." + "xxxxx", max_steps=max_steps).fit()
+    assert run.outcome.stop is not None and run.outcome.stop.key == "loss_scale.stop_on_idle_epoch"
+    assert len(run.record.epochs) == 1
+
+
+def test_an_epoch_that_max_steps_cuts_short_is_not_judged():
+    assert run_of("....." + "xxxxx", max_steps=7).fit().outcome.stop is None
+
+
+def test_a_rule_ends_the_run_at_the_call_that_broke_it():
+    run = run_of("." * 4 + "xxx" + "." * 20, epochs=9, per_call=2, log=100, max_consecutive_skips=3).fit()
+    assert run.outcome.stop is not None and run.outcome.stop.evidence.startswith("3 steps in a row")
+    assert run.trainer.ledger.seen == 7
+    assert [event.step for event in run.record.found] == [5, 6, 7]
+
+
+def test_a_streak_within_one_call_ends_the_run_too():
+    run = run_of("xxx......." * 3, steps=10, log=100, max_consecutive_skips=3).fit()
+    assert run.outcome.stop is not None and run.trainer.ledger.seen == 10
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
+    run = run_of("." * 1000, steps=500, per_call=10, log=10)
+    train = run.engine.train
+
+    def interrupted(source: Any, rows: Any, count: int) -> Done:
+        if run.engine.scale.seen == 20:
+            os.kill(os.getpid(), number)
+        return train(source, rows, count)
+
+    run.engine.train = interrupted
+    run.fit()
+    assert run.outcome.signal == number and run.outcome.stop is None
+    assert run.trainer.ledger.seen == 30
+    assert run.record.epochs == []
+
+
+def test_goes_on_within_an_epoch():
+    run = run_of("." * 10)
+    run.engine.scale.run([True] * 3)
+    progress = run.trainer.progress
+    progress.epoch, progress.step_in_epoch = 1, 3
+    run.trainer.ledger.seen = run.trainer.ledger.applied = run.trainer.ledger.applied_in_epoch = 3
+    run.engine.losses = [1.0, 2.0, 3.0]
+    run.fit()
+    assert run.trainer.train_feed.starts == [(1, 3), (2, 0)]
+    assert [(line.step, line.loss) for line in run.record.epochs] == [(5, 3.0), (10, 8.0)]
+
+
+def test_a_run_that_was_over_already_trains_nothing():
+    run = run_of("")
+    run.trainer.progress.epoch = run.trainer.progress.epochs_completed = 2
+    assert run.fit().engine.calls == []
+
+
+def test_a_snapshot_holds_the_state_of_its_step():
+    run = run_of("..x.......", log=4).fit()
+    line = run.record.lines[0]
+    assert (line.step, line.applied_steps, line.skipped_steps, line.consecutive_skips) == (4, 3, 1, 0)
+    assert (line.loss_scale, line.scale_counter, line.learning_rate) == (8.0, 1, pytest.approx(0.1))
+    assert line.memory_bytes > 0 and math.isfinite(line.examples_per_second)
+
+
