@@ -14,6 +14,7 @@ from mpt_cli.outcome import summarise, summarise_failure
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.cut_back import cut_back
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.expectations import expectation_lines
 from mpt_cli.runs.provenance import RunFacts, collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
@@ -23,7 +24,7 @@ from mpt_cli.runs.resume import (
     past_attempts,
     stored_settings,
 )
-from mpt_cli.runs.summary import write_json, write_summary
+from mpt_cli.runs.summary import summary_dict, write_json, write_summary
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
@@ -151,6 +152,9 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome, time.perf_counter() - started)
+    if summary.status == "finished":
+        for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
+            telemetry.message(line)
     telemetry.finish(summary)
     write_summary(run.summary_json, summary)
     return summary

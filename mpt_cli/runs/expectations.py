@@ -35,6 +35,15 @@ def compare(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[Check
     return [_check(summary, name, wanted) for name, wanted in expect.items()]
 
 
+def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[str]:
+    """What to say of `expect` at the end of a run: one line when all is met, else a line for each that is not."""
+    checks = compare(summary, expect)
+    missed = [str(check) for check in checks if not check.passed]
+    if missed:
+        return [f"expected of this recipe, but {len(missed)} of {len(checks)} not met:", *missed]
+    return [f"all {len(checks)} expectations of the recipe are met"] if checks else []
+
+
 def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> Check:
     known = _known_values(summary)
     if name not in known:

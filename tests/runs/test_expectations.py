@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from mpt_cli.runs import expectations
-from mpt_cli.runs.expectations import compare
+from mpt_cli.runs.expectations import compare, expectation_lines
 
 SUMMARY = {
     "status": "finished",
@@ -71,3 +71,19 @@ def test_no_expectation_is_no_check() -> None:
 def test_the_example_in_the_docstring_holds() -> None:
     found = doctest.testmod(expectations)
     assert (found.attempted > 0, found.failed) == (True, 0)
+
+
+def test_the_end_of_a_run_says_in_one_line_that_all_is_met():
+    summary = {"metrics": {"val_accuracy": 0.97}, "skipped_steps": 0}
+    assert expectation_lines(summary, {"val_accuracy": {"min": 0.9}, "skipped_steps": 0}) == [
+        "all 2 expectations of the recipe are met"
+    ]
+    assert expectation_lines(summary, {}) == []
+
+
+def test_the_end_of_a_run_names_each_expectation_that_is_missed():
+    summary = {"metrics": {"val_accuracy": 0.5}, "skipped_steps": 0}
+    assert expectation_lines(summary, {"val_accuracy": {"min": 0.9}, "skipped_steps": 0}) == [
+        "expected of this recipe, but 1 of 2 not met:",
+        "MISS val_accuracy: expected at least 0.9, got 0.5",
+    ]
