@@ -8,6 +8,7 @@ from mpt_cli.errors import Problem
 from mpt_cli.settings.check_data import check_keras_dataset, check_synthetic
 from mpt_cli.settings.check_expect import check_expect
 from mpt_cli.settings.check_optimizer import check_clipping, check_ema, check_schedule
+from mpt_cli.settings.fault import check_fault, check_fault_replica
 from mpt_cli.settings.keys import default_of
 from mpt_cli.settings.models import ResNet, Transformer
 from mpt_cli.settings.schema import Settings
@@ -145,5 +146,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_schedule, ("optimizer.schedule",)),
     (check_synthetic, ("data",)),
     (check_keras_dataset, ("data",)),
+    (check_fault, ("fault", "trainer.feed")),
+    (check_fault_replica, ("fault.replica", "fault.place", "distribute")),
     (check_expect, ("expect",)),
 )

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional, Union
 
 from mpt_cli.settings.data import DATA, DataSettings, Digits
+from mpt_cli.settings.fault import Fault
 from mpt_cli.settings.key import key
 from mpt_cli.settings.models import MLP, MODELS, ModelSettings
 from mpt_cli.settings.optimizers import OPTIMIZERS, Adam, OptimizerSettings
@@ -129,6 +130,7 @@ class Settings:
     backend: Backend = field(default_factory=Backend)
     logger: Logger = field(default_factory=Logger)
     distribute: Distribute = field(default_factory=Distribute)
+    fault: Fault = field(default_factory=Fault)
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
 
 

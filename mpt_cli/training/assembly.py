@@ -19,6 +19,7 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.distribution import build_distribution
 from mpt_cli.training.engine import Engine, build_engine
+from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
 from mpt_cli.training.objective import build_objective
 from mpt_cli.training.optimizers import build_optimizer
@@ -58,9 +59,12 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     with distribution.scope():
         model = build_under_policy(settings, data)
     scaling = resolve_scaling(settings.loss_scale, model)
-    warnings = check_numerics(settings, model, data) + warn_of_scaling(scaling, model)
+    warnings = [
+        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model)
+    ]  # fmt: skip
     jit_compile = choose_jit(settings, platform, model)
-    engine = build_engine(model, jit_compile, distribution)
+    injector = build_injector(settings.fault, model, data, distribution.replicas)
+    engine = build_engine(model, jit_compile, distribution, injector.around if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     total_steps = count_steps(settings.trainer, train_feed.steps)
     with distribution.scope():
@@ -137,11 +141,11 @@ def call_capacity(trainer: Trainer) -> int:
 
 def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None, bool]:
     trainer = settings.trainer
-    resident = _stays_on_device(trainer, data)
+    resident = not settings.fault.slow_storage_seconds and _stays_on_device(trainer, data)
     assert settings.seed is not None
     plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed,
                      devices)
-    train_feed = build_feed(data.train, engine, plan, resident)
+    train_feed = build_feed(slowed(data.train, settings.fault.slow_storage_seconds), engine, plan, resident)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
     if train_feed.steps == 0:

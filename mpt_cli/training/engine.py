@@ -1,5 +1,6 @@
 """The compiled loop: what the trainer needs of a backend, and the choice of it."""
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import keras
@@ -10,6 +11,7 @@ from mpt_cli.telemetry.block import Block
 from mpt_cli.training.distribution import Distribution
 
 Rows = NDArray[np.int32]
+Around = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Pending(Protocol):
@@ -43,15 +45,15 @@ class Engine(Protocol):
         """The metrics since the last reset; loss among them."""
 
 
-def build_engine(model: Any, jit_compile: bool, distribution: Distribution) -> Engine:
-    """The engine of the running backend for a built and compiled `model`."""
+def build_engine(model: Any, jit_compile: bool, distribution: Distribution, around: Around | None = None) -> Engine:
+    """The engine of the running backend for a built `model`; `around` wraps its training step (`faults`)."""
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.training.engine_tensorflow import TensorFlowEngine
 
-        return TensorFlowEngine(model, jit_compile, distribution.strategy)
+        return TensorFlowEngine(model, jit_compile, distribution.strategy, around)
     from mpt_cli.training.engine_jax import JaxEngine
 
-    return JaxEngine(model, jit_compile, distribution.mesh)
+    return JaxEngine(model, jit_compile, distribution.mesh, around)
 
 
 def flat_metrics(results: dict[str, Any]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_jax import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
-from mpt_cli.training.engine import Rows, flat_metrics
+from mpt_cli.training.engine import Around, Rows, flat_metrics
 
 Tensor = Any
 
@@ -23,8 +23,9 @@ Tensor = Any
 class JaxEngine:
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
-    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None) -> None:
+    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None, around: Around | None = None) -> None:
         self.model = model
+        self._step = around(train_step) if around else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and jax.default_backend() != "cpu"
@@ -82,7 +83,7 @@ class JaxEngine:
         return jax.tree.map(take, source)
 
     def _train_step(self, state: Any, source: Any, row: Tensor) -> Any:
-        logs, state, record = train_step(self.model, state, self._batch(source, row))
+        logs, state, record = self._step(self.model, state, self._batch(source, row))
         return state, logs, _floats(record), _ints(record)
 
     def _train_loop(self, state: Any, source: Any, rows: Tensor, count: Any) -> Any:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
-from mpt_cli.training.engine import Rows, flat_metrics
+from mpt_cli.training.engine import Around, Rows, flat_metrics
 
 Tensor = Any
 
@@ -20,8 +20,9 @@ class TensorFlowEngine:
     Under a `strategy` each replica takes its share of the rows of a step.
     """
 
-    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None) -> None:
+    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: Around | None = None) -> None:
         self.model, self.strategy = model, strategy
+        self._step = around(train_step) if around else train_step
         self._train = tf.function(self._train_loop, jit_compile=jit_compile, autograph=False)
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
 
@@ -60,7 +61,7 @@ class TensorFlowEngine:
         _loop(body, count)
 
     def _train_one(self, source: Any, row: Tensor) -> tuple[Tensor, Tensor]:
-        _, record = train_step(self.model, _batch(source, row))
+        _, record = self._step(self.model, _batch(source, row))
         return _shared(_floats(record), _ints(record))
 
     def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from mpt_cli.telemetry.health import Health
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
-from mpt_cli.training.backend import Platform
+from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
 from mpt_cli.training.memory import peak_memory
@@ -116,7 +116,8 @@ def save_for_inference(model: Any, path: Path) -> None:
     partial = path.with_name(f".{path.stem}.partial.keras")
     try:
         model.optimizer, model.compiled = None, False
-        model.save(partial)
+        with tensorflow_left_out():
+            model.save(partial)
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error.strerror or error}.") from error

@@ -13,7 +13,8 @@ def add_words(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         metavar="conf=... key=value",
         help="conf= takes a recipe's name (`mpt list`) or the path of your own YAML; each key=value changes one key, "
-        "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute)",
+        "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
+        "fault)",
     )
 
 

@@ -235,3 +235,11 @@ def test_default_run_directories_are_new_each_time(tmp_path):
     for _ in range(2):
         assert mpt("train", "conf=digits_mlp", "trainer.max_steps=2", cwd=tmp_path).returncode == 0
     assert len(list((tmp_path / "runs" / "digits_mlp").iterdir())) == 2
+
+
+def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
+    code = "import sys; from mpt_cli.cli import main; code = main(sys.argv[1:]); print('tensorflow' in sys.modules, code)"
+    words = ["train", "conf=digits_mlp", "backend=jax", "trainer.max_steps=3", "run_dir=r"]
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "False 0", done.stderr
+    assert (tmp_path / "r" / "model.keras").is_file()
