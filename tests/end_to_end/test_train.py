@@ -106,7 +106,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
         if line.startswith("epoch 1/"):
             break
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "Traceback" not in err
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
@@ -238,7 +238,8 @@ def test_default_run_directories_are_new_each_time(tmp_path):
 
 
 def test_a_run_on_jax_does_not_load_tensorflow(tmp_path):
-    code = "import sys; from mpt_cli.cli import main; code = main(sys.argv[1:]); print('tensorflow' in sys.modules, code)"
+    run = "import sys; from mpt_cli.cli import main; code = main(sys.argv[1:])"
+    code = f"{run}; print('tensorflow' in sys.modules, code)"
     words = ["train", "conf=digits_mlp", "backend=jax", "trainer.max_steps=3", "run_dir=r"]
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == "False 0", done.stderr
