@@ -29,7 +29,7 @@ class Gradients(NamedTuple):
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
-    """`jax.lax.cond` where `flag` is traced, a plain condition where it is a value: cond would compile at every step."""
+    """`jax.lax.cond` where `flag` is traced, a plain condition where it is a value, which cond would compile anew."""
     if isinstance(flag, jax.core.Tracer):
         return jax.lax.cond(flag, then, otherwise)
     return then() if flag else otherwise()

@@ -35,8 +35,8 @@ def check_accumulation(inner_optimizer: Any) -> None:
     steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
     if steps and replicas > 1:
         raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
-                         f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on {replicas} "
-                         "replicas. Use a larger batch, or one replica.")
+                         f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
+                         f"{replicas} replicas. Use a larger batch, or one replica.")
 
 
 def all_replicas(flag: Tensor) -> Tensor:
@@ -79,6 +79,16 @@ def _apply_on_replicas(
     _apply_inner_where(optimizer, measured, variables, apply_inner)
 
 
+def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
+    """`act` as a branch of `tf.cond`, which wants a tensor."""
+
+    def branch() -> Tensor:
+        act()
+        return tf.constant(0)
+
+    return branch
+
+
 def _apply_inner_where(
     optimizer: "LossScaleOptimizer", measured: Measured, variables: list[Any], apply_inner: Callable[[], None]
 ) -> None:
@@ -88,7 +98,7 @@ def _apply_inner_where(
         apply_inner()
         before, after = state.advance(measured, tf.constant(True))
     else:
-        tf.cond(measured.finite, lambda: (apply_inner(), tf.constant(0))[1], lambda: tf.constant(0))
+        tf.cond(measured.finite, _then_nothing(apply_inner), _then_nothing(lambda: None))
         before, after = state.advance(measured, measured.finite)
     followers = [variables[index] for index in scaled_statistics(variables)]
     for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):

@@ -31,8 +31,8 @@ def check_inner(inner: Any) -> None:
 def drop_inner_scaling(inner: Any) -> None:
     """Set `loss_scale_factor` of the inner optimizer to None, as Keras does, but say so."""
     if inner.loss_scale_factor is not None:
-        warnings.warn(f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients would "
-                      "be divided twice. For a fixed scale give dynamic=False and initial_scale.", stacklevel=3)
+        warnings.warn(f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients "
+                      "would be divided twice. For a fixed scale give dynamic=False and initial_scale.", stacklevel=3)
         inner.loss_scale_factor = None
 
 
@@ -81,14 +81,14 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return moving
 
 
-def config_of(rule: ScaleRule) -> dict[str, Any]:
+def config_of(rule: Any) -> dict[str, Any]:
     """Constructor arguments that make `rule` again, under Keras's names where Keras has one."""
     if type(rule) is FixedScale:
         return {"dynamic": False, "initial_scale": rule.initial_scale}
     if type(rule) is DynamicScale:
         config = dataclasses.asdict(rule)
         return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
-    return {"rule": {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}}  # type: ignore[call-overload]
+    return {"rule": {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}}
 
 
 def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:

@@ -76,9 +76,9 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     narrow = sorted({x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW})
     if narrow and optimizer_name in ADAPTIVE:
         findings.append(Finding(
-            "policy.name", f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 rounds "
-            f"to 1 in bfloat16 and its steps to 1.5 or nothing in float16. Use mixed_{narrow[0]}, which keeps float32 "
-            "weights, or optimizer=sgd.", fatal=True))
+            "policy.name", f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
+            "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. "
+            f"Use mixed_{narrow[0]}, which keeps float32 weights, or optimizer=sgd.", fatal=True))
     elif narrow:
         findings.append(Finding(
             "policy.name", f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
@@ -90,6 +90,6 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     computing = [layer.compute_dtype for layer in layers if layer.weights]
     if max_abs_input is not None and max_abs_input > FLOAT16_MAX and "float16" in computing[:1]:
         findings.append(Finding(
-            "policy.name", f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the first "
-            "layer sees inf. Scale the data, or use mixed_bfloat16 or float32.", fatal=True))
+            "policy.name", f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
+            "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.", fatal=True))
     return findings

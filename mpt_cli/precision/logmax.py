@@ -83,8 +83,9 @@ class LogMaxScale:
 
     def _exponent(self, scale: Any, measured: Measured) -> tuple[Any, Any]:
         """log2 of the largest true gradient, and whether there is one to learn from."""
-        seen = ops.logical_and(measured.finite, measured.largest > 0)
-        exponent = ops.log(ops.where(seen, measured.largest, scale) / scale) / math.log(2.0)
+        largest: Any = measured.largest
+        seen = ops.logical_and(measured.finite, largest > 0)
+        exponent = ops.log(ops.where(seen, largest, scale) / scale) / math.log(2.0)
         exponent = ops.where(measured.finite, exponent, self.log_max)
         return exponent, ops.logical_or(seen, ops.logical_not(measured.finite))
 

@@ -17,8 +17,8 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable("mpt")
-class LossScaleOptimizer(  # type: ignore[misc]
-    ScalingByHand, ScaleReading, SavedLikeInner, InnerDelegation, keras.optimizers.LossScaleOptimizer
+class LossScaleOptimizer(
+    ScalingByHand, ScaleReading, SavedLikeInner, InnerDelegation, keras.optimizers.LossScaleOptimizer  # type: ignore[misc]
 ):
     """Scales the loss so that float16 gradients neither vanish nor overflow, and skips the steps that overflow.
 
@@ -96,7 +96,7 @@ class LossScaleOptimizer(  # type: ignore[misc]
     def variables(self) -> list[keras.Variable]:
         """The scale's own variables, then the inner optimizer's."""
         own = self.scale_state.variables if self.scale_state else []
-        return own + self.inner_optimizer.variables
+        return [*own, *self.inner_optimizer.variables]
 
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train.
@@ -161,8 +161,10 @@ class LossScaleOptimizer(  # type: ignore[misc]
         from mpt_cli.precision import apply_jax
 
         variables = self._trainable_variables
-        for name, received, own in (("optimizer_variables", optimizer_variables, self.variables),
-                                    ("grads", grads, variables), ("trainable_variables", trainable_variables, variables)):
+        for name, received, own in (
+            ("optimizer_variables", optimizer_variables, self.variables), ("grads", grads, variables),
+            ("trainable_variables", trainable_variables, variables),
+        ):  # fmt: skip
             if len(received) != len(own):
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")

@@ -142,7 +142,7 @@ def _wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
     layers = layers_of(model)
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:
-        wanted.update({layer: policy.head_policy for layer in head_layers(model)})
+        wanted.update(dict.fromkeys(head_layers(model), policy.head_policy))
     for pattern, name in policy.overrides.items():
         matches = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
         if not matches:

@@ -20,8 +20,13 @@ State = dict[str, Any]
 class ScaleRule(Protocol):
     """What `LossScaleOptimizer` asks of a mode."""
 
-    initial_scale: float
-    needs_largest: ClassVar[bool]  # whether `Measured.largest` is computed, a pass over all gradients
+    @property
+    def initial_scale(self) -> float:
+        """The first scale."""
+
+    @property
+    def needs_largest(self) -> bool:
+        """Whether `Measured.largest` is to be computed, a pass over all gradients."""
 
     def initial(self) -> State:
         """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""

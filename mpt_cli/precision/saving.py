@@ -25,8 +25,8 @@ class SavedLikeInner:
     inner_optimizer: Any
     scale_state: ScaleState | None
     name: str
-    on_overflow: str
-    rule: ScaleRule
+    _on_overflow: str
+    _rule: ScaleRule
 
     def __dir__(self) -> list[str]:
         # Keras saves what `dir` shows. The inner variables are saved below as the plain optimizer would save them;
@@ -55,8 +55,8 @@ class SavedLikeInner:
         return {
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "on_overflow": self.on_overflow,
-            **config_of(self.rule),
+            "on_overflow": self._on_overflow,
+            **config_of(self._rule),
         }
 
     @classmethod

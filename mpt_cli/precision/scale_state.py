@@ -26,8 +26,9 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         self.by_name: dict[str, keras.Variable] = {}
         for name, value in {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}.items():
             self.by_name[name] = keras.Variable(
-                np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none", name=f"loss_scale_{name}"
-            )
+                np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none",
+                name=f"loss_scale_{name}",
+            )  # fmt: skip
 
     @property
     def variables(self) -> list[keras.Variable]:

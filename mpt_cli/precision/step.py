@@ -77,12 +77,20 @@ def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor
     return step_jax.train_step(model, state, data)[:2]
 
 
+def metrics_of(model: Any) -> dict[str, Tensor]:
+    """The metrics so far, as the model's class gives them."""
+    return dict(type(model).get_metrics_result(model))
+
+
 def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
-    """A mean over nothing is 0 in Keras, and a loss of 0 would look like the best epoch of all."""
+    """What Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of all.
+
+    Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
+    """
     none_applied = keras.ops.equal(model._loss_tracker.count, 0)
     return {
         name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
-        for name, value in type(model).get_metrics_result(model).items()
+        for name, value in metrics_of(model).items()
     }
 
 

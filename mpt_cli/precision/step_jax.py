@@ -8,7 +8,7 @@ import keras
 
 from mpt_cli.precision import apply_jax
 from mpt_cli.precision.finite import describe_non_finite
-from mpt_cli.precision.step import StepRecord, state_to_keep
+from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
 Tensor = Any
 State = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
@@ -41,7 +41,7 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):
-        logs = model.get_metrics_result()
+        logs = metrics_of(model)
     record = StepRecord(jnp.asarray(loss, "float32"), scale, scale_after, rate, finite, counter, detail)
     return logs, (new_weights, new_frozen, new_own, new_metrics), record
 

@@ -9,7 +9,7 @@ from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's 
 
 from mpt_cli.precision.apply_tensorflow import all_replicas
 from mpt_cli.precision.finite import describe_non_finite
-from mpt_cli.precision.step import StepRecord, state_to_keep
+from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
 Tensor = Any
 
@@ -46,7 +46,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         detail = _update_or_put_back(finite, update_metrics, kept, before, grads)
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
-    return model.get_metrics_result(), record
+    return metrics_of(model), record
 
 
 def _build(model: Any, data: Any) -> None:
@@ -61,7 +61,7 @@ def _build(model: Any, data: Any) -> None:
 def _update_or_put_back(
     finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor], grads: list[Tensor]
 ) -> Tensor:
-    """`describe_non_finite`; on several replicas variables are assigned outside the condition, as they must be there."""
+    """`describe_non_finite`; on several replicas variables can't be assigned inside a condition."""
     inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
 
     def applied() -> Tensor:

@@ -1,4 +1,4 @@
-"""A drop-in for `keras.optimizers.LossScaleOptimizer`: Keras's own tests of its class, run on ours, and what they miss."""
+"""A drop-in for `keras.optimizers.LossScaleOptimizer`: Keras's tests of its class, run on ours, and what they miss."""
 
 import unittest
 

@@ -22,8 +22,8 @@ POWERS = st.integers(-6, 6).map(lambda k: 2.0**k)
 def dynamic_scales(draw) -> DynamicScale:
     low, initial, high = sorted(draw(st.tuples(POWERS, POWERS, POWERS)))
     return DynamicScale(
-        initial, draw(st.integers(1, 5)), draw(st.sampled_from([1.5, 2.0, 4.0])), draw(st.sampled_from([0.25, 0.5, 0.75])),
-        low, high, draw(st.integers(1, 3)),
+        initial, draw(st.integers(1, 5)), draw(st.sampled_from([1.5, 2.0, 4.0])),
+        draw(st.sampled_from([0.25, 0.5, 0.75])), low, high, draw(st.integers(1, 3)),
     )  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def start() -> keras.Variable:
 
 
 def looped(optimizer: LossScaleOptimizer, weight: keras.Variable, mode: str):
-    """(x, addition to the gradient) -> state after one step of least squares; the gradient is taken of a scaled loss."""
+    """(x, addition to the gradient) -> state after one step of least squares on a scaled loss."""
 
     def slope(x, value, scale):  # by hand, so that one program serves both backends
         return keras.ops.matmul(keras.ops.transpose(x), keras.ops.matmul(x, value) - 1.0) * scale

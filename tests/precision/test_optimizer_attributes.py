@@ -101,7 +101,8 @@ def test_every_public_attribute_of_the_inner_optimizer_reads_through():
     own = {"name", "loss_scale_factor"}  # the wrapper's own, and one that stays None
     for name in sorted(n for n in vars(inner) if not n.startswith("_") and n not in own):
         assert getattr(optimizer, name) is getattr(inner, name), name
-    assert (optimizer.beta_1, optimizer.weight_decay, optimizer.clipnorm, optimizer.ema_momentum) == (0.75, 0.125, 3.0, 0.5)
+    found = (optimizer.beta_1, optimizer.weight_decay, optimizer.clipnorm, optimizer.ema_momentum)
+    assert found == (0.75, 0.125, 3.0, 0.5)
 
 
 @pytest.mark.parametrize(

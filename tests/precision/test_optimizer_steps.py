@@ -57,7 +57,7 @@ def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode)
             run_plain(tensors(gradient)[0])
         else:
             np.testing.assert_equal(values([other, *inner.variables]), before)
-    tolerance = 4 * np.finfo("float32").eps if mode == "xla" else 0.0
+    tolerance = 1e-5 if mode == "xla" else 0.0  # centred RMSprop subtracts nearly equal numbers
     for found, expected in zip(values([other, *inner.variables]), values([one, *plain.variables]), strict=True):
         np.testing.assert_allclose(found, expected, rtol=tolerance)
     counts = (optimizer.seen_steps, optimizer.applied_steps, optimizer.skipped_steps)
@@ -116,7 +116,7 @@ def test_only_missing_gradients_are_an_error():
 
 def test_gradients_and_variables_must_match():
     optimizer = wrapped(keras.optimizers.SGD(0.5))
-    with pytest.raises(ValueError, match="must match one to one. Received: 1 gradients for 0 variables"):
+    with pytest.raises(ValueError, match=r"must match one to one\. Received: 1 gradients for 0 variables"):
         optimizer.apply(tensors(1.0))
 
 
@@ -230,7 +230,7 @@ def test_stateless_apply_checks_what_it_is_given():
     with pytest.raises(ValueError, match="`optimizer_variables` must have one value for each of the 7 variables"):
         optimizer.stateless_apply([1.0], tensors(1.0), tensors(1.0))
     own = [v.value for v in optimizer.variables]
-    with pytest.raises(ValueError, match="`grads` must have one value for each of the 1 variables. Received: 2"):
+    with pytest.raises(ValueError, match=r"`grads` must have one value for each of the 1 variables\. Received: 2"):
         optimizer.stateless_apply(own, tensors(1.0, 2.0), tensors(1.0))
 
 

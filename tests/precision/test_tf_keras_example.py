@@ -149,5 +149,5 @@ def test_unscaling_what_was_never_scaled_warns_and_names_the_method():
     import tensorflow as tf
 
     opt = LossScaleOptimizer(keras.optimizers.SGD(0.5))
-    with pytest.warns(UserWarning, match=r"gradients are unscaled, but the loss .* LossScaleOptimizer\.get_scaled_loss"):
+    with pytest.warns(UserWarning, match=r"are unscaled, but the loss .* LossScaleOptimizer\.get_scaled_loss"):
         opt.get_unscaled_gradients([tf.constant(8.0)])

@@ -62,6 +62,7 @@ def test_whole_skips_keep_everything_as_if_the_batch_was_absent(arguments):
 def test_accumulation_works_there():
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), initial_scale=4.0), "mse")
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    model.compile(LossScaleOptimizer(inner, initial_scale=4.0), "mse")
     model.fit(BAD_X, Y, batch_size=8, shuffle=False, verbose=0)
     assert (int(model.optimizer.applied_steps), int(model.optimizer.iterations)) == (3, 1)

@@ -35,7 +35,8 @@ def custom_loop(strategy, optimizer_of, pairs, by_hand=False):
 
     def on_replica(gradient):
         grads = [gradient * optimizer.loss_scale]
-        optimizer.apply_gradients(zip(optimizer.get_unscaled_gradients(grads) if by_hand else grads, [weight], strict=True))
+        grads = optimizer.get_unscaled_gradients(grads) if by_hand else grads
+        optimizer.apply_gradients(zip(grads, [weight], strict=True))
 
     @tf.function
     def step(gradient):
@@ -118,7 +119,8 @@ def test_gradient_accumulation_is_an_error_before_training(strategy):
 def bad_half(batches: int, bad: int) -> tuple[np.ndarray, np.ndarray]:
     """Batches of 8 in which the second half, which goes to replica 1, is inf in batch number `bad`."""
     random = np.random.default_rng(0)
-    x, y = random.normal(size=(8 * batches, 3)).astype("float32"), random.normal(size=(8 * batches, 1)).astype("float32")
+    x = random.normal(size=(8 * batches, 3)).astype("float32")
+    y = random.normal(size=(8 * batches, 1)).astype("float32")
     x[8 * bad + 4 : 8 * bad + 8] = INF
     return x, y
 

@@ -1,0 +1,95 @@
+"""The LogMax rule: the written formula in Python numbers, and what it makes of a run."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from backends import MODES, compiled
+
+from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, LossScaleOptimizer
+from mpt_cli.precision.finite import Measured, largest_magnitude
+
+RULE = LogMaxScale(beta1=0.75, beta2=0.875, deviations=2.0, log_max=15.0, min_scale=2.0**-4, max_scale=2.0**20)
+
+
+def by_hand(rule: LogMaxScale, exponents: list[float | None]) -> list[float]:
+    """Scales after each step, in float64; None stands for an overflow."""
+    fast = slow = square = 0.0
+    scales = []
+    for steps, exponent in enumerate(exponents, start=1):
+        x = rule.log_max if exponent is None else exponent
+        fast = rule.beta1 * fast + (1 - rule.beta1) * x
+        slow = rule.beta2 * slow + (1 - rule.beta2) * x
+        square = rule.beta2 * square + (1 - rule.beta2) * x**2
+        weight = 1 - rule.beta2**steps
+        deviation = math.sqrt(max(square / weight - (slow / weight) ** 2, 0.0))
+        cutoff = fast / (1 - rule.beta1**steps) + rule.deviations * deviation
+        scales.append(min(max(2.0 ** math.floor(rule.log_max - cutoff), rule.min_scale), rule.max_scale))
+    return scales
+
+
+def steps(rule: LogMaxScale, exponents: list[float | None], mode: str = "eager") -> list[dict]:
+    state = {name: keras.ops.convert_to_tensor(value) for name, value in rule.initial().items()}
+    advance = compiled(lambda state, finite, largest: rule.advance(state, Measured(finite, largest)), mode)
+    rows = []
+    for x in exponents:
+        largest = np.float32("inf") if x is None else np.float32(2.0**x * float(state["scale"]))
+        state = advance(state, keras.ops.convert_to_tensor(x is not None), keras.ops.convert_to_tensor(largest))
+        rows.append({name: float(value) for name, value in state.items()})
+    return rows
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_scales_are_those_of_the_written_formula(mode):
+    exponents = [*np.random.default_rng(0).normal(-3.3, 1.7, 40).tolist(), None, None, -2.9, -30.2, -28.7, 3.3, None]
+    assert [row["scale"] for row in steps(RULE, exponents, mode)] == by_hand(RULE, exponents)
+    assert len(set(by_hand(RULE, exponents))) > 5
+
+
+def test_a_step_of_zero_gradients_changes_nothing_but_the_counter():
+    rows = steps(RULE, [-3.3, -2.1])
+    state = {name: keras.ops.convert_to_tensor(np.float32(value)) for name, value in rows[-1].items()}
+    state["counter"] = keras.ops.convert_to_tensor(np.int32(4))
+    zero = keras.ops.zeros(())
+    after = RULE.advance(state, Measured(keras.ops.convert_to_tensor(True), zero))
+    assert {name: float(value) for name, value in after.items()} == {**rows[-1], "counter": 5.0}
+
+
+def test_overflows_for_ever_end_at_the_floor_and_one_lowers_the_scale():
+    rows = steps(LogMaxScale(), [-3.0, -3.1, -2.9, None] + [None] * 400)
+    assert rows[2]["scale"] == 2.0**18  # floor(16 + 3 - 3.09 * 0.08)
+    assert rows[3]["scale"] <= 2.0**14
+    assert rows[-1]["scale"] == 1.0
+
+
+def test_the_largest_gradient_reaches_the_rule_and_statistics_do_not():
+    statistics = keras.Variable(0.0)
+    statistics.overwrite_with_gradient = True
+    variables = [keras.Variable([1.0, 1.0]), statistics, keras.Variable(1.0)]
+    grads = [keras.ops.convert_to_tensor(np.float32([1.0, -5.0])), keras.ops.ones(()) * 80.0, None]
+    assert float(largest_magnitude(grads, variables)) == 5.0
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=LogMaxScale())
+    assert float(optimizer.measure(grads, variables).largest) == 5.0
+    optimizer.build(variables)
+    assert float(optimizer.measure(grads, variables, unscaled=True).largest) == 5.0 * 2.0**15
+
+
+@pytest.mark.parametrize("rule", [FixedScale(2.0), DynamicScale()])
+def test_rules_that_do_not_ask_pay_nothing(rule):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=rule)
+    assert optimizer.measure([keras.ops.ones(())], [keras.Variable(1.0)]).largest is None
+
+
+def test_the_optimizer_follows_the_gradients_by_the_rule():
+    optimizer, weight = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=LogMaxScale()), keras.Variable(1.0)
+    optimizer.build([weight])
+    optimizer.scale_loss(1.0)
+    scales = []
+    for exponent in (-3.5, -3.5, -3.5, None):
+        gradient = np.float32("inf") if exponent is None else np.float32(2.0**exponent) * float(optimizer.loss_scale)
+        optimizer.apply([keras.ops.convert_to_tensor(gradient)], [weight])
+        scales.append(float(optimizer.loss_scale))
+    assert scales[:3] == [2.0**19] * 3
+    assert scales[3] < 2.0**19
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps), int(optimizer.backoffs)) == (3, 1, 1)
