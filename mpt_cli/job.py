@@ -142,9 +142,12 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
     started = time.perf_counter()
+    run.postmortem_json.unlink(missing_ok=True)  # of an attempt before this one
     try:
         outcome = session.fit()
         session.finish(outcome, run.model_keras)
+        if outcome.stop is not None:
+            write_json(run.postmortem_json, session.examine(outcome.stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error, time.perf_counter() - started)
         with suppress(DataError):  # what ended the run matters more

@@ -121,6 +121,11 @@ class RunDirectory:
         return self.path / "summary.json"
 
     @property
+    def postmortem_json(self) -> Path:
+        """Only where a health rule ended the run."""
+        return self.path / "postmortem.json"
+
+    @property
     def metrics_csv(self) -> Path:
         return self.path / "metrics.csv"
 

@@ -1,5 +1,6 @@
 """What the events of a whole run add up to: the evidence of the verdict."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -10,7 +11,10 @@ OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 
 @dataclass
 class EventTally:
-    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending."""
+    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending.
+
+    `latest` are the last events themselves, for a post-mortem.
+    """
 
     skip_steps: list[int] = field(default_factory=list)
     first_growth_step: int | None = None
@@ -18,12 +22,14 @@ class EventTally:
     forward_skips: int = 0
     lowest_scale: float | None = None
     highest_scale: float | None = None
+    latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
             self._add_one(event)
 
     def _add_one(self, event: Event) -> None:
+        self.latest.append(event)
         if event.kind == OVERFLOW:
             self.skip_steps.append(event.step)
             self.forward_skips += event.cause == "forward"

@@ -9,7 +9,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import Health
+from mpt_cli.telemetry.health import Health, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.records import RunHeader
 from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
@@ -17,6 +17,7 @@ from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
 from mpt_cli.training.memory import peak_memory
+from mpt_cli.training.postmortem import examine
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.scaling import describe_scaling
 from mpt_cli.training.state import restore_state
@@ -46,6 +47,10 @@ class Session:
                 trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
         if self.assembly.settings.trainer.save_model and trainer.ledger.applied:
             save_for_inference(model, model_path)
+
+    def examine(self, stop: Stop) -> dict[str, Any]:
+        """The content of the post-mortem of a run that a health rule ended."""
+        return examine(self.trainer, self.assembly.model, stop)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.

@@ -49,6 +49,7 @@ class Trainer:
         self.checkpointer = checkpointer
         self.stopwatch, self.progress = Stopwatch(), Progress()
         self.interruption = Interruption()
+        self.last_piece: Piece | None = None
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -117,6 +118,7 @@ class Trainer:
         return min(most, self.plan.steps_per_call) if self.plan.steps_per_call else self.stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
+        self.last_piece = piece
         self.stopwatch.start()
         block = self.engine.train(piece.source, piece.rows, piece.count).wait()
         self.stopwatch.stop(piece.count, piece.rows.shape[1])
