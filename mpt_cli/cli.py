@@ -53,7 +53,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    lines = [f"  {verb:<12}{meaning}" for verb, meaning in VERBS.items()]
+    lines = [f"  {verb:<14}{meaning}" for verb, meaning in VERBS.items()]
     parser = argparse.ArgumentParser(
         prog="mpt",
         usage="mpt VERB ...",

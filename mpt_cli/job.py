@@ -30,6 +30,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Event, Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
+from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 if TYPE_CHECKING:
@@ -49,8 +50,16 @@ class Start:
     notes: list[str] = field(default_factory=list)
 
 
-def train(settings: Settings, words: Sequence[str] = (), stream: TextIO | None = None) -> Summary:
-    """One run from start to end; `words` is the command line for the record, `stream` where the console goes.
+@dataclass(frozen=True)
+class Audience:
+    """Who is told of a run: the console on `stream` (None: standard output), and `sinks` of the caller's own."""
+
+    stream: TextIO | None = None
+    sinks: Sequence[Sink] = ()
+
+
+def train(settings: Settings, words: Sequence[str] = (), audience: Audience = Audience()) -> Summary:
+    """One run from start to end; `words` is the command line for the record.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
@@ -60,14 +69,14 @@ def train(settings: Settings, words: Sequence[str] = (), stream: TextIO | None =
     if earlier is not None:
         with earlier.lock():
             if (done := finished_summary(earlier, settings)) is not None:
-                print(f"{earlier.path} is finished: nothing is left to train", file=stream or sys.stdout)
+                print(f"{earlier.path} is finished: nothing is left to train", file=audience.stream or sys.stdout)
                 return done
-            return _train_from(_continue(earlier, settings), words, stream)
+            return _train_from(_continue(earlier, settings), words, audience)
     settings = with_drawn_seed(settings)
     run = RunDirectory.create(settings.run_dir, settings.recipe)
     with run.lock():
         try:
-            return _train_from(Start(settings, run), words, stream)
+            return _train_from(Start(settings, run), words, audience)
         finally:
             if not run.config_yaml.exists():  # it ended before it started
                 run.discard()
@@ -96,8 +105,9 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     return Start(settings, run, len(past_attempts(run)) + 1, checkpoint, events, changes, notes)
 
 
-def _train_from(start: Start, words: Sequence[str], stream: TextIO | None) -> Summary:
-    with build_telemetry(start.run.telemetry_files, start.settings.logger, stream) as telemetry:
+def _train_from(start: Start, words: Sequence[str], audience: Audience) -> Summary:
+    with build_telemetry(start.run.telemetry_files, start.settings.logger, audience.stream) as telemetry:
+        telemetry.sinks += tuple(audience.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
         session = _prepare(start, telemetry)
         _write_record(start, session, words)

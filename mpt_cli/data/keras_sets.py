@@ -45,13 +45,22 @@ def _load(settings: KerasDataset) -> Any:
 
     # imdb's order is a seed of Keras's own; the trainer draws the order of training from the run's seed
     arguments = {"num_words": settings.vocabulary} if settings.dataset == "imdb" else {}
-    files = [_home() / name for name in _FILES[settings.dataset]]
-    found = all(file.exists() for file in files)
+    files = _files(settings.dataset)
+    found = not missing_files(settings.dataset)
     with _kept(files), _quiet_download():
         try:
             return getattr(keras.datasets, settings.dataset).load_data(**arguments)
         except Exception as error:  # Keras raises bare Exception for a failed download
             raise DataError(_message(settings.dataset, files, found, error)) from error
+
+
+def missing_files(dataset: str) -> list[Path]:
+    """The files of a set that are not on this machine and would have to be downloaded."""
+    return [file for file in _files(dataset) if not file.exists()]
+
+
+def _files(dataset: str) -> list[Path]:
+    return [_home() / name for name in _FILES[dataset]]
 
 
 def _message(dataset: str, files: list[Path], found: bool, error: Exception) -> str:

@@ -19,7 +19,7 @@ class Check:
     passed: bool
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, got {_words(self.got)}"
+        return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, got {value_words(self.got)}"
 
 
 def compare(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[Check]:
@@ -57,7 +57,7 @@ def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> Check:
         return Check(name, wanted, got, got == wanted)
     if isinstance(wanted, Sequence):
         return Check(name, "one of " + ", ".join(map(str, wanted)), got, got in wanted)
-    return Check(name, f"exactly {_words(wanted)}", got, got == wanted)
+    return Check(name, f"exactly {value_words(wanted)}", got, got == wanted)
 
 
 def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> Check:
@@ -84,10 +84,10 @@ def _holds(number: float, limits: Mapping[str, float]) -> bool:
 def _range_words(wanted: Mapping[str, Any]) -> str:
     parts = []
     if "value" in wanted:
-        tolerance = f" ± {_words(wanted['tolerance'])}" if "tolerance" in wanted else ""
-        parts.append(f"{_words(wanted['value'])}{tolerance}")
-    parts += [f"at least {_words(wanted['min'])}"] if "min" in wanted else []
-    parts += [f"at most {_words(wanted['max'])}"] if "max" in wanted else []
+        tolerance = f" ± {value_words(wanted['tolerance'])}" if "tolerance" in wanted else ""
+        parts.append(f"{value_words(wanted['value'])}{tolerance}")
+    parts += [f"at least {value_words(wanted['min'])}"] if "min" in wanted else []
+    parts += [f"at most {value_words(wanted['max'])}"] if "max" in wanted else []
     return ", ".join(parts)
 
 
@@ -102,5 +102,6 @@ def _known_values(summary: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _words(value: Any) -> str:
+def value_words(value: Any) -> str:
+    """A value as a table shows it."""
     return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)

@@ -1,7 +1,7 @@
 """Going on with an earlier run: which one, whether the settings allow it, and whether anything is left to do."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ FIXED = (
     "seed", "model.", "data.", "backend.name", "distribute.", "optimizer.name", "optimizer.use_ema",
     "optimizer.gradient_accumulation_steps", "trainer.batch_size", "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip
-UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "expect.", "logger.")
+UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "requires", "expect.", "logger.")
 
 
 def find_run(settings: Settings) -> RunDirectory | None:
@@ -48,6 +48,8 @@ def stored_settings(run: RunDirectory) -> Settings:
 
 def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ and matter, with the value before and now."""
+    if now.seed is None:
+        now = replace(now, seed=before.seed)  # the one that was drawn
     old, new = _flat(asdict(before)), _flat(asdict(now))
     return {
         key: (old.get(key), new.get(key))

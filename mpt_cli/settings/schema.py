@@ -119,6 +119,8 @@ class Settings:
     recipe: str = key("custom", "name of the recipe; names the folder under runs/")
     description: str = key("", "one sentence on what it shows")
     seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
+    requires: List[str] = key([], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that",
+                              choices=("gpu", "network"))
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
     resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
     policy: Policy = field(default_factory=Policy)

@@ -14,7 +14,7 @@ DAMAGED = (OSError, ValueError, KeyError, EOFError)  # whatever reading a file t
 class CheckpointStore:
     """The checkpoints in one folder. `say` receives a sentence for the user about whatever is not as it should be."""
 
-    def __init__(self, folder: Path, keep: int, say: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, keep: int = 1, say: Callable[[str], None] = print) -> None:
         self.folder, self.keep, self.say = folder, keep, say
 
     def save(self, checkpoint: Checkpoint) -> None:

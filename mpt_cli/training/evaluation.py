@@ -2,6 +2,7 @@
 
 import importlib.util
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,29 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
 from mpt_cli.training.backend import Platform
+from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
+from mpt_cli.training.state import restore_weights
 
 FORMATS = ("keras", "savedmodel", "onnx")
 
 
-def evaluate_model(settings: Settings, platform: Platform, model_path: Path, split: str) -> dict[str, float]:
+@dataclass(frozen=True)
+class Trained:
+    """A run's saved model; with the weights of its best epoch where `best_from`, its checkpoints, is given."""
+
+    path: Path
+    best_from: Path | None = None
+
+
+def evaluate_model(settings: Settings, platform: Platform, trained: Trained, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
     data = load_data(settings.data, settings.seed)
     examples = _split(data, split)
-    model = load_trained(model_path)
+    model = load_trained(trained)
     compile_model(settings, model, data, None)
     build_metrics(model, examples, settings.trainer.batch_size)
     engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
@@ -38,18 +49,22 @@ def evaluate_model(settings: Settings, platform: Platform, model_path: Path, spl
     return engine.metrics()
 
 
-def load_trained(path: Path) -> Any:
-    """The saved model, not compiled; DataError when there is none or it can't be read."""
+def load_trained(trained: Trained) -> Any:
+    """The model, not compiled; DataError when there is none or it can't be read."""
+    path = trained.path
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
                         "false.")
     try:
-        return keras.saving.load_model(path, compile=False)
+        model = keras.saving.load_model(path, compile=False)
     except Exception as error:
         raise DataError(f"{path} can't be read as a Keras model: {error}") from error
+    if trained.best_from is not None:
+        restore_weights(model, CheckpointStore(trained.best_from).best().arrays)
+    return model
 
 
-def export_model(model_path: Path, kind: str, output: Path) -> None:
+def export_model(trained: Trained, kind: str, output: Path) -> None:
     """Write the model at `output`: `keras` (one file), `savedmodel` (a folder) or `onnx` (one file).
 
     Nothing that exists is overwritten (DataError). ConfigError where the exporter is not installed.
@@ -58,15 +73,18 @@ def export_model(model_path: Path, kind: str, output: Path) -> None:
         raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
     output.parent.mkdir(parents=True, exist_ok=True)
     if kind == "keras":
-        load_trained(model_path)
-        shutil.copyfile(model_path, output)
+        model = load_trained(trained)
+        if trained.best_from is None:
+            shutil.copyfile(trained.path, output)
+        else:
+            model.save(output)
         return
     needed = {"savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}[kind]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(Problem("--format", f"{kind} needs {' and '.join(missing)}, not installed here.", kind,
                                   f"pip install {' '.join(missing)}"))
-    load_trained(model_path).export(output, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
+    load_trained(trained).export(output, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
 
 
 def _split(data: DataSet, split: str) -> Any:

@@ -2,6 +2,8 @@
 
 VERBS = {
     "train": "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10",
+    "reproduce": "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml",
+    "verify-resume": "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp",
     "evaluate": "metrics of a finished run's model",
     "export": "a finished run's model as .keras, SavedModel or ONNX",
     "check": "is the configuration sound? --build also builds the model and audits its dtypes",
@@ -11,6 +13,6 @@ VERBS = {
     "doctor": "versions, devices, what each policy gains here, what is missing",
     "completion": "the script that completes mpt's words in bash, zsh or fish",
 }
-HIDDEN_VERBS = ("__complete",)
+HIDDEN_VERBS = ("__complete", "__killed")
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
             5 expectation not met, 130 interrupted, 143 terminated"""

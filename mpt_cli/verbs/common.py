@@ -22,6 +22,10 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
+def add_best(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
+
+
 def print_json(content: dict[str, Any]) -> None:
     """One object that strict parsers read, with its schema_version."""
     print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

@@ -3,12 +3,13 @@
 import argparse
 
 from mpt_cli.errors import OK
-from mpt_cli.verbs.common import add_json, print_json
+from mpt_cli.verbs.common import add_best, add_json, print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", metavar="RUN_DIR", help="a run directory, as in runs/digits_cnn/RUN")
     parser.add_argument("--split", choices=("validation", "train"), default="validation", help="default: validation")
+    add_best(parser)
     add_json(parser)
     parser.epilog = "example:\n  mpt evaluate runs/digits_cnn/RUN --json"
 
@@ -16,7 +17,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mpt_cli import afterwards
 
-    metrics = afterwards.evaluate(arguments.run_dir, arguments.split)
+    metrics = afterwards.evaluate(arguments.run_dir, arguments.split, arguments.best)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "split": arguments.split, "metrics": metrics})
     else:

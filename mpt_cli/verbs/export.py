@@ -3,7 +3,7 @@
 import argparse
 
 from mpt_cli.errors import OK
-from mpt_cli.verbs.common import add_json, print_json
+from mpt_cli.verbs.common import add_best, add_json, print_json
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -12,6 +12,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--format", choices=("keras", "savedmodel", "onnx"), default="keras", help="default: keras; onnx needs tf2onnx"
     )
     parser.add_argument("--output", metavar="PATH", help="where to; default: inside the run directory")
+    add_best(parser)
     add_json(parser)
     parser.epilog = "example:\n  mpt export runs/digits_cnn/RUN --format savedmodel --output served/digits"
 
@@ -19,7 +20,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mpt_cli import afterwards
 
-    path = afterwards.export(arguments.run_dir, arguments.format, arguments.output)
+    path = afterwards.export(arguments.run_dir, arguments.format, arguments.output, arguments.best)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
     else:

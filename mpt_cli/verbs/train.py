@@ -14,7 +14,9 @@ _EXAMPLES = """examples:
   mpt train conf=digits_cnn loss_scale.mode=fixed loss_scale.initial_scale=2**10
   mpt train conf=digits_mlp model.builder=my_models.py:build_net 'model.kwargs={depth: 3}'
   mpt train conf=./mine.yaml run_dir=runs/first --json > summary.json
-  mpt train conf=runs/digits_cnn/RUN/config.yaml     the same run again"""
+  mpt train conf=runs/digits_cnn/RUN/config.yaml     the same run again
+  mpt train resume=runs/digits_cnn/RUN               go on where that run stopped
+  mpt train conf=digits_cnn run_dir=r resume=auto    begin or go on: the same command every time"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,17 +27,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = load_settings(arguments.words)
+    words = with_own_configuration(arguments.words)
+    settings = load_settings(words)
     from mpt_cli import job
     from mpt_cli.runs.summary import summary_dict
     from mpt_cli.verbs.common import print_json
 
-    command = ["mpt", "train", *arguments.words]
+    command = ["mpt", "train", *words]
     with open(os.devnull, "w") as nowhere:
         stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
-        summary = job.train(settings, command, stream)
+        summary = job.train(settings, command, job.Audience(stream))
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
         print(f"mpt train: {summary.explanation}", file=sys.stderr)
     return summary.exit_code
+
+
+def with_own_configuration(words: list[str]) -> list[str]:
+    """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
+    resumed = [word.removeprefix("resume=").strip("'\"") for word in words if word.startswith("resume=")]
+    if not resumed or resumed[-1] in ("auto", "null", "") or any(word.startswith("conf=") for word in words):
+        return words
+    from mpt_cli.runs.directory import RunDirectory
+
+    return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *words]

@@ -1,0 +1,74 @@
+"""Runs again, held against what was expected of them."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.runs.child import Children, ChildRun
+from mpt_cli.runs.environment import environment_differences
+from mpt_cli.runs.expectations import Check, compare
+from mpt_cli.runs.targets import Target
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A target and how it went: a check per expectation, and what is another environment than that of the first run."""
+
+    target: Target
+    child: ChildRun
+    checks: list[Check]
+    differences: list[str]
+
+    @property
+    def passed(self) -> bool:
+        return all(check.passed for check in self.checks)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        return {
+            "name": self.target.name,
+            "passed": self.passed,
+            "run_dir": str(self.child.run.path),
+            "exit_code": self.child.exit_code,
+            "checks": [vars(check) for check in self.checks],
+            "environment_differences": self.differences,
+        }
+
+
+def reproduce(
+    targets: list[Target], folder: Path, jobs: int, tell: Callable[[Reproduction], None]
+) -> list[Reproduction]:
+    """Run every target in a process of its own, `jobs` at a time, under `folder`; `tell` hears of each."""
+
+    children = Children()
+
+    def one(number: int, target: Target) -> Reproduction:
+        run_dir = folder / f"{number + 1}-{Path(target.name).stem}"  # unique also where a recipe is given twice
+        result = _judge(target, children.run([*target.words, f"run_dir={run_dir}"], run_dir))
+        tell(result)
+        return result
+
+    workers = ThreadPoolExecutor(jobs)
+    try:
+        waiting = [workers.submit(one, number, target) for number, target in enumerate(targets)]
+        return [result.result() for result in waiting]
+    except BaseException:
+        children.stop()
+        raise
+    finally:
+        workers.shutdown(cancel_futures=True)
+
+
+def _judge(target: Target, child: ChildRun) -> Reproduction:
+    summary = child.summary
+    if summary is None:
+        checks = [Check("run", "a run that comes to a summary", child.words or f"exit code {child.exit_code}", False)]
+    else:
+        expect = {"exit_code": 0, **target.expect}  # a run that fails reproduces nothing, unless that is expected
+        checks = compare(summary, expect)
+        if "exit_code" not in target.expect and checks[0].passed:
+            checks = checks[1:]
+    differences = environment_differences(target.environment, child.environment) if target.environment else []
+    return Reproduction(target, child, checks, differences)
