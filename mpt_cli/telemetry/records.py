@@ -16,6 +16,11 @@ class Scaling:
     on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
+    @property
+    def applies_overflows(self) -> bool:
+        """Whether non-finite gradients are used like any others: without scaling nothing looks at them."""
+        return self.mode == "none" or self.on_overflow == "apply"
+
 
 @dataclass(frozen=True)
 class RunHeader:

@@ -39,6 +39,7 @@ class Evidence:
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     first_growth_step: int | None = None
+    bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     forward_skips: int = 0  # skipped steps whose loss was already not finite
     final_scale: float | None = None
     final_loss: float | None = None  # mean over the last applied steps; None when there were none
@@ -53,11 +54,13 @@ def evidence_from(
     tally: EventTally, scaling: Scaling, *, applied_steps: int, final_scale: float | None, final_loss: float | None
 ) -> Evidence:
     """The evidence of a run whose every event is in `tally`; `applied_steps` as the optimizer counted them."""
+    skips = () if scaling.applies_overflows else tuple(tally.skip_steps)
     return Evidence(
         scaling=scaling,
-        steps_seen=applied_steps + len(tally.skip_steps) if scaling.on_overflow != "apply" else applied_steps,
+        steps_seen=applied_steps + len(skips),
         applied_steps=applied_steps,
-        skip_steps=tuple(tally.skip_steps),
+        skip_steps=skips,
+        bad_steps=len(tally.skip_steps) - len(skips),
         first_growth_step=tally.first_growth_step,
         forward_skips=tally.forward_skips,
         final_scale=final_scale,
@@ -149,6 +152,8 @@ def _warm_up(evidence: Evidence) -> tuple[str, str] | None:
 def _healthy_words(evidence: Evidence) -> str:
     if not evidence.skip_steps:
         words = f"All {count_words(evidence.steps_seen)} steps were applied"
+        if evidence.bad_steps:
+            words += f", {count_words(evidence.bad_steps)} of them with gradients that were not finite"
         if evidence.scaling.mode == "none":
             return f"{words}; {_unscaled_words(evidence.scaling)}"
         return f"{words}{_at_scale(evidence)}."

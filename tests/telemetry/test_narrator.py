@@ -84,6 +84,18 @@ SENTENCES = [
         "step 7: gradients overflowed (inf), step applied all the same, scale stays 1024; 1 of 7 steps so far",
     ),
     (
+        "an overflow that ends the run",
+        replace(FIXED, on_overflow="abort"),
+        _skips(7, 7, 1024.0, backoff=1.0, inf=1),
+        "step 7: gradients overflowed (inf), step skipped, scale stays 1024; 1 of 7 steps so far",
+    ),
+    (
+        "an overflow without scaling",
+        Scaling(),
+        _skips(7, 7, 1.0, backoff=1.0, inf=1),
+        "step 7: gradients overflowed (inf), step applied all the same; 1 of 7 steps so far",
+    ),
+    (
         "hysteresis",
         DYNAMIC,
         _skips(7, 7, 1024.0, backoff=1.0, inf=1),

@@ -140,11 +140,15 @@ def test_the_evidence_comes_from_the_tally_and_the_optimizers_counters() -> None
     assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_skips) == (10, (1,), 9, 1)
 
 
-def test_overflows_that_were_applied_are_steps_like_others() -> None:
+@pytest.mark.parametrize("scaling", [replace(FIXED, on_overflow="apply"), Scaling()])
+def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
     tally = EventTally()
     tally.add([Event(1, 1, "overflow", 4.0, 4.0)])
-    scaling = replace(FIXED, on_overflow="apply")
-    assert evidence_from(tally, scaling, applied_steps=10, final_scale=4.0, final_loss=0.5).steps_seen == 10
+    evidence = evidence_from(tally, scaling, applied_steps=10, final_scale=4.0, final_loss=0.5)
+    assert (evidence.steps_seen, evidence.skipped_steps, evidence.bad_steps) == (10, 0, 1)
+    verdict, words = judge(evidence)
+    assert verdict == v.HEALTHY
+    assert words.startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
 
 
 def test_float16_without_scaling_is_not_said_to_need_none():

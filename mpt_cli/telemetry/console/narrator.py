@@ -110,7 +110,7 @@ def _mixed_words(skips: list[Event], growths: list[Event]) -> str:
 def _skip_words(skips: list[Event], scaling: Scaling) -> str:
     if not skips:
         return ""
-    outcome = "skipped" if scaling.on_overflow == "skip" else "applied all the same"
+    outcome = "applied all the same" if scaling.applies_overflows else "skipped"
     if len(skips) > 1:
         return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_where(skips)}"
     if skips[0].cause == "forward":
