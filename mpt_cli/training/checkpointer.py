@@ -79,7 +79,8 @@ class Checkpointer:
         return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        if self._is_due(progress, ledger):
+        """Save at the rhythm, but not while the loss is not finite: the last good checkpoint stays the latest."""
+        if ledger.non_finite_losses == 0 and self._is_due(progress, ledger):
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
