@@ -36,7 +36,15 @@ class Finding:
 
 
 def audit_layers(model: Any) -> list[LayerAudit]:
-    """One row per layer of a built `model`, in the order they were made."""
+    """One row per layer of a built `model`, in the order they were made.
+
+    >>> head = keras.layers.Dense(2, activation="softmax", dtype="mixed_float16")
+    >>> [row] = audit_layers(keras.Sequential([keras.Input((4,)), head]))
+    >>> row.compute_dtype, row.variable_dtype, row.parameters, row.is_head
+    ('float16', 'float32', 10, True)
+    >>> row.risk
+    'probabilities in float16: their gradient is inf or nan near 0 and exactly 0 below 6e-8'
+    """
     heads = {id(layer) for layer in head_layers(model)}
     return [_audit(layer, id(layer) in heads) for layer in layers_of(model)]
 
@@ -70,6 +78,10 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     """All known-bad combinations of model, optimizer and data; empty where there is none.
 
     `max_abs_input` is the largest magnitude among the inputs, None if unknown.
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
+    >>> [(finding.key, finding.fatal) for finding in find_bad_combinations(model, "adam")]
+    [('policy.name', True)]
     """
     layers = layers_of(model)
     findings = []
@@ -87,8 +99,8 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
         if row.risk:
             findings.append(Finding("policy.head" if row.is_head else f"policy.overrides.{row.path}",
                                     f"layer {row.path}: {row.risk}. Let it compute in float32.", fatal=row.is_head))
-    computing = [layer.compute_dtype for layer in layers if layer.weights]
-    if max_abs_input is not None and max_abs_input > FLOAT16_MAX and "float16" in computing[:1]:
+    first = [layer.compute_dtype for layer in layers[:1]]
+    if max_abs_input is not None and max_abs_input > FLOAT16_MAX and first == ["float16"]:
         findings.append(Finding(
             "policy.name", f"inputs reach {max_abs_input:.6g}, beyond float16's largest number 65504, so that the "
             "first layer sees inf. Scale the data, or use mixed_bfloat16 or float32.", fatal=True))

@@ -69,7 +69,13 @@ def apply_policy(model: Any, policy: Policy) -> Any:
 
     Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
     float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
-    that matches no layer, and where a subclassed model would have to be cloned.
+    that matches no layer, for float8 without a layer for it, and where a subclassed model would have to be cloned.
+
+    >>> with Policy("mixed_float16").scope():
+    ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+    >>> model = apply_policy(model, Policy("mixed_float16"))
+    >>> [layer.compute_dtype for layer in model.layers]
+    ['float16', 'float32']
     """
     wanted = _wanted_policies(model, policy)
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
@@ -86,7 +92,13 @@ def apply_policy(model: Any, policy: Policy) -> Any:
 
 
 def layers_of(model: Any) -> list[Any]:
-    """All layers with none inside, nested ones too, each once, input layers left out."""
+    """All layers with none inside, nested ones too, each once, input layers left out.
+
+    >>> inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="inside")])
+    >>> model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(2, name="outside")])
+    >>> [layer.name for layer in layers_of(model)]
+    ['inside', 'outside']
+    """
     found = {id(layer): layer for layer in model._flatten_layers(include_self=False, recursive=True)}
     return [layer for layer in found.values() if not isinstance(layer, (keras.layers.InputLayer, keras.Model))]
 
@@ -95,6 +107,10 @@ def head_layers(model: Any) -> list[Any]:
     """The layers that make the model's outputs: back from each output to the first layer with weights.
 
     For subclassed models, whose layers form no graph, the layer named "head" where there is one, else none.
+
+    >>> layers = [keras.layers.Dense(3, name="logits"), keras.layers.Softmax(name="softmax")]
+    >>> [layer.name for layer in head_layers(keras.Sequential([keras.Input((4,)), *layers]))]
+    ['softmax', 'logits']
     """
     if isinstance(model, keras.Sequential):
         return _head_of_chain(reversed(model.layers))
@@ -134,6 +150,10 @@ def computes_in_float16(model: Any) -> bool:
 
     The one place that decides it, from what the layers do, not from the global policy: layer-level, cloned, loaded and
     pure float16 models count, and float8 on top of mixed_float16. bfloat16 has float32's range and needs none.
+
+    >>> layers = [keras.layers.Dense(3, dtype="mixed_float16"), keras.layers.Dense(2)]
+    >>> computes_in_float16(keras.Sequential([keras.Input((4,)), *layers]))
+    True
     """
     return any(layer.compute_dtype == "float16" for layer in layers_of(model))
 
@@ -172,7 +192,10 @@ def _clone_with(model: Any, policies: dict[str, str], moved: list[Any]) -> Any:
 
 def _use_float8(model: Any, exclude: set[str]) -> None:
     """Quantise the layers that can; Keras raises NotImplementedError from those that can't."""
-    supported = (keras.layers.Dense, keras.layers.EinsumDense)
-    for layer in layers_of(model):
-        if isinstance(layer, supported) and layer.name not in exclude:
-            layer.quantize("float8")
+    supported = [x for x in layers_of(model) if isinstance(x, (keras.layers.Dense, keras.layers.EinsumDense))]
+    chosen = [layer for layer in supported if layer.name not in exclude]
+    if not chosen:
+        raise ValueError("no layer can multiply in float8. Keras has it for Dense and EinsumDense; the model has "
+                         f"{len(supported)} of them, all left out as the head or by overrides.")
+    for layer in chosen:
+        layer.quantize("float8")

@@ -73,7 +73,13 @@ def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> No
 
 @dataclass(frozen=True)
 class FixedScale:
-    """The scale stays where it is; overflow steps are skipped and counted all the same."""
+    """The scale stays where it is; overflow steps are skipped and counted all the same.
+
+    >>> rule = FixedScale(2.0**10)
+    >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False)))
+    >>> float(state["scale"]), int(state["counter"])
+    (1024.0, 0)
+    """
 
     initial_scale: float
     needs_largest: ClassVar[bool] = False
@@ -96,6 +102,16 @@ class DynamicScale:
     finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
     otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
     Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM.
+
+    Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
+
+    >>> rule = DynamicScale(2.0**10, growth_steps=2)
+    >>> state, scales = rule.initial(), []
+    >>> for finite in (True, True, True, False):
+    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(finite)))
+    ...     scales.append(float(state["scale"]))
+    >>> scales
+    [1024.0, 2048.0, 2048.0, 1024.0]
     """
 
     initial_scale: float = 2.0**15

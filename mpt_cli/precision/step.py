@@ -95,5 +95,9 @@ def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
 
 
 def has_own_train_step(model: Any) -> bool:
-    """Whether the model's class overrides Keras's `train_step`."""
+    """Whether the model's class overrides Keras's `train_step`.
+
+    >>> has_own_train_step(keras.Sequential())
+    False
+    """
     return bool(type(model).train_step is not keras.Model.train_step)

@@ -1,0 +1,77 @@
+"""The audit of a built model: one row per layer, and the combinations known to go wrong."""
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import LayerAudit, Policy, apply_policy, audit_layers, find_bad_combinations
+
+
+def network(policy: str = "float32", last: str | None = None, extra: keras.layers.Layer | None = None) -> keras.Model:
+    with Policy(policy).scope():
+        layers = [keras.Input((4,)), keras.layers.Dense(3, name="hidden")]
+        layers += [extra] if extra else []
+        return keras.Sequential([*layers, keras.layers.Dense(2, activation=last, name="head")], name="net")
+
+
+def test_a_row_says_what_the_layer_computes_in():
+    rows = audit_layers(apply_policy(network("mixed_float16"), Policy("mixed_float16")))
+    assert rows == [
+        LayerAudit("net/hidden", "Dense", "mixed_float16", "float16", "float32", 15, False),
+        LayerAudit("net/head", "Dense", "float32", "float32", "float32", 8, True),
+    ]
+
+
+def test_rows_of_a_float32_model_carry_no_risk():
+    assert [row.risk for row in audit_layers(network("float32", last="softmax"))] == ["", ""]
+
+
+@pytest.mark.parametrize("activation", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_probabilities_in_a_narrow_head_are_a_fatal_risk(policy, activation):
+    (finding,) = find_bad_combinations(network(policy, last=activation), "sgd")
+    assert (finding.key, finding.fatal) == ("policy.head", True)
+    assert "layer net/head: probabilities in" in finding.what
+    assert find_bad_combinations(apply_policy(network(policy, last=activation), Policy(policy)), "sgd") == []
+
+
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "lamb", "adamax", "adafactor"])
+def test_adaptive_optimizers_on_narrow_weights_are_fatal(policy, optimizer):
+    (finding,) = find_bad_combinations(network(policy), optimizer)
+    assert finding.fatal
+    assert f"variables are {policy}, in which {optimizer} does not work" in finding.what
+
+
+@pytest.mark.parametrize(("policy", "bits"), [("float16", 11), ("bfloat16", 8)])
+def test_plain_optimizers_on_narrow_weights_get_a_warning(policy, bits):
+    (finding,) = find_bad_combinations(network(policy), "sgd")
+    assert not finding.fatal
+    assert f"updates below 2**-{bits} of a weight are lost" in finding.what
+
+
+def test_unit_normalization_in_float16_overflows_and_is_named():
+    model = network("mixed_float16", extra=keras.layers.UnitNormalization(name="unit", dtype="mixed_float16"))
+    (finding,) = find_bad_combinations(model, "sgd")
+    assert (finding.key, finding.fatal) == ("policy.overrides.unit", False)
+    assert "the sum of squares overflows at 65504" in finding.what
+    unit = model.get_layer("unit")(np.full((1, 4), 300.0, "float32"))
+    assert not np.allclose(keras.ops.convert_to_numpy(unit), 0.5, atol=0.01)  # that it is wrong is why it is named
+
+
+@pytest.mark.parametrize(("largest", "count"), [(None, 0), (65504.0, 0), (65505.0, 1), (float("inf"), 1)])
+def test_inputs_beyond_float16_are_fatal_where_the_first_layer_is_float16(largest, count):
+    found = find_bad_combinations(network("mixed_float16"), "sgd", largest)
+    assert len(found) == count
+    assert all(finding.fatal and "beyond float16's largest number 65504" in finding.what for finding in found)
+    assert find_bad_combinations(network("mixed_bfloat16"), "sgd", largest) == []
+
+
+def test_a_float32_layer_in_front_that_brings_inputs_into_range_is_enough():
+    with Policy("mixed_float16").scope():
+        front = keras.layers.Rescaling(1e-5, dtype="float32")
+        model = keras.Sequential([keras.Input((4,)), front, keras.layers.Dense(2)])
+    assert find_bad_combinations(model, "sgd", 1e6) == []
+    assert np.isfinite(keras.ops.convert_to_numpy(model(np.full((1, 4), 1e6, "float32")))).all()
+    front.dtype_policy = "mixed_float16"
+    assert len(find_bad_combinations(model, "sgd", 1e6)) == 1

@@ -1,0 +1,206 @@
+"""The dtype policy: global inside a scope, on layers after `apply_policy`, and what it says about scaling."""
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import Policy, apply_policy, computes_in_float16, head_layers, layers_of
+
+
+def functional(policy: str = "float32") -> keras.Model:
+    with Policy(policy).scope():
+        inputs = keras.Input((8, 8, 1))
+        x = keras.layers.Conv2D(4, 3, activation="relu", name="conv_1")(inputs)
+        x = keras.layers.BatchNormalization(name="norm")(x)
+        x = keras.layers.Conv2D(4, 3, name="conv_2")(x)
+        x = keras.layers.GlobalAveragePooling2D(name="pool")(x)
+        return keras.Model(inputs, keras.layers.Dense(3, activation="softmax", name="head")(x))
+
+
+@keras.saving.register_keras_serializable("tests")
+class Subclassed(keras.Model):
+    def __init__(self, dtype_of_hidden=None, head="head", **kwargs):
+        super().__init__(**kwargs)
+        self.dtype_of_hidden = dtype_of_hidden
+        self.hidden = keras.layers.Dense(4, dtype=dtype_of_hidden, name="hidden")
+        self.head = keras.layers.Dense(2, name=head)
+
+    def call(self, x):
+        return self.head(self.hidden(x))
+
+    def get_config(self):
+        return {"dtype_of_hidden": self.dtype_of_hidden, **super().get_config()}
+
+
+def built(model: keras.Model) -> keras.Model:
+    model(np.ones((1, 8), "float32"))
+    return model
+
+
+def policies(model: keras.Model) -> dict[str, str]:
+    return {layer.name: layer.dtype_policy.name for layer in layers_of(model)}
+
+
+def test_the_scope_sets_the_global_policy_and_puts_the_old_one_back():
+    before = keras.config.dtype_policy()
+    with Policy("mixed_float16").scope():
+        assert keras.config.dtype_policy().name == "mixed_float16"
+        with Policy("bfloat16").scope():
+            assert keras.config.dtype_policy().name == "bfloat16"
+        assert keras.config.dtype_policy().name == "mixed_float16"
+    assert keras.config.dtype_policy() is before
+
+
+def test_the_global_policy_is_put_back_after_an_exception():
+    before = keras.config.dtype_policy().name
+    with pytest.raises(ZeroDivisionError), Policy("mixed_float16").scope():
+        _ = 1 / 0
+    assert keras.config.dtype_policy().name == before
+
+
+@pytest.mark.parametrize("name", ["mixed_float17", "int9", ""])
+def test_an_unknown_policy_leaves_the_global_one_alone(name):
+    before = keras.config.dtype_policy().name
+    with pytest.raises(ValueError, match=r"Cannot (interpret|convert)"), Policy(name).scope():
+        pass
+    assert keras.config.dtype_policy().name == before
+
+
+@pytest.mark.parametrize(
+    ("name", "compute", "variable", "loss", "head"),
+    [
+        ("mixed_float16", "float16", "float32", "float32", "float32"),
+        ("mixed_bfloat16", "bfloat16", "float32", "float32", "float32"),
+        ("float16", "float16", "float16", "float32", "float32"),
+        ("float64", "float64", "float64", "float64", "float64"),
+    ],
+)
+def test_dtypes_of_a_policy(name, compute, variable, loss, head):
+    policy = Policy(name)
+    assert (policy.compute_dtype, policy.variable_dtype, policy.loss_dtype, policy.head_policy) == (
+        compute, variable, loss, head,
+    )  # fmt: skip
+    assert Policy(name, head=None).head_policy == name
+
+
+def test_head_and_overrides_land_on_their_layers_the_last_match_winning():
+    overrides = {"conv*": "mixed_bfloat16", "conv_2": "float32"}
+    model = apply_policy(functional("mixed_float16"), Policy("mixed_float16", overrides=overrides))
+    assert policies(model) == {
+        "conv_1": "mixed_bfloat16", "norm": "mixed_float16", "conv_2": "float32", "pool": "mixed_float16",
+        "head": "float32",
+    }  # fmt: skip
+    outputs = model(np.ones((2, 8, 8, 1), "float32"))
+    assert keras.backend.standardize_dtype(outputs.dtype) == "float32"
+
+
+def test_an_override_may_name_the_head():
+    model = apply_policy(functional("mixed_float16"), Policy("mixed_float16", overrides={"head": "mixed_bfloat16"}))
+    assert policies(model)["head"] == "mixed_bfloat16"
+
+
+def test_an_override_that_matches_nothing_names_the_layers_there_are():
+    with pytest.raises(ValueError, match=r"no layer matches the pattern 'cnov\*'\. The model's layers are: conv_1"):
+        apply_policy(functional(), Policy("float32", overrides={"cnov*": "float16"}))
+
+
+def test_variables_that_change_dtype_are_cloned_with_the_same_weights():
+    model = functional("float16")
+    changed = apply_policy(model, Policy("float16", overrides={"conv_1": "float32"}))
+    assert changed is not model
+    dtypes = {v.path.split("/")[-2]: v.dtype for v in changed.trainable_variables}
+    assert dtypes == {"conv_1": "float32", "norm": "float16", "conv_2": "float16", "head": "float32"}
+    for found, expected in zip(changed.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(found.astype("float32"), expected.astype("float32"))
+
+
+def test_a_sequential_model_is_cloned_too():
+    with Policy("float16").scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    changed = apply_policy(model, Policy("float16"))
+    assert [layer.variable_dtype for layer in changed.layers] == ["float16", "float32"]
+
+
+def test_a_subclassed_model_changes_in_place_or_says_that_it_cannot():
+    with Policy("mixed_float16").scope():
+        model = built(Subclassed())
+    assert apply_policy(model, Policy("mixed_float16")) is model
+    assert policies(model) == {"hidden": "mixed_float16", "head": "float32"}
+    with Policy("float16").scope():
+        model = built(Subclassed())
+    with pytest.raises(ValueError, match="of layer 'head' are float16 and can't change dtype after the subclassed"):
+        apply_policy(model, Policy("float16"))
+
+
+def test_heads_are_found_behind_layers_without_weights_and_in_every_output():
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(4, name="hidden")(inputs)
+    one = keras.layers.Activation("softmax", name="softmax")(keras.layers.Dense(2, name="classes")(x))
+    other = keras.layers.Dense(1, name="value")(x)
+    model = keras.Model(inputs, [one, other])
+    assert {layer.name for layer in head_layers(model)} == {"softmax", "classes", "value"}
+
+
+def test_the_head_of_a_nested_model_is_inside_it():
+    inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2, name="last")])
+    inputs = keras.Input((8,))
+    model = keras.Model(inputs, keras.layers.Softmax(name="softmax")(inner(inputs)))
+    assert [layer.name for layer in head_layers(model)] == ["softmax", "last"]
+
+
+def test_the_head_of_a_subclassed_model_is_the_layer_of_that_name():
+    assert [layer.name for layer in head_layers(built(Subclassed()))] == ["head"]
+    assert head_layers(built(Subclassed(head="other"))) == []
+
+
+def test_a_layer_used_twice_is_listed_once():
+    inputs, layer = keras.Input((8,)), keras.layers.Dense(8, name="shared")
+    model = keras.Model(inputs, layer(layer(inputs)))
+    assert [x.name for x in layers_of(model)] == ["shared"]
+
+
+def saved_and_loaded(model: keras.Model, path) -> keras.Model:
+    model.save(path)
+    return keras.models.load_model(path)
+
+
+@pytest.mark.parametrize("way", ["made", "cloned", "loaded"])
+@pytest.mark.parametrize("kind", ["mixed by layer", "pure", "global", "subclassed", "nested", "float8"])
+def test_float16_is_noticed_however_it_came_about(kind, way, tmp_path):
+    model = float16_model(kind)
+    assert keras.config.dtype_policy().name == "float32"
+    if way == "cloned":
+        if kind in ("subclassed", "float8"):
+            pytest.skip("Keras clones no subclassed and no quantised models")
+        model = keras.models.clone_model(model)
+    model = saved_and_loaded(model, tmp_path / "model.keras") if way == "loaded" else model
+    assert computes_in_float16(model)
+
+
+def float16_model(kind: str) -> keras.Model:
+    dense = keras.layers.Dense(4, dtype="mixed_float16" if kind != "pure" else "float16")
+    if kind in ("mixed by layer", "pure"):
+        return keras.Sequential([keras.Input((8,)), dense, keras.layers.Dense(2)])
+    if kind == "global":
+        return functional("mixed_float16")
+    if kind == "subclassed":
+        return built(Subclassed(dtype_of_hidden="mixed_float16"))
+    if kind == "nested":
+        inputs = keras.Input((8,))
+        inner = keras.Sequential([keras.Input((8,)), dense])
+        return keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+    with Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(2)])
+    return apply_policy(model, Policy("mixed_float16", float8=True))
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16", "bfloat16", "float64"])
+def test_no_other_policy_needs_scaling(policy):
+    assert not computes_in_float16(functional(policy))
+
+
+def test_float8_on_a_model_without_a_layer_for_it_is_an_error():
+    inputs = keras.Input((8, 8, 1))
+    model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
+    with pytest.raises(ValueError, match=r"no layer can multiply in float8\. Keras has it for Dense and EinsumDense"):
+        apply_policy(model, Policy("float32", head=None, float8=True))
