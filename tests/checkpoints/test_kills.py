@@ -1,0 +1,49 @@
+"""Runs that are killed over and over end bit for bit as one that never was."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.runs.comparison import first_difference
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.summary import read_summary
+
+KILLS = 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "seed"), [("tensorflow", 5), ("jax", 6)])
+def test_twenty_kills_two_signals_and_the_same_end(tmp_path: Path, backend: str, seed: int) -> None:
+    program = Path(__file__).with_name("killed_chain.py")
+    done = subprocess.run(
+        [sys.executable, str(program), backend, str(tmp_path), str(KILLS), str(seed)],
+        capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    codes = [moment["code"] for moment in told["moments"]]
+    assert (codes.count(-9), codes.count(143), codes.count(130)) == (KILLS, 1, 1), told
+    assert told["during_writes"] >= 3
+    assert told["whole"] == told["last"] == 0
+    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
+    assert first_difference(whole, killed) is None
+    _check_the_record(whole, killed)
+
+
+def _check_the_record(whole: RunDirectory, killed: RunDirectory) -> None:
+    """What the comparison rests on: the run was eventful, and no line is missing or there twice."""
+    summary = read_summary(killed.summary_json)
+    assert summary["steps_seen"] == 120 == summary["applied_steps"] + summary["skipped_steps"]
+    assert summary["skipped_steps"] >= 5
+    events = [json.loads(line) for line in killed.events_jsonl.read_text().splitlines()]
+    assert {"overflow", "growth"} <= {event["kind"] for event in events}
+    assert sum(event["kind"] == "overflow" for event in events) == summary["skipped_steps"]
+    lines = [json.loads(line) for line in killed.metrics_jsonl.read_text().splitlines()]
+    assert [line["step"] for line in lines if not line["epoch_end"]] == list(range(7, 120, 7))
+    assert [line["step"] for line in lines if line["epoch_end"]] == list(range(15, 121, 15))
+    assert len({line["attempt"] for line in lines}) > 10
+    names = {path.name for path in killed.checkpoints.iterdir() if not path.name.startswith("best-")}
+    assert names == {f"step-000000{step}.{suffix}" for step in (118, 120) for suffix in ("json", "npz")}

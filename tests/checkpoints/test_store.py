@@ -1,0 +1,227 @@
+"""Checkpoints on disk: what is promised for every way a file can be wrong."""
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from mpt_cli.errors import BAD_DATA, DataError
+from mpt_cli.training import checkpoint_files
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+
+
+class Said(list):
+    def __call__(self, sentence: str) -> None:
+        self.append(sentence)
+
+
+@pytest.fixture
+def said() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def store(tmp_path: Path, said: Said) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints", 2, said)
+
+
+def _checkpoint(step: int) -> Checkpoint:
+    arrays = {
+        "weight/0": np.arange(6, dtype=np.float32).reshape(2, 3) * step,
+        "weight/1": np.asarray([1.5, float("nan")], ml_dtypes.bfloat16),
+        "scale/counter": np.asarray(step, np.int64),
+        "frozen/0": np.asarray([1.0], ml_dtypes.float8_e4m3fn),
+    }
+    return Checkpoint(step, arrays, {"progress": {"epoch": 1, "best": {"loss": "NaN"}}})
+
+
+def test_every_bit_and_dtype_comes_back(store: CheckpointStore) -> None:
+    store.save(_checkpoint(7))
+    found = store.newest()
+    assert found is not None and found.position == _checkpoint(7).position and found.step == 7
+    for name, array in _checkpoint(7).arrays.items():
+        assert found.arrays[name].dtype == array.dtype
+        assert found.arrays[name].shape == array.shape
+        assert found.arrays[name].tobytes() == array.tobytes()
+
+
+def test_the_last_few_are_kept(store: CheckpointStore) -> None:
+    for step in (5, 10, 15, 1000):
+        store.save(_checkpoint(step))
+    assert store.steps() == [15, 1000]
+    assert len(list(store.folder.iterdir())) == 4
+
+
+def test_no_checkpoint_is_no_error(store: CheckpointStore, said: Said) -> None:
+    assert store.newest() is None
+    assert said == []
+
+
+def _truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-10])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def _empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def _foreign(path: Path) -> None:
+    path.write_bytes(b"PK\x03\x04 something else entirely" if path.suffix == ".npz" else b"[1, 2]")
+
+
+def _of_another_step(path: Path) -> None:
+    shutil.copy(path.with_name(path.name.replace("20", "10")), path)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {
+    "truncated": _truncate, "flipped": _flip, "empty": _empty, "foreign": _foreign, "other": _of_another_step,
+    "missing": Path.unlink, "a folder": lambda path: (path.unlink(), path.mkdir())[0],
+}  # fmt: skip
+CASES = [(kind, suffix) for kind in DAMAGE for suffix in ("npz", "json") if (kind, suffix) != ("missing", "json")
+         and (kind, suffix) != ("other", "json")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "suffix"), CASES)
+def test_a_damaged_checkpoint_is_said_and_the_one_before_it_used(store, said, kind: str, suffix: str) -> None:
+    store.save(_checkpoint(10))
+    store.save(_checkpoint(20))
+    DAMAGE[kind](store.folder / f"step-000000020.{suffix}")
+    found = store.newest()
+    assert found is not None and found.step == 10
+    assert len(said) == 1
+    assert said[0].startswith("checkpoint of step 20 is damaged (")
+    assert said[0].endswith("); trying the one before it")
+
+
+def test_a_label_alone_from_another_step_does_not_pass_for_this_one(store, said) -> None:
+    store.save(_checkpoint(10))
+    store.save(_checkpoint(20))
+    _of_another_step(store.folder / "step-000000020.json")
+    found = store.newest()
+    assert found is not None and found.step == 10 and len(said) == 1
+
+
+def test_without_its_label_the_data_is_no_checkpoint(store, said) -> None:
+    store.save(_checkpoint(10))
+    store.save(_checkpoint(20))
+    (store.folder / "step-000000020.json").unlink()
+    found = store.newest()
+    assert found is not None and found.step == 10
+
+
+@pytest.mark.parametrize(("kind", "suffix"), CASES)
+def test_none_whole_is_an_error_and_never_a_silent_restart(store, said, kind: str, suffix: str) -> None:
+    store.save(_checkpoint(10))
+    store.save(_checkpoint(20))
+    for step in (10, 20):
+        path = store.folder / f"step-0000000{step}.{suffix}"
+        (_foreign if kind == "other" else DAMAGE[kind])(path)
+    with pytest.raises(DataError, match=r"none of the 2 checkpoints in .* is whole. Start again") as error:
+        store.newest()
+    assert error.value.exit_code == BAD_DATA
+    assert len(said) == 2
+
+
+def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_files, "SCHEMA_VERSION", 2)
+    store.save(_checkpoint(10))
+    monkeypatch.undo()
+    with pytest.raises(DataError, match="none of the 1 checkpoints"):
+        store.newest()
+    assert "it has schema_version 2, this mpt reads 1" in said[0]
+
+
+def test_files_of_others_in_the_folder_are_left_alone(store) -> None:
+    store.folder.mkdir()
+    (store.folder / "notes.txt").write_text("mine")
+    (store.folder / "step-latest.json").write_text("mine too")
+    store.save(_checkpoint(1))
+    assert store.steps() == [1]
+    assert (store.folder / "notes.txt").read_text() == "mine"
+
+
+def test_what_a_killed_run_left_is_cleared_away(store) -> None:
+    store.folder.mkdir()
+    for name in (".step-000000004.npz.partial", "step-000000003.npz"):
+        (store.folder / name).write_bytes(b"half")
+    store.save(_checkpoint(5))
+    assert {path.name for path in store.folder.iterdir()} == {"step-000000005.npz", "step-000000005.json"}
+
+
+def test_a_damaged_later_one_never_pushes_out_what_is_saved_now(tmp_path: Path, said: Said) -> None:
+    store = CheckpointStore(tmp_path, 1, said)
+    store.save(_checkpoint(10))
+    store.save(_checkpoint(30))
+    _flip(tmp_path / "step-000000030.npz")
+    store.save(_checkpoint(20))
+    found = store.newest()
+    assert found is not None and found.step == 20 and said == []
+
+
+def test_a_failed_write_leaves_the_others_and_no_half_files(store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(_checkpoint(10))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for where, name in ((os, "fsync"), (os, "replace"), (np, "savez")):
+        with monkeypatch.context() as patched, pytest.raises(OSError, match="No space left"):
+            patched.setattr(where, name, full)
+            store.save(_checkpoint(20))
+        found = store.newest()
+        assert found is not None and found.step == 10
+        assert not list(store.folder.glob(".*"))
+
+
+def test_room_is_asked_for_before_the_disk_is_filled(store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(_checkpoint(10))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(2**20, 2**20, 1000))
+    with pytest.raises(OSError, match=r"No space left on device: 0.0 MiB needed, 0.0 MiB free"):
+        store.save(_checkpoint(20))
+    assert store.steps() == [10]
+
+
+def test_the_best_survives_the_rotation(store) -> None:
+    store.save_best(_checkpoint(3))
+    for step in (5, 10, 15):
+        store.save(_checkpoint(step))
+    assert store.best().step == 3
+    store.save_best(_checkpoint(16))
+    assert store.steps("best-") == [3, 16]  # a run resumed at 15 still has its best of then
+    store.save_best(_checkpoint(17))
+    assert store.steps("best-") == [3, 17]
+    store.cut_back(15)
+    assert store.best().step == 3
+
+
+def test_the_best_goes_with_a_past_that_is_given_up(store) -> None:
+    store.save(_checkpoint(5))
+    store.save_best(_checkpoint(10))
+    store.cut_back(5)
+    with pytest.raises(DataError, match="has no best weights: trainer.monitor was null, or no epoch was finished"):
+        store.best()
+
+
+def test_damaged_best_weights_are_not_used(store) -> None:
+    store.save_best(_checkpoint(3))
+    _flip(store.folder / "best-000000003.npz")
+    with pytest.raises(DataError, match=r"the best weights in .* are damaged \(its variables do not match"):
+        store.best()
+
+
+def test_the_label_is_strict_json(store) -> None:
+    store.save(_checkpoint(1))
+    label = json.loads((store.folder / "step-000000001.json").read_text(), parse_constant=lambda name: 1 / 0)
+    assert (label["schema_version"], label["step"]) == (1, 1)
