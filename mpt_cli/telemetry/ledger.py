@@ -56,6 +56,7 @@ class Ledger:
     counter: int = 0
     learning_rate: float = math.nan
     floor_skips: int = 0
+    is_sound: bool = True  # whether loss and gradients of the last applied step were finite
     peak_skips: int = 0
     peak_bad_losses: int = 0
     peak_skip_rate: float = 0.0
@@ -117,6 +118,8 @@ class Ledger:
         self.consecutive_skips, self.peak_skips = _streaks(skips, self.consecutive_skips)
         self.longest_streak = max(self.longest_streak, self.peak_skips)
         self.non_finite_losses, self.peak_bad_losses = _streaks(lost[applied], self.non_finite_losses)
+        if applied.any():
+            self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
         self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]

@@ -79,14 +79,13 @@ class Checkpointer:
         return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        """Save at the rhythm, but not while the loss is not finite: the last good checkpoint stays the latest."""
-        if ledger.non_finite_losses == 0 and self._is_due(progress, ledger):
+        if self._is_due(progress, ledger):
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
-        """Save now, unless this step is saved already."""
+        """Save now, unless this step is saved already or spoiled: the last good checkpoint stays the latest."""
         here = ledger.seen, progress.step_in_epoch
-        if self._saved_position == here:
+        if self._saved_position == here or not ledger.is_sound:
             return
         started = time.monotonic()
         if self._try(lambda: self.store.save(self._checkpoint(collect_state(self.model), progress, ledger))):
@@ -96,7 +95,7 @@ class Checkpointer:
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.rhythm.monitor in improved:
+        if self.rhythm.monitor in improved and ledger.is_sound:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
 
     def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:

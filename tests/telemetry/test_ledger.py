@@ -239,3 +239,16 @@ def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
     assert ledger.forward_share(5) == 0.0
     ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1)
     assert (ledger.forward_share(2), ledger.forward_share(4), ledger.forward_share(0)) == (1.0, 0.5, 0.0)
+
+
+@pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])
+def test_whether_the_last_applied_step_was_sound(mark, loss, sound):
+    ledger = Ledger(LedgerRules(applies_non_finite=True))
+    ledger.absorb(block_of(steps_of("x" + mark, scale=1.0), [NAN, loss]), 1)
+    assert ledger.is_sound == sound
+
+
+def test_a_skipped_step_spoils_nothing():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of(".x"), [0.5, NAN]), 1)
+    assert ledger.is_sound

@@ -1,0 +1,128 @@
+"""Each health rule and each verdict has a run that ends in it: exit code, words and files."""
+
+import json
+from pathlib import Path
+
+import pytest
+from backends import BACKEND
+
+from mpt_cli import job
+from mpt_cli.errors import NUMERICAL, OK
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry import verdict as v
+from mpt_cli.telemetry.records import Summary
+from mpt_cli.training.checkpoint import CheckpointStore
+
+TINY = [
+    "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "data=synthetic", "data.input_shape=[4]",
+    "data.examples=200", "data.validation_fraction=0.2", "model.hidden_units=[8]",
+    f"trainer.jit_compile={'true' if BACKEND == 'jax' else 'false'}", "trainer.epochs=2", "trainer.batch_size=4",
+    "trainer.log_every_steps=10", "trainer.save_model=false", "logger=quiet", "expect={}",
+]  # fmt: skip
+LOSS = "The loss itself was not finite, which no scale can cause or cure"
+FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
+EVERY = ["fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"]
+# name, words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says,
+# skipped steps (of 80; None: not counted here)
+RUNS = [
+    ("clean", [], v.HEALTHY, OK, None, "All 80 steps were applied at scale 32768.", 0),
+    ("unscaled", ["policy=float32"], v.HEALTHY, OK, None, "because nothing needed it", 0),
+    ("warm-up", ["fault=warm_up"], v.WARM_UP, OK, None, "5 of 80 steps (6.2%) were skipped while the scale settled", 5),
+    ("bad data", ["fault=bad_data"], v.CHRONIC, OK, None, "10 of the last 40 steps were skipped (25.0%)", 20),
+    ("chronic in fixed mode", [*FIXED, *EVERY, "fault.every_steps=5"], v.CHRONIC, OK, None,
+     "The fixed scale 1024 is too high", 16),
+    ("floor", [*EVERY, "fault.above_scale=0.25",
+               "loss_scale.initial_scale=8"], v.TOO_LOW, OK, None, "The scale ended at 2^-2", 5),
+    ("every step overflows", [*EVERY, "trainer.epochs=1"],
+     v.NEVER_TRAINED, NUMERICAL, "loss_scale.max_skips_at_floor", "though the loss scale is at its floor, 2^-14", None),
+    ("nan loss", ["fault=nan_loss"], v.NEVER_TRAINED, NUMERICAL, "loss_scale.max_skips_at_floor", LOSS, None),
+    ("nan loss in fixed mode", [*FIXED, "fault=nan_loss", "loss_scale.max_consecutive_skips=7"], v.NEVER_TRAINED,
+     NUMERICAL, "loss_scale.max_consecutive_skips", LOSS, None),
+    ("an idle epoch", [*FIXED, *EVERY], v.NEVER_TRAINED,
+     NUMERICAL, "loss_scale.stop_on_idle_epoch", "an epoch ended in which every step was skipped", 40),
+    ("never trained, no rule", [*FIXED, "fault=nan_loss", "trainer.max_steps=9"], v.NEVER_TRAINED, NUMERICAL, None,
+     "None of 9 steps was applied, so the weights are those of the start", 9),
+    ("skip rate", [*FIXED, *EVERY, "fault.every_steps=2", "loss_scale.skip_rate_window=10",
+                   "loss_scale.max_skip_rate=0.4"], v.CHRONIC, NUMERICAL, "loss_scale.max_skip_rate",
+     "50% of 10 steps in a row were skipped", None),
+    ("abort", [*FIXED, "fault=overflow", "loss_scale.on_overflow=abort", "trainer.steps_per_execution=1"], v.HEALTHY,
+     NUMERICAL, "loss_scale.on_overflow=abort", "gradients were not finite at loss scale 1024", 1),
+    ("collapsed", ["loss_scale=none", "fault=overflow", "trainer.max_nonfinite_losses=null"], v.COLLAPSED, NUMERICAL,
+     None, "The loss ended as nan", 0),
+    ("non-finite losses", ["loss_scale=none", "fault=overflow"], v.COLLAPSED, NUMERICAL,
+     "trainer.max_nonfinite_losses", "applied steps in a row", 0),
+    ("a streak at the end", [*EVERY, "trainer.max_steps=30",
+                             "loss_scale.max_skips_at_floor=null"], v.NEVER_TRAINED, NUMERICAL, None,
+     "every gradient overflowed at scale 2^-14", 30),
+]  # fmt: skip
+QUICK = ("warm-up", "nan loss")
+
+
+def train(tmp_path: Path, *words: str) -> tuple[Summary, Path]:
+    run_dir = tmp_path / "run"
+    policy = [] if any(word.startswith("policy=") for word in words) else ["policy=mixed_float16"]
+    return job.train(load_settings([*TINY, *policy, *words, f"run_dir={run_dir}"])), run_dir
+
+
+def objects(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("words", "verdict", "exit_code", "rule", "explanation", "skipped"),
+    [pytest.param(*row[1:], id=row[0], marks=() if row[0] in QUICK else pytest.mark.slow) for row in RUNS],
+)
+def test_a_run_ends_as_its_numbers_say(tmp_path, words, verdict, exit_code, rule, explanation, skipped):
+    summary, run_dir = train(tmp_path, *words)
+
+    assert (summary.verdict, summary.exit_code) == (verdict, exit_code), summary.explanation
+    assert explanation in summary.explanation
+    assert summary.status == ("finished" if rule is None else "stopped")
+    assert summary.steps_seen == summary.applied_steps + summary.skipped_steps
+    if skipped is not None:
+        assert summary.skipped_steps == skipped
+    written = json.loads((run_dir / "summary.json").read_text())
+    assert (written["verdict"], written["exit_code"]) == (verdict, exit_code)
+    overflows = [event for event in objects(run_dir / "events.jsonl") if event["kind"] == "overflow"]
+    if summary.skipped_steps:
+        assert len(overflows) == summary.skipped_steps
+    check_postmortem(run_dir / "postmortem.json", rule, summary)
+
+
+def check_postmortem(path: Path, rule: str | None, summary: Summary) -> None:
+    assert path.exists() == (rule is not None)
+    if rule is None:
+        return
+    found = json.loads(path.read_text())
+    assert found["rule"] == rule and f"(rule {rule})" in summary.explanation
+    assert found["evidence"] in summary.explanation and found["remedy"] in summary.explanation
+    assert found["step"] == summary.steps_seen
+    assert found["latest_events"][-1]["kind"] in ("overflow", "floor")
+    assert set(found["last_batch"]) == {"x", "y"} and found["last_batch"]["x"]["shape"] == [4, 4]
+    assert [layer["class"] for layer in found["layers"]][-1] == "Dense"
+    assert found["layers"][-1]["variables"]["head/bias"]["shape"] == [10]
+
+
+@pytest.mark.slow
+def test_the_last_good_checkpoint_stays(tmp_path):
+    """Gradients of step 25 ruin the weights; checkpoints are due every 5 steps, the rule stops ten steps later."""
+    summary, run_dir = train(tmp_path, "loss_scale=none", "fault=overflow", "fault.at_steps=[25]",
+                             "trainer.checkpoint_every_steps=5", "trainer.steps_per_execution=1")  # fmt: skip
+    assert summary.exit_code == NUMERICAL and summary.steps_seen == 35
+    checkpoint = CheckpointStore(run_dir / "checkpoints", 1, print).newest()
+    assert checkpoint is not None and checkpoint.step == 20
+    assert json.loads((run_dir / "postmortem.json").read_text())["checkpoint_step"] == checkpoint.step
+
+
+@pytest.mark.slow
+def test_a_run_that_was_stopped_goes_on_without_the_fault(tmp_path):
+    words = ["fault=nan_loss", "fault.until_step=40", "trainer.checkpoint_every_steps=5"]
+    summary, run_dir = train(tmp_path, *words)
+    assert summary.status == "stopped" and (run_dir / "postmortem.json").exists()
+
+    words = ["policy=mixed_float16", "fault=none", "trainer.checkpoint_every_steps=5", f"resume={run_dir}"]
+    again = job.train(load_settings([*TINY, *words]))
+
+    assert (again.status, again.exit_code, again.steps_seen) == ("finished", OK, 80)
+    assert again.applied_steps == 80 - again.skipped_steps > 40
+    assert not (run_dir / "postmortem.json").exists()
