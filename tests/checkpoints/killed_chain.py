@@ -1,8 +1,8 @@
 """Kills one run over and over and resumes it each time; a program of its own, because it forks.
 
 `python killed_chain.py BACKEND FOLDER KILLS SEED` leaves FOLDER/whole (uninterrupted) and FOLDER/killed, and prints a
-JSON object that says how. Two more attempts end by SIGTERM and by SIGINT. Each attempt is a process forked after the imports and before Keras computes anything, which
-is what a fork may be, and spares the four seconds of importing.
+JSON object that says how. Two more attempts end by SIGTERM and by SIGINT. Each attempt is a process forked after the
+imports and before Keras computes anything, which is what a fork may be, and spares the four seconds of importing.
 """
 
 import json

@@ -210,7 +210,7 @@ def test_the_best_goes_with_a_past_that_is_given_up(store) -> None:
     store.save(_checkpoint(5))
     store.save_best(_checkpoint(10))
     store.cut_back(5)
-    with pytest.raises(DataError, match="has no best weights: trainer.monitor was null, or no epoch was finished"):
+    with pytest.raises(DataError, match=r"has no best weights: trainer.monitor was null, or no epoch was finished"):
         store.best()
 
 

@@ -1,0 +1,157 @@
+"""When a run is saved, and what is said when it can't be."""
+
+import errno
+import math
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.schema import Trainer
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
+from mpt_cli.training.progress import Progress, is_better
+
+
+class Variable:
+    def __init__(self, value: float) -> None:
+        self.value = np.asarray([value], np.float32)
+        self.shape = (1,)
+
+    def numpy(self) -> Any:
+        return self.value
+
+
+def _model() -> Any:
+    optimizer = SimpleNamespace(
+        inner_optimizer=SimpleNamespace(variables=[Variable(2.0)]),
+        scale_state=SimpleNamespace(by_name={"scale": Variable(8.0)}),
+    )
+    return SimpleNamespace(
+        trainable_variables=[Variable(1.0)], non_trainable_variables=[], metrics_variables=[], optimizer=optimizer
+    )
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
+    rhythm = Rhythm(10, 1, None, "val_loss")
+    return Checkpointer(CheckpointStore(folder, 2, said.append), rhythm, _model(), Origin("dynamic", dataset), flush)
+
+
+def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, Ledger]:
+    return Progress(epochs + 1, in_epoch, epochs), Ledger(LedgerRules(), seen=step)
+
+
+def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    saved = []
+    for step, epochs, in_epoch in ((9, 0, 9), (10, 0, 10), (12, 0, 12), (15, 1, 0), (20, 1, 5)):
+        checkpointer.save_if_due(*_at(step, epochs, in_epoch))
+        saved.append(checkpointer.saved_step)
+    assert saved == [None, 10, 10, 15, 20]
+    assert checkpointer.steps_until_due(13) == 7
+
+
+def test_the_best_epoch_is_that_of_the_monitored_metric(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    progress, ledger = _at(5, 1, 0)
+    checkpointer.keep_if_best({"accuracy"}, progress, ledger)
+    assert checkpointer.store.steps("best-") == []
+    checkpointer.keep_if_best({"val_loss"}, progress, ledger)
+    best = checkpointer.store.best()
+    assert (best.step, set(best.arrays), best.position["monitor"]) == (5, {"weight/0"}, "val_loss")
+
+
+def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_path: Path, said, monkeypatch) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    checkpointer.save(*_at(10))
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fsync", full)
+        checkpointer.save(*_at(20))
+        checkpointer.save(*_at(30))
+    kept = "that of step 10 is kept, training goes on"
+    assert said == [f"a checkpoint could not be written (No space left on device); {kept}"]
+    assert (checkpointer.failure, checkpointer.store.steps()) == ("No space left on device", [10])
+    checkpointer.save(*_at(30))
+    assert said[1:] == ["checkpoints can be written again"]
+    assert (checkpointer.failure, checkpointer.store.steps()) == (None, [10, 30])
+
+
+def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "gone" / "c", said)
+    checkpointer.save(*_at(10))
+    none = "there is none before it, training goes on"
+    assert said == [f"a checkpoint could not be written (No such file or directory); {none}"]
+
+
+def test_a_checkpoint_is_never_ahead_of_the_record(tmp_path: Path, said) -> None:
+    def cannot_flush() -> None:
+        raise DataError("metrics.jsonl can't be written: No space left on device.")
+
+    checkpointer = _checkpointer(tmp_path / "c", said, cannot_flush)
+    checkpointer.save(*_at(10))
+    assert checkpointer.store.steps() == []
+    assert "metrics.jsonl can't be written" in said[0]
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    checkpointer.save(*_at(10))
+    found = checkpointer.store.newest()
+    assert found is not None
+    checkpointer.resume(found)
+    with pytest.raises(DataError, match="the checkpoint of step 10 was made on other data"):
+        _checkpointer(tmp_path / "c", said, dataset="b" * 64).resume(found)
+
+
+@pytest.mark.parametrize(
+    ("monitor", "names", "chosen"),
+    [
+        ("auto", ["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
+        ("auto", ["loss", "val_loss", "mean_absolute_error"], "val_loss"),
+        ("auto", ["loss"], "loss"),
+        ("val_f1", ["loss", "val_f1"], "val_f1"),
+        (None, ["loss"], None),
+    ],
+)
+def test_the_monitored_metric(monitor: str | None, names: list[str], chosen: str | None) -> None:
+    assert Rhythm.from_settings(Trainer(monitor=monitor), names).monitor == chosen
+
+
+def test_a_metric_the_run_will_not_have_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"trainer.monitor: must be a metric of the run. Received: 'val_f1'. It"):
+        Rhythm.from_settings(Trainer(monitor="val_f1"), ["loss"])
+
+
+def test_progress_comes_back_from_strict_json_with_its_nan() -> None:
+    progress = Progress.from_position(
+        {"epoch": 2, "step_in_epoch": 3, "epochs_completed": 1, "metrics": {"loss": "NaN"}, "best": {"loss": 0.5}}
+    )
+    assert math.isnan(progress.metrics["loss"])
+    assert progress.record({"loss": 0.25}) == {"loss"}
+    assert (progress.best, progress.epoch) == ({"loss": 0.25}, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "new", "old", "better"),
+    [
+        ("val_loss", 0.1, 0.2, True), ("val_loss", 0.2, 0.2, False), ("accuracy", 0.3, 0.2, True),
+        ("mean_absolute_error", 0.3, 0.2, False), ("loss", math.nan, 0.2, False), ("loss", 9.0, math.nan, True),
+        ("accuracy", math.nan, math.nan, False),
+    ],
+)  # fmt: skip
+def test_what_is_better(name: str, new: float, old: float, better: bool) -> None:
+    assert is_better(name, new, old) is better

@@ -1,0 +1,182 @@
+"""Which run is gone on with, whether it may be, and what its files hold then."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.runs.cut_back import cut_back
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary
+from mpt_cli.runs.summary import write_json
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.schema import Settings
+from mpt_cli.verbs.train import with_own_configuration
+
+WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
+SUMMARY = {
+    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "", "steps_seen": 69,
+    "applied_steps": 69, "skipped_steps": 0, "final_loss_scale": 1.0, "min_loss_scale": 1.0, "max_loss_scale": 1.0,
+    "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0, "peak_memory_bytes": 1, "seconds": 1.0,
+    "epochs_completed": 3,
+}  # fmt: skip
+
+
+def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
+    run = RunDirectory(path)
+    path.mkdir(parents=True)
+    run.config_yaml.write_text(resolved_yaml(load_settings([*WORDS, *words])))
+    if summary:
+        write_json(run.summary_json, {**SUMMARY, **summary})
+    return run
+
+
+def _settings(*words: str) -> Settings:
+    return load_settings([*WORDS, *words])
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
+    parent = Path("runs/digits_mlp")
+    _run(parent / "1")
+    _run(parent / "2", status="terminated")
+    _run(parent / "3", "seed=5", status="terminated")
+    _run(parent / "4", status="finished")
+    found = find_run(_settings("resume=auto"))
+    assert found is not None and found.path == parent / "2"
+    other = find_run(_settings("resume=auto", "seed=5"))
+    assert other is not None and other.path == parent / "3"
+    drawn = find_run(_settings("resume=auto", "seed=null"))
+    assert drawn is not None and drawn.path == parent / "3"
+    assert find_run(_settings("resume=auto", "seed=6")) is None
+    assert find_run(_settings()) is None
+
+
+def test_auto_with_a_run_dir_looks_there_only() -> None:
+    assert find_run(_settings("resume=auto", "run_dir=here")) is None
+    _run(Path("here"))
+    found = find_run(_settings("resume=auto", "run_dir=here"))
+    assert found is not None and found.path == Path("here")
+
+
+def test_a_run_killed_before_it_began_makes_way_for_the_same_command() -> None:
+    Path("here").mkdir()
+    for name in (".lock", "console.log", "metrics.jsonl", ".config.yaml.12.tmp"):
+        Path("here", name).write_text("loading")
+    assert find_run(_settings("resume=auto", "run_dir=here")) is None
+    assert {path.name for path in Path("here").iterdir()} == {".lock"}
+    RunDirectory.create("here", "digits_mlp")
+
+
+def test_a_folder_with_anything_else_in_it_is_left_alone() -> None:
+    Path("here").mkdir()
+    for name in (".lock", "metrics.jsonl", "thesis.tex"):
+        Path("here", name).write_text("mine")
+    assert find_run(_settings("resume=auto", "run_dir=here")) is None
+    assert Path("here", "metrics.jsonl").exists()
+    with pytest.raises(DataError, match="already exists and is not empty"):
+        RunDirectory.create("here", "digits_mlp")
+
+
+def test_a_run_that_is_just_beginning_is_not_cleared_away() -> None:
+    Path("here").mkdir()
+    Path("here/metrics.jsonl").touch()
+    with RunDirectory(Path("here")).lock(), pytest.raises(DataError, match="another process is writing in here"):
+        find_run(_settings("resume=auto", "run_dir=here"))
+    assert Path("here/metrics.jsonl").exists()
+
+
+def test_two_processes_never_write_in_one_run() -> None:
+    run = _run(Path("here"))
+    with run.lock(), pytest.raises(DataError, match="another process is writing"), run.lock():
+        pass
+    with run.lock():
+        pass
+
+
+def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> None:
+    run = _run(Path("here"))
+    allowed = check_resumable(run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.csv=false"))
+    assert allowed == {"trainer.epochs": (3, 9), "optimizer.learning_rate": (0.001, 0.5)}
+    with pytest.raises(ConfigError) as error:
+        check_resumable(run, _settings("seed=4", "model.hidden_units=[8]", "trainer.batch_size=8"))
+    assert [problem.key for problem in error.value.problems] == ["model.hidden_units", "seed", "trainer.batch_size"]
+    assert "seed: can't change in the middle of a run. Received: 4. The run was started with 0" in str(error.value)
+
+
+def test_the_drawn_seed_is_kept_where_null_is_given_again() -> None:
+    assert check_resumable(_run(Path("here"), "seed=77"), _settings("seed=null")) == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "summary", "is_done"),
+    [
+        ([], {"status": "finished"}, True),
+        (["trainer.epochs=4"], {"status": "finished"}, False),
+        ([], {"status": "terminated", "epochs_completed": 2}, False),
+        ([], {"status": "finished", "epochs_completed": 2}, False),
+        ([], {}, False),
+        (["seed=null"], {"status": "finished"}, True),
+    ],
+)
+def test_a_finished_run_with_nothing_left_gives_its_summary_as_it_is(words, summary, is_done: bool) -> None:
+    run = _run(Path("here"), **summary)
+    done = finished_summary(run, _settings(*words))
+    assert (done is not None) is is_done
+    if done is not None:
+        assert (done.steps_seen, done.exit_code) == (69, 0)
+
+
+def test_a_run_whose_checkpoints_are_gone_does_not_begin_again_by_itself() -> None:
+    run = _run(Path("here"))
+    check_checkpoints(run, None)
+    write_json(run.environment_json, {"attempts": [{"attempt": 1, "from_step": 0}, {"attempt": 2, "from_step": 40}]})
+    with pytest.raises(DataError, match="the checkpoints of here are gone, and it had some"):
+        check_checkpoints(run, None)
+
+
+def _fill(run: RunDirectory) -> None:
+    lines = [(7, 1, False), (14, 1, False), (15, 1, True), (21, 2, False), (30, 2, True)]
+    columns = ("step", "epoch", "epoch_end")
+    rows = [dict(zip(columns, line, strict=True)) for line in lines]
+    run.metrics_jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 3')
+    cells = ["step,epoch,epoch_end", *(",".join(map(str, line)) for line in lines)]
+    run.metrics_csv.write_text("\n".join(cells) + "\n3")
+    events = [{"step": step, "epoch": 1, "kind": "overflow", "scale_before": 2.0, "scale_after": 1.0, "attempt": 1}
+              for step in (3, 15, 16)]  # fmt: skip
+    run.events_jsonl.write_text("".join(json.dumps(event) + "\n" for event in events))
+
+
+@pytest.mark.parametrize(
+    ("step", "epochs", "kept", "events"),
+    [(15, 1, [7, 14, 15], [3, 15]), (15, 0, [7, 14], [3, 15]), (20, 1, [7, 14, 15], [3, 15, 16]), (0, 0, [], []),
+     (30, 2, [7, 14, 15, 21, 30], [3, 15, 16])],
+)  # fmt: skip
+def test_what_lies_after_the_checkpoint_is_cut_off(step: int, epochs: int, kept: list[int], events: list[int]) -> None:
+    run = _run(Path("here"))
+    _fill(run)
+    assert [event.step for event in cut_back(run, step, epochs)] == events
+    assert [json.loads(line)["step"] for line in run.metrics_jsonl.read_text().splitlines() if line[-1] == "}"] == kept
+    assert [int(row.split(",")[0]) for row in run.metrics_csv.read_text().splitlines()[1:] if "," in row] == kept
+    assert [json.loads(line)["step"] for line in run.events_jsonl.read_text().splitlines()] == events
+
+
+def test_a_damaged_record_is_named() -> None:
+    run = _run(Path("here"))
+    run.metrics_jsonl.write_text('{"step": 1}\nrubbish\n')
+    with pytest.raises(DataError, match=r"metrics.jsonl is damaged: Expecting value.* Take out the damaged line"):
+        cut_back(run, 1, 0)
+
+
+def test_resume_of_a_run_alone_takes_its_configuration() -> None:
+    run = _run(Path("here"))
+    assert with_own_configuration(["resume=here"]) == [f"conf={run.config_yaml}", "resume=here"]
+    for words in (["resume=auto"], ["conf=x", "resume=here"], ["trainer.epochs=3"]):
+        assert with_own_configuration(words) == words
+    with pytest.raises(DataError, match="run directory nowhere does not exist"):
+        with_own_configuration(["resume=nowhere"])
