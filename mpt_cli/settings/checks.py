@@ -46,10 +46,21 @@ def check_fixed_scale(settings: Settings) -> Iterator[Problem]:
     scale = settings.loss_scale
     if scale.mode != "fixed":
         return
-    for name in ("growth_steps", "growth_factor", "backoff_factor", "hysteresis"):
+    for name in _STEP_COUNTING:
         if getattr(scale, name) != _default(scale, name):
             rule = "must be left out with loss_scale.mode=fixed: a fixed scale never moves."
             yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), "Use loss_scale.mode=dynamic.")
+
+
+def check_logmax(settings: Settings) -> Iterator[Problem]:
+    """LogMax has numbers of its own, and none of those that count steps."""
+    scale = settings.loss_scale
+    is_logmax = scale.mode == "logmax"
+    for name in _STEP_COUNTING if is_logmax else _LOGMAX:
+        if getattr(scale, name) != _default(scale, name):
+            why, use = ("it follows the gradients", "dynamic") if is_logmax else ("only logmax uses it", "logmax")
+            rule = f"must be left out with loss_scale.mode={scale.mode}: {why}."
+            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), f"Use loss_scale.mode={use}.")
 
 
 def check_on_overflow(settings: Settings) -> Iterator[Problem]:
@@ -128,11 +139,14 @@ def _default(section: Any, name: str) -> Any:
     return next(default_of(declared) for declared in fields(section) if declared.name == name)
 
 
-_SCALE_MOVES = tuple(f"loss_scale.{name}" for name in ("growth_steps", "growth_factor", "backoff_factor", "hysteresis"))
+_STEP_COUNTING = ("growth_steps", "growth_factor", "backoff_factor", "hysteresis")
+_LOGMAX = ("log_max", "beta1", "beta2", "deviations")
+_SCALE_MOVES = tuple(f"loss_scale.{name}" for name in _STEP_COUNTING)
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
     (check_scale_bounds, ("loss_scale.min_scale", "loss_scale.max_scale", "loss_scale.initial_scale")),
     (check_fixed_scale, ("loss_scale.mode", *_SCALE_MOVES)),
+    (check_logmax, ("loss_scale.mode", *_SCALE_MOVES, *(f"loss_scale.{name}" for name in _LOGMAX))),
     (check_on_overflow, ("loss_scale.mode", "loss_scale.on_overflow")),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
     (check_float8, ("policy.name", "policy.float8")),

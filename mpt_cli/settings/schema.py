@@ -10,7 +10,7 @@ from mpt_cli.settings.models import MLP, MODELS, ModelSettings
 from mpt_cli.settings.optimizers import OPTIMIZERS, Adam, OptimizerSettings
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
-SCALE_MODES = ("auto", "dynamic", "fixed", "none")
+SCALE_MODES = ("auto", "dynamic", "fixed", "logmax", "none")
 
 
 @dataclass
@@ -37,6 +37,10 @@ class LossScale:
     min_scale: float = key(2.0**-14, "the scale never falls below this", above=0)
     max_scale: float = key(2.0**32, "the scale never grows above this", above=0)
     hysteresis: int = key(1, "overflows since the last growth before the scale falls", at_least=1)
+    log_max: float = key(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
+    beta1: float = key(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
+    beta2: float = key(0.999, "logmax: decay of its variance", above=0, below=1)
+    deviations: float = key(3.09, "logmax: standard deviations kept free below log_max", above=0)
     on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
     max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
                                                at_least=1)

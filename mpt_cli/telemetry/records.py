@@ -9,7 +9,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 class Scaling:
     """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
 
-    mode: str = "none"  # dynamic | fixed | none; never auto, which is decided by now
+    mode: str = "none"  # dynamic | fixed | logmax | none; never auto, which is decided by now
     initial_scale: float | None = None
     growth_steps: int | None = None  # dynamic only
     min_scale: float = 0.0

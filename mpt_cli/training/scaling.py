@@ -2,7 +2,14 @@
 
 from typing import Any
 
-from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer, ScaleRule, computes_in_float16
+from mpt_cli.precision import (
+    DynamicScale,
+    FixedScale,
+    LogMaxScale,
+    LossScaleOptimizer,
+    ScaleRule,
+    computes_in_float16,
+)
 from mpt_cli.settings.schema import LossScale
 from mpt_cli.telemetry.console.words import scale_words
 from mpt_cli.telemetry.records import Scaling
@@ -19,7 +26,7 @@ def resolve_scaling(settings: LossScale, model: Any) -> Scaling:
         mode=mode,
         initial_scale=settings.initial_scale,
         growth_steps=settings.growth_steps if mode == "dynamic" else None,
-        min_scale=settings.min_scale if mode == "dynamic" else settings.initial_scale,
+        min_scale=settings.initial_scale if mode == "fixed" else settings.min_scale,
         on_overflow=settings.on_overflow,
         is_needed=computes_in_float16(model),
     )
@@ -29,13 +36,22 @@ def wrap_optimizer(inner: Any, settings: LossScale, scaling: Scaling) -> LossSca
     """`inner` in loss scaling. No scaling is a fixed scale of 1 that applies everything: one path for all modes."""
     if scaling.mode == "none":
         return LossScaleOptimizer(inner, rule=FixedScale(1.0), on_overflow="apply")
-    rule: ScaleRule = FixedScale(settings.initial_scale)
-    if scaling.mode == "dynamic":
-        rule = DynamicScale(
+    on_overflow = "apply" if settings.on_overflow == "apply" else "skip"
+    return LossScaleOptimizer(inner, rule=_rule(settings, scaling.mode), on_overflow=on_overflow)
+
+
+def _rule(settings: LossScale, mode: str) -> ScaleRule:
+    if mode == "dynamic":
+        return DynamicScale(
             settings.initial_scale, settings.growth_steps, settings.growth_factor, settings.backoff_factor,
             settings.min_scale, settings.max_scale, settings.hysteresis,
         )  # fmt: skip
-    return LossScaleOptimizer(inner, rule=rule, on_overflow="apply" if settings.on_overflow == "apply" else "skip")
+    if mode == "logmax":
+        return LogMaxScale(
+            settings.initial_scale, settings.log_max, settings.beta1, settings.beta2, settings.deviations,
+            settings.min_scale, settings.max_scale,
+        )  # fmt: skip
+    return FixedScale(settings.initial_scale)
 
 
 def describe_scaling(scaling: Scaling, model: Any) -> str:
@@ -46,6 +62,8 @@ def describe_scaling(scaling: Scaling, model: Any) -> str:
     scale = scale_words(scaling.initial_scale)
     if scaling.mode == "fixed":
         return f"fixed at {scale}, overflow steps are {'applied' if scaling.on_overflow == 'apply' else 'skipped'}"
+    if scaling.mode == "logmax":
+        return f"logmax from {scale}, follows the largest gradient"
     return f"dynamic from {scale}, grows after {scaling.growth_steps} applied steps"
 
 

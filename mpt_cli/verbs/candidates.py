@@ -19,7 +19,7 @@ def complete_line(line: str, breaks: str = "") -> list[str]:
     """Candidates for the last word of `line`, sorted. Where the shell splits words at one of `breaks`, only the rest.
 
     >>> complete_line("mpt train conf=digits_cnn loss_scale.mode=", "=:")
-    ['auto', 'dynamic', 'fixed', 'none']
+    ['auto', 'dynamic', 'fixed', 'logmax', 'none']
     """
     words = line.split()
     current = "" if line[-1:].isspace() or not words else words.pop()

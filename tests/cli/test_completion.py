@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.settings.schema import SCALE_MODES
 from mpt_cli.verbs import VERBS
 from mpt_cli.verbs.candidates import complete_line
 
@@ -21,7 +22,7 @@ from mpt_cli.verbs.candidates import complete_line
         ("mpt train conf=digits_cnn pol", ["policy.", "policy="]),
         ("mpt train policy=mixed_", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("mpt train policy.name=mixed_b", ["policy.name=mixed_bfloat16"]),
-        ("mpt show loss_scale.mode=", [f"loss_scale.mode={mode}" for mode in ("auto", "dynamic", "fixed", "none")]),
+        ("mpt show loss_scale.mode=", [f"loss_scale.mode={mode}" for mode in SCALE_MODES]),
         ("mpt show loss_scale.gr", ["loss_scale.growth_factor=", "loss_scale.growth_steps="]),
         ("mpt check trainer.shuffle=", ["trainer.shuffle=false", "trainer.shuffle=true"]),
         ("mpt check trainer.jit_compile=", [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")]),
@@ -75,7 +76,7 @@ def _bash(line: str, cwd: Path) -> list[str]:
 
 def test_bash_gets_what_follows_the_equals_sign(tmp_path) -> None:
     assert _bash("mpt train policy=mixed_", tmp_path) == ["mixed_bfloat16", "mixed_float16"]
-    assert _bash("mpt train loss_scale.mode=", tmp_path) == ["auto", "dynamic", "fixed", "none"]
+    assert _bash("mpt train loss_scale.mode=", tmp_path) == list(SCALE_MODES)
 
 
 def test_bash_completes_verbs_and_recipes(tmp_path) -> None:

@@ -13,6 +13,12 @@ _WRONG = [
     (["loss_scale.mode=fixed", "loss_scale.growth_steps=5"],
      "loss_scale.growth_steps: must be left out with loss_scale.mode=fixed: a fixed scale never moves. Received: 5. "
      "Use loss_scale.mode=dynamic."),
+    (["loss_scale.mode=logmax", "loss_scale.hysteresis=5"],
+     "loss_scale.hysteresis: must be left out with loss_scale.mode=logmax: it follows the gradients. Received: 5. "
+     "Use loss_scale.mode=dynamic."),
+    (["loss_scale.deviations=2"],
+     "loss_scale.deviations: must be left out with loss_scale.mode=auto: only logmax uses it. Received: 2.0. "
+     "Use loss_scale.mode=logmax."),
     (["loss_scale.on_overflow=abort"],
      "loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale.mode=fixed."),
     (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],

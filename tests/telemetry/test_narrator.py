@@ -45,6 +45,12 @@ SENTENCES = [
         "steps so far",
     ),
     (
+        "a change by logmax",
+        Scaling("logmax", 2.0**15, None, 2.0**-14),
+        [Event(4, 1, "growth", 2.0**19, 2.0**18)],
+        "step 4: the scale follows the gradients, scale 524288 → 262144",
+    ),
+    (
         "a growth",
         DYNAMIC,
         [Event(40, 1, "growth", 32768.0, 65536.0)],

@@ -13,7 +13,7 @@ from backends import BACKEND
 from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.errors import DataError
-from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings.schema import Backend, Distribute, LossScale, Settings, Trainer
 from mpt_cli.training import stopwatch as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, choose_jit, count_steps, metric_names
@@ -113,7 +113,7 @@ class TestScaling:
         assert resolve_scaling(LossScale(), tiny_model("mixed_bfloat16")).mode == "none"
         assert resolve_scaling(LossScale(), tiny_model()).mode == "none"
 
-    @pytest.mark.parametrize("mode", ["dynamic", "fixed", "none"])
+    @pytest.mark.parametrize("mode", ["dynamic", "fixed", "logmax", "none"])
     def test_a_mode_that_was_asked_for_is_kept(self, mode):
         assert resolve_scaling(LossScale(mode=mode), tiny_model()).mode == mode
 
@@ -123,6 +123,14 @@ class TestScaling:
         numbers = (rule.initial_scale, rule.growth_steps, rule.growth_factor, rule.backoff_factor, rule.min_scale,
                    rule.max_scale, rule.hysteresis)  # fmt: skip
         assert numbers == (8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
+
+    def test_logmax_takes_every_number(self):
+        numbers = {"log_max": 15.0, "beta1": 0.5, "beta2": 0.75, "deviations": 2.0}
+        settings = LossScale("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
+        scaling = resolve_scaling(settings, tiny_model())
+        rule = wrap_optimizer(sgd(), settings, scaling).rule
+        assert rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
+        assert (scaling.mode, scaling.min_scale, scaling.growth_steps) == ("logmax", 2.0, None)
 
     @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
     def test_fixed_keeps_its_scale(self, on_overflow, applied):
@@ -143,6 +151,7 @@ class TestScaling:
             (LossScale("dynamic", growth_steps=9), "float16", "dynamic from 32768, grows after 9 applied steps", 0),
             (LossScale("fixed", 2.0**30), "mixed_float16", "fixed at 2^30, overflow steps are skipped", 0),
             (LossScale("fixed", on_overflow="apply"), "mixed_float16", "fixed at 32768, overflow steps are applied", 0),
+            (LossScale("logmax"), "mixed_float16", "logmax from 32768, follows the largest gradient", 0),
             (LossScale(), "float32", "none (nothing computes in float16)", 0),
             (LossScale("none"), "mixed_float16", "none, though layers compute in float16", 1),
             (LossScale("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps", 1),

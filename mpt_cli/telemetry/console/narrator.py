@@ -119,6 +119,8 @@ def _skip_words(skips: list[Event], scaling: Scaling) -> str:
 
 
 def _growth_words(growths: list[Event], scaling: Scaling) -> str:
+    if scaling.mode == "logmax":
+        return "the scale follows the gradients"
     if len(growths) > 1:
         return f"{len(growths)} growths"
     return f"{scaling.growth_steps} applied steps without overflow"
