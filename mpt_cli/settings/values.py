@@ -78,6 +78,8 @@ def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
         value = as_whole(value)
     if isinstance(value, bool) != (bool in allowed) and not isinstance(value, str):
         raise BadValue(f"must be {noun(key)}.", _in_quotes(allowed))
+    if isinstance(value, float) and str(value) in key.choices:
+        return str(value)  # fault.kind=nan, which Hydra reads as a number
     if allowed == (str,) and isinstance(value, float):
         raise BadValue(f"must be {noun(key)}.", _in_quotes(allowed))
     return value

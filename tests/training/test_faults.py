@@ -1,0 +1,219 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends import BACKEND, only_on
+from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
+
+from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.errors import ConfigError
+from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.fault import Fault
+from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.distribution import Distribution
+from mpt_cli.training.engine import build_engine
+from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
+from mpt_cli.training.feed import BatchPlan, build_feed
+from mpt_cli.training.state import collect_state
+
+
+def data_set(x: Examples, dtype: str = "float32") -> DataSet:
+    return DataSet(x, None, "classification", (4,), dtype, 3, "", "")
+
+
+def faulty_run(fault: Fault, jit: bool = False, rule=None, steps: int = 12) -> TinyRun:
+    data = tiny_data(steps * 4)
+    model = tiny_model()
+    optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
+    injector = build_injector(fault, model, data_set(data), 1)
+    engine = build_engine(model, jit, Distribution(), injector.around if injector else None)
+    compile_tiny(model, optimizer)
+    optimizer.build(model.trainable_variables)
+    build_metrics(model, data, 4)
+    feed = build_feed(data, engine, BatchPlan(4, 4), resident=True)
+    return TinyRun(model, engine, feed, Ledger(LedgerRules()))
+
+
+def bad_steps(run: TinyRun) -> list[int]:
+    finite = np.concatenate([block.finite for block in run.epochs(1)])
+    return (np.flatnonzero(~finite) + 1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (Fault("overflow", at_steps=[2, 7]), [2, 7]),
+        pytest.param(Fault("nan", "forward", every_steps=5), [5, 10], marks=pytest.mark.slow),
+        pytest.param(Fault("nan", "data", [1], every_steps=4, until_step=8), [1, 4, 8], marks=pytest.mark.slow),
+        pytest.param(Fault("overflow", "data", [3]), [3], marks=pytest.mark.slow),
+        pytest.param(Fault("overflow", "forward", [3]), [3], marks=pytest.mark.slow),
+        pytest.param(Fault("nan", "backward", [3]), [3], marks=pytest.mark.slow),
+    ],
+)
+def test_happens_in_the_steps_that_were_asked_for(fault, expected):
+    assert bad_steps(faulty_run(fault)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [Fault("overflow", at_steps=[2, 7]), Fault("nan", "forward", every_steps=5)])
+def test_happens_in_the_same_steps_under_xla(fault):
+    assert bad_steps(faulty_run(fault, jit=True)) == bad_steps(faulty_run(fault))
+
+
+@pytest.mark.slow
+def test_an_overflow_can_depend_on_the_scale():
+    run = faulty_run(Fault("overflow", every_steps=1, above_scale=8), rule=DynamicScale(64.0, growth_steps=4))
+    assert bad_steps(run) == [1, 2, 3, 8]  # down to 8 in three steps; after four applied ones 16 is tried again
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("place", "loss_is_finite"), [("backward", True), ("forward", False)])
+def test_the_record_tells_where_it_happened(place, loss_is_finite):
+    run = faulty_run(Fault("overflow", place, [2]), steps=4)
+    (block,) = run.epochs(1)
+    assert np.isfinite(block.column("loss")).tolist() == [True, loss_is_finite, True, True]
+    assert all(np.isfinite(value) for value in block.metrics.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", ["backward", "forward"])
+def test_gradients_can_vanish(place):
+    run = faulty_run(Fault("zero", place, every_steps=1), steps=4)
+    before = [variable.numpy() for variable in run.model.trainable_variables]
+    (block,) = run.epochs(1)
+    assert block.finite.all()
+    for old, variable in zip(before, run.model.trainable_variables, strict=True):
+        np.testing.assert_array_equal(old, variable.numpy())
+    assert (block.column("loss") == 0).all() == (place == "forward")
+
+
+@pytest.mark.slow
+def test_the_other_steps_are_as_they_would_have_been():
+    """Bit for bit on TensorFlow; XLA on JAX fuses the step another way, so that a few roundings differ."""
+    clean, faulty = faulty_run(Fault()), faulty_run(Fault("nan", at_steps=[1000]))
+    clean.epochs(1), faulty.epochs(1)
+    tolerance = 1e-5 if BACKEND == "jax" else 0
+    other = collect_state(faulty.model)
+    for name, value in collect_state(clean.model).items():
+        np.testing.assert_allclose(value, other[name], rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.slow
+def test_evaluation_is_left_alone():
+    run = faulty_run(Fault("nan", "forward", every_steps=1), steps=4)
+    run.feed.start(1)
+    piece = run.feed.take(4)
+    run.engine.evaluate(piece.source, piece.rows, piece.count)
+    assert np.isfinite(run.engine.metrics()["loss"])
+
+
+def test_costs_nothing_when_there_is_none():
+    model = tiny_model()
+    assert build_injector(Fault(), model, data_set(tiny_data()), 1) is None
+    assert "compute_loss" not in vars(model)
+
+
+def test_tokens_cannot_hold_nan():
+    with pytest.raises(ConfigError, match=r"fault\.place: must not be data with inputs in int32.*=forward"):
+        build_injector(Fault("nan", "data", [1]), tiny_model(), data_set(tiny_data(), "int32"), 1)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        (Fault(), []),
+        (Fault("nan", at_steps=[3]), ["(backward, step 3). fault=none ends it."]),
+        (Fault("nan", "data", [3, 5, 9]), ["(data, step 3, step 5 and step 9). "]),
+        (Fault("overflow", every_steps=1, above_scale=8), ["(backward, every step while the loss scale is above 8). "]),
+        (Fault("zero", at_steps=[2], every_steps=5, until_step=20, replica=1),
+         ["(backward, step 2 and every 5 steps until step 20 on device 1). "]),
+        (Fault(slow_storage_seconds=0.5), ["Each batch is read slowly on purpose."]),
+    ],
+)  # fmt: skip
+def test_a_rehearsal_says_so_loudly(fault, words):
+    warnings = warn_of_fault(fault)
+    assert len(warnings) == len(words)
+    for warning, word in zip(warnings, words, strict=True):
+        assert "THIS IS A REHEARSAL" in warning and word in warning
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["fault.kind=nan"], "fault.at_steps: must be given with fault.kind=nan, or fault.every_steps"),
+        (["fault.at_steps=[1]"], "fault.at_steps: must be left out with fault.kind=none"),
+        (["fault.until_step=5"], "fault.until_step: must be left out with fault.kind=none"),
+        (["fault.kind=zero", "fault.place=data", "fault.at_steps=[1]"], "fault.place: must be backward or forward"),
+        (["fault.kind=nan", "fault.at_steps=[0]"], "fault.at_steps"),
+        (["fault.kind=naan"], "fault.kind"),
+        (["fault=overflow", "fault.replica=1"], "fault.replica: must be one of the devices"),
+        (["fault=overflow", "fault.replica=2", "distribute=mirrored", "distribute.devices=2"], "fault.replica: must"),
+        (["fault=overflow", "fault.replica=1", "distribute=data_parallel", "distribute.devices=2", "backend=jax"],
+         "fault.replica: must be left out with distribute=data_parallel unless fault.place=data"),
+        (["fault=slow_storage", "trainer.feed=resident"], "trainer.feed: must be stream or auto"),
+    ],
+)  # fmt: skip
+def test_a_fault_that_makes_no_sense_is_refused(words, problem):
+    with pytest.raises(ConfigError) as caught:
+        load_settings(["conf=digits_mlp", *words])
+    assert problem in str(caught.value)
+
+
+def test_slow_storage_gives_the_same_batches_later():
+    data = tiny_data(12)
+
+    def open_pass(batch_size, seed):
+        yield from (data.take(slice(first, first + 4)) for first in (0, 4, 8))
+
+    for source in (data, Stream(open_pass)):
+        slow = slowed(source, 0.02)
+        started = time.perf_counter()
+        feed = build_feed(slow, tiny_run_engine(), BatchPlan(4, 2), resident=False)
+        feed.start(1)
+        rows = []
+        while (piece := feed.take(2)) is not None:
+            rows += [piece.source[1][row] for row in piece.rows[: piece.count]]
+        assert time.perf_counter() - started >= 0.06
+        np.testing.assert_array_equal(np.concatenate(rows), data.y)
+    assert slowed(data, 0.0) is data
+
+
+def tiny_run_engine():
+    """An engine that leaves data on the host."""
+
+    class Host:
+        def place(self, arrays):
+            return arrays
+
+    return Host()
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["distribute=mirrored", "fault=overflow"],
+        ["distribute=data_parallel", "backend=jax", "fault=overflow", "fault.place=data"],
+    ],
+    ids=["mirrored", "data_parallel"],
+)
+def test_one_device_of_two_is_enough(tmp_path: Path, words):
+    """A step that goes wrong on the second device is skipped on both."""
+    command = [sys.executable, "-m", "mpt_cli", "train", "conf=digits_mlp", *words, "distribute.devices=2",
+               "fault.replica=1", "trainer.batch_size=8", "policy=mixed_float16", "trainer.epochs=1", "expect={}",
+               "data.limit=200", "run_dir=run", "--json"]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    summary = json.loads(done.stdout)
+    assert [event["step"] for event in events if event["kind"] == "overflow"] == [5, 9]
+    assert summary["steps_seen"] == summary["applied_steps"] + 2 == 20
