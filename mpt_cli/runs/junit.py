@@ -32,7 +32,8 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
         case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
         if not check.passed:
             failure = ElementTree.SubElement(case, "failure", message=_printable(str(check)), type="mismatch")
-            failure.text = _printable("\n".join([str(check), f"run: {result.child.run.path}", *result.differences]))
+            details = [str(check), f"run: {result.child.run.path}", result.child.words, *result.differences]
+            failure.text = _printable("\n".join(details))
 
 
 def _printable(text: str) -> str:

@@ -142,9 +142,9 @@ class Trainer:
             metrics.update(self.validate())
         improved = self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
+        self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
-            self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
             self.checkpointer.save_if_due(self.progress, self.ledger)
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:

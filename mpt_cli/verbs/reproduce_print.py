@@ -50,6 +50,8 @@ class Reporter:
 
     def _explain(self, result: Reproduction) -> None:
         self.console.print(f"\n{result.target.name}: look into {result.child.run.path}")
+        if result.child.exit_code and result.child.words:
+            self.console.print(f"  {result.child.words}")
         if result.target.environment is None:
             self.console.print(f"  it ran on {environment_line(result.child.environment)}")
             return

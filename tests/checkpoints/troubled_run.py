@@ -1,4 +1,4 @@
-"""A run whose disk gets into trouble at chosen steps: `python troubled_run.py RUN_DIR JSON words…`, ends as `mpt train`.
+"""A run whose disk gets into trouble at chosen steps: `python troubled_run.py RUN_DIR JSON words…`.
 
 JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `remove` the run.
 """

@@ -1,0 +1,119 @@
+"""`mpt train resume=…`, the best epoch, `mpt verify-resume` and `mpt reproduce` as a user has them."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt_cli.runs.summary import read_summary
+
+pytestmark = pytest.mark.slow
+TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=60"]
+
+
+def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "mpt_cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run in `run`, which saved at steps 20, 40 and 60."""
+    folder = tmp_path_factory.mktemp("resume")
+    rhythm = ["trainer.checkpoint_every_steps=20", "trainer.keep_checkpoints=3"]
+    done = mpt("train", *TINY, "run_dir=run", *rhythm, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _damage(folder: Path, *steps: int) -> None:
+    for step in steps:
+        path = folder / "checkpoints" / f"step-0000000{step}.npz"
+        data = bytearray(path.read_bytes())
+        data[100] ^= 1
+        path.write_bytes(data)
+
+
+def _files(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_finished_run_says_so_and_nothing_of_it_changes(folder: Path) -> None:
+    before = _files(folder / "run")
+    done = mpt("train", "resume=run", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "run is finished: nothing is left to train" in done.stderr
+    assert json.loads(done.stdout) == json.loads((folder / "run/summary.json").read_text())
+    assert _files(folder / "run") == before
+
+
+def test_without_a_whole_checkpoint_nothing_begins_again(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "none")
+    _damage(folder / "none", 20, 40, 60)
+    before = _files(folder / "none")
+    done = mpt("train", "resume=none", "trainer.max_steps=80", cwd=folder)
+    assert done.returncode == 3
+    assert "none of the 3 checkpoints in" in done.stderr and "Traceback" not in done.stderr
+    assert _files(folder / "none") == before
+
+
+def test_a_damaged_checkpoint_is_said_and_the_end_is_the_same(folder: Path) -> None:
+    """From step 40 on again, and further; against one run over all 80 steps."""
+    shutil.copytree(folder / "run", folder / "damaged")
+    _damage(folder / "damaged", 60)
+    done = mpt("train", "resume=damaged", "trainer.max_steps=80", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of step 60 is damaged (its variables do not match their checksum); trying" in done.stdout
+    assert "going on at step 40 of damaged" in done.stdout
+    assert "changed since: trainer.max_steps was 60, is 80" in done.stdout
+    whole = mpt("train", *TINY, "trainer.max_steps=80", "run_dir=whole", cwd=folder)
+    assert whole.returncode == 0, whole.stderr
+    keys = ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", "metrics", "best_metrics")
+    one, other = (read_summary(folder / name / "summary.json") for name in ("whole", "damaged"))
+    assert {key: one[key] for key in keys} == {key: other[key] for key in keys}
+    assert one["applied_steps"] == 80
+    attempts = json.loads((folder / "damaged/environment.json").read_text())["attempts"]
+    assert [(attempt["attempt"], attempt["from_step"]) for attempt in attempts] == [(1, 0), (2, 40)]
+    assert attempts[1]["changes"] == {"trainer.max_steps": [60, 80]}
+
+
+def test_another_model_or_policy_is_refused_or_defined(folder: Path) -> None:
+    refused = mpt("train", *TINY, "resume=run", "model.hidden_units=[8]", "seed=3", cwd=folder)
+    assert refused.returncode == 2
+    assert "model.hidden_units: can't change in the middle of a run" in refused.stderr
+    assert "seed: can't change in the middle of a run" in refused.stderr
+
+
+def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
+    best = read_summary(folder / "run/summary.json")["best_metrics"]
+    done = mpt("evaluate", "run", "--best", "--json", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)["metrics"]
+    assert found["accuracy"] == pytest.approx(best["val_accuracy"], abs=1e-6)
+    assert mpt("export", "run", "--best", "--format", "keras", "--output", "best.keras", cwd=folder).returncode == 0
+    assert (folder / "best.keras").stat().st_size > 1000
+
+
+def test_resuming_is_proved(folder: Path) -> None:
+    done = mpt("verify-resume", *TINY, "loss_scale.initial_scale=2**26", "--at", "31", "--json", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    proof = json.loads(done.stdout)
+    assert (proof["identical"], proof["steps"], proof["killed_at"], proof["resumed_from"]) == (True, 60, 31, 20)
+
+
+def test_a_run_is_reproduced_and_a_changed_expectation_is_not(folder: Path) -> None:
+    done = mpt("reproduce", "run", "--junit", "out.xml", cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((folder / "run/summary.json").read_text())
+    (folder / "run/summary.json").write_text(json.dumps({**summary, "applied_steps": 59}))
+    try:
+        done = mpt("reproduce", "run", cwd=folder)
+    finally:
+        (folder / "run/summary.json").write_text(json.dumps(summary))
+    assert done.returncode == 5
+    assert "applied_steps" in done.stdout and "MISSED" in done.stdout
+    assert "the environment is that of the first run" in done.stdout

@@ -1,0 +1,212 @@
+"""`mpt reproduce` without training: the runs are stood in for by summaries."""
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.runs import targets
+from mpt_cli.runs.child import Children, ChildRun
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.environment import environment_differences
+from mpt_cli.runs.expectations import Check
+from mpt_cli.runs.summary import write_json
+from mpt_cli.runs.targets import all_targets, expected_of, find_target
+from mpt_cli.runs.update import new_figures, updated_text
+from mpt_cli.settings import load_settings, resolved_yaml
+
+SUMMARY: dict[str, Any] = {
+    "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
+    "skipped_steps": 0, "final_loss_scale": 32768.0, "seconds": 1.5, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1},
+}  # fmt: skip
+RECIPE = """# mine
+recipe: mine
+defaults:
+  - model: mlp
+  - data: digits
+expect:
+  val_accuracy: {min: 0.97}  # of ten runs
+  val_loss:
+    max: 0.2   # generous
+  steps_seen: 345
+"""
+
+
+@pytest.fixture
+def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What every run of the test comes to; without a summary it fails."""
+    found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
+
+    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+        found.setdefault("words", []).append(words)
+        run_dir.mkdir(parents=True)
+        if found["summary"]:
+            write_json(run_dir / "summary.json", found["summary"])
+        write_json(run_dir / "environment.json", found["environment"])
+        code = found["summary"]["exit_code"] if found["summary"] else 3
+        return ChildRun(RunDirectory(run_dir), code, "mpt train: there is no such file")
+
+    monkeypatch.setattr(Children, "run", run)
+    return found
+
+
+@pytest.fixture(autouse=True)
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    path = Path("mine.yaml")
+    path.write_text(RECIPE)
+    return path
+
+
+def test_a_recipe_that_comes_out_as_expected_is_reproduced(outcome, capsys) -> None:
+    assert main(["reproduce", "./mine.yaml", "seed=7", "--output", "out"]) == 0
+    assert outcome["words"] == [["conf=./mine.yaml", "seed=7", "run_dir=out/1-mine"]]
+    shown = capsys.readouterr().out
+    assert "[1/1] ./mine.yaml: reproduced" in shown
+    assert "at least 0.97" in shown and "0.98" in shown
+
+
+def test_a_missed_expectation_is_five_with_a_readable_table(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("0.97", "0.99"))
+    assert main(["reproduce", "./mine.yaml"]) == 5
+    shown = capsys.readouterr().out
+    row = next(line for line in shown.splitlines() if "val_accuracy" in line)
+    assert row.split() == ["./mine.yaml", "val_accuracy", "at", "least", "0.99", "0.98", "MISSED"]
+    assert "1 of 3 expectations missed" in shown
+    assert "it ran on Python 3.11, keras 3.15" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_verdicts_as_json(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("345", "346"))
+    assert main(["reproduce", "./mine.yaml", "--json"]) == 5
+    found = json.loads(capsys.readouterr().out)
+    assert (found["passed"], found["results"][0]["passed"], found["results"][0]["exit_code"]) == (False, False, 0)
+    check = found["results"][0]["checks"][2]
+    assert check == {"name": "steps_seen", "expected": "exactly 346", "got": 345, "passed": False}
+
+
+def test_junit_is_read_by_a_standard_parser(outcome, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("0.97", "0.99"))
+    assert main(["reproduce", "./mine.yaml", "./mine.yaml", "-j", "2", "--junit", "out.xml"]) == 5
+    suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
+    figures = [(suite.get("tests"), suite.get("failures"), suite.get("time")) for suite in suites]
+    assert figures == [("3", "1", "1.5")] * 2
+    cases = suites[0].findall("testcase")
+    assert [case.get("name") for case in cases] == ["val_accuracy", "val_loss", "steps_seen"]
+    failure = cases[0].find("failure")
+    assert failure is not None and "expected at least 0.99, got 0.98" in str(failure.get("message"))
+
+
+def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
+    outcome["summary"] = None
+    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
+    assert "there is no such file" in capsys.readouterr().out
+    outcome["summary"] = {**SUMMARY, "exit_code": 4}
+    assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 5
+
+
+def test_a_failure_may_be_what_is_expected(outcome, recipe: Path) -> None:
+    outcome["summary"] = {**SUMMARY, "exit_code": 4}
+    recipe.write_text(RECIPE + "  exit_code: 4\n")
+    assert main(["reproduce", "./mine.yaml"]) == 0
+
+
+def test_update_changes_the_missed_figures_and_nothing_else(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("0.97", "0.995").replace("0.2 ", "0.05 ").replace("345", "300"))
+    assert main(["reproduce", "./mine.yaml", "--update"]) == 0
+    wanted = RECIPE.replace("0.97", "0.98").replace("0.2 ", "0.1 ")
+    assert recipe.read_text() == wanted
+    shown = capsys.readouterr().err
+    assert "-  steps_seen: 300\n" in shown and "+  steps_seen: 345\n" in shown
+    assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 0
+
+
+def test_update_writes_nothing_for_a_run_that_failed(outcome, capsys, recipe: Path) -> None:
+    outcome["summary"] = {**SUMMARY, "exit_code": 4}
+    assert main(["reproduce", "./mine.yaml", "--update"]) == 5
+    assert recipe.read_text() == RECIPE
+    assert "not updated, because the run failed" in capsys.readouterr().err
+
+
+@pytest.fixture
+def earlier() -> Path:
+    run = RunDirectory(Path("earlier"))
+    run.path.mkdir()
+    run.config_yaml.write_text(resolved_yaml(load_settings(["conf=./mine.yaml"])))
+    write_json(run.summary_json, SUMMARY)
+    write_json(run.environment_json, {"python": "3.11", "versions": {"keras": "3.12"}})
+    return run.path
+
+
+def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier: Path) -> None:
+    assert main(["reproduce", "earlier"]) == 0
+    outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1001}}
+    assert main(["reproduce", "earlier", "--output", "2"]) == 5
+    shown = capsys.readouterr().out
+    assert "what is different from the first run:" in shown
+    assert "versions.keras: 3.12 -> 3.15" in shown
+    assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "3"]) == 0
+
+
+def test_counters_stay_exact_under_a_tolerance() -> None:
+    found = expected_of({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
+    assert found["steps_seen"] == 345
+    assert found["loss"] == {"value": -2.0, "tolerance": 0.2}
+    assert found["val_loss"] == "NaN"
+
+
+def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(targets, "nvidia_gpus", list)
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    found, left_out = all_targets([])
+    assert "digits_mlp" in {target.name for target in found}
+    assert left_out["gpt2_small_synthetic"] == "needs a GPU, and this machine has none"
+    assert left_out["mnist"].startswith(f"needs a network for its data: there is no {tmp_path}/datasets/mnist.npz")
+    monkeypatch.setattr(targets, "nvidia_gpus", lambda: [{"name": "X"}])
+    (tmp_path / "datasets").mkdir()
+    (tmp_path / "datasets" / "mnist.npz").touch()
+    assert {"mnist", "gpt2_small_synthetic"} <= {target.name for target in all_targets([])[0]}
+
+
+def test_what_says_nothing_to_hold_it_against_is_refused(recipe: Path) -> None:
+    recipe.write_text(RECIPE.partition("expect:")[0])
+    with pytest.raises(ConfigError, match=r"expect: \./mine.yaml has no expect: block"):
+        find_target("./mine.yaml", [], 0.0)
+
+
+def test_wrong_usage_is_two(capsys, earlier: Path) -> None:
+    assert main(["reproduce"]) == 2
+    assert main(["reproduce", "earlier", "--update", "-j", "0", "--rtol", "-1"]) == 2
+    said = capsys.readouterr().err
+    assert "give recipes, files or run directories, or --all" in said
+    assert "3 problems" in said
+    assert main(["reproduce", "digits_mpl"]) == 2
+    assert "digits_mlp" in capsys.readouterr().err
+
+
+def test_bounds_are_rounded_outwards() -> None:
+    expect = {"a": {"min": 1.0, "max": 2.0}, "b": {"value": 5.0, "tolerance": 0.1}, "c": {"max": 10}}
+    missed = [Check("a", "", 0.123456, False), Check("b", "", 7.123456, False), Check("c", "", 12, False)]
+    assert new_figures(expect, missed) == {("a", "min"): 0.1234, ("b", "value"): 7.123456, ("c", "max"): 12}
+    assert new_figures({"a": {"max": 1e4}}, [Check("a", "", 123456.0, False)]) == {("a", "max"): 123500.0}
+
+
+def test_new_figures_keep_comments_order_and_style() -> None:
+    text = "expect:\n  loss: {value: 1.0, tolerance: 0.1}  # why\n  x:  7 # y\nseed: 3\n"
+    updated = updated_text(text, {("loss", "value"): 2.5, ("x",): 8})
+    assert updated == "expect:\n  loss: {value: 2.5, tolerance: 0.1}  # why\n  x:  8 # y\nseed: 3\n"
+
+
+def test_differences_between_environments_leave_out_what_explains_nothing() -> None:
+    before = {"python": "3.11", "started_at": "1", "machine": {"cpu": "A", "memory_bytes": 1, "gpus": []},
+              "versions": {"keras": "1"}, "packages": {"keras": "1", "six": "1"}, "git": None}  # fmt: skip
+    now = {"python": "3.11", "started_at": "2", "machine": {"cpu": "B", "memory_bytes": 2, "gpus": []},
+           "versions": {"keras": "2"}, "packages": {"keras": "2", "six": "2"}, "git": {"mpt": {"commit": "abc"}}}
+    assert environment_differences(before, now) == [
+        "versions.keras: 1 -> 2", "packages.six: 1 -> 2", "machine.cpu: A -> B", "git.mpt.commit: none -> abc",
+    ]  # fmt: skip
