@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND
-from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_run
+from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
@@ -61,7 +61,7 @@ def test_trains_to_the_weights_of_keras_fit_with_sample_weights(kernels_as_writt
     assert_trains_as_fit(tiny_run(data, rule=DynamicScale(2.0**4, growth_steps=5)), data)
 
 
-@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jit", JITS)
 def test_does_not_depend_on_the_feed_or_on_steps_per_call(jit):
     """In float16 from a scale that is too high, so that some steps are skipped."""
     data = tiny_data(20)
@@ -81,7 +81,7 @@ def test_does_not_depend_on_the_feed_or_on_steps_per_call(jit):
     assert 0 < found[0][1].skipped < 10
 
 
-@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jit", JITS)
 def test_a_record_is_kept_of_every_step(jit):
     run = tiny_run(tiny_data(20), jit=jit, rule=DynamicScale(initial_scale=8.0, growth_steps=2))
     (block,) = run.epochs(1, most=5)[:1]
@@ -95,7 +95,7 @@ def test_a_record_is_kept_of_every_step(jit):
     assert set(block.metrics) == {"loss", "accuracy"}
 
 
-@pytest.mark.parametrize("jit", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("jit", JITS)
 def test_a_step_with_bad_data_changes_nothing_but_the_scale(jit):
     data = tiny_data(8)
     data.x[2, 1] = math.inf

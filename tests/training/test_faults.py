@@ -28,7 +28,7 @@ def data_set(x: Examples, dtype: str = "float32") -> DataSet:
     return DataSet(x, None, "classification", (4,), dtype, 3, "", "")
 
 
-def faulty_run(fault: Fault, jit: bool = False, rule=None, steps: int = 12) -> TinyRun:
+def faulty_run(fault: Fault, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:
     data = tiny_data(steps * 4)
     model = tiny_model()
     optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
@@ -62,6 +62,7 @@ def test_happens_in_the_steps_that_were_asked_for(fault, expected):
 
 
 @pytest.mark.slow
+@only_on("tensorflow")
 @pytest.mark.parametrize("fault", [Fault("overflow", at_steps=[2, 7]), Fault("nan", "forward", every_steps=5)])
 def test_happens_in_the_same_steps_under_xla(fault):
     assert bad_steps(faulty_run(fault, jit=True)) == bad_steps(faulty_run(fault))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale
-from tiny import TinyRun, tiny_data, tiny_run
+from tiny import JITS, TinyRun, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import DynamicScale
@@ -34,7 +34,7 @@ class NoCheckpoints:
         return lambda *arguments: None
 
 
-@pytest.fixture(scope="module", params=[False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "xla"])
+@pytest.fixture(scope="module", params=JITS)
 def compiled(request) -> tuple[TinyRun, dict]:
     """One compiled loop for all patterns, and its state before the first step."""
     run = tiny_run(tiny_data(STEPS * 4), jit=request.param, capacity=8, rule=DynamicScale(16.0, **RULE))

@@ -1,10 +1,14 @@
-"""A model of a few hundred weights that trains in milliseconds, and what a run of it consists of."""
+"""A model of a few hundred weights that trains in milliseconds, and what a run of it consists of.
+
+`JITS` are the ways of compiling worth testing: on JAX always, since without it each operation runs on its own.
+"""
 
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import numpy as np
+import pytest
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import LossScaleOptimizer
@@ -14,6 +18,8 @@ from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import Engine, build_engine
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed
+
+JITS = [True] if keras.backend.backend() == "jax" else [False, pytest.param(True, marks=pytest.mark.slow)]
 
 
 def tiny_model(policy: str = "float32", seed: int = 3) -> keras.Model:
@@ -68,7 +74,8 @@ class TinyRun:
 
 
 def tiny_run(
-    data: Examples, *, policy: str = "float32", jit: bool = False, capacity: int = 4, resident: bool = True,
+    data: Examples, *, policy: str = "float32", jit: bool = keras.backend.backend() == "jax", capacity: int = 4,
+    resident: bool = True,
     rule: Any = None, inner: Any = None,
 ) -> TinyRun:  # fmt: skip
     optimizer = LossScaleOptimizer(inner or sgd(), rule=rule)
