@@ -5,6 +5,7 @@ import unittest
 import keras
 import numpy as np
 import pytest
+from backends import BACKEND
 
 from mpt_cli.precision import LossScaleOptimizer
 
@@ -66,8 +67,10 @@ def test_compile_does_not_wrap_it_again_under_mixed_float16():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_fit_trains_as_with_keras_s_class_bit_for_bit(jit_compile):
+@pytest.mark.parametrize("jit_compile", [False, True] if BACKEND == "tensorflow" else [True])
+def test_fit_trains_as_with_keras_s_class(jit_compile):
+    """Bit for bit; compiled by XLA the two are different programs, with a few roundings of difference."""
+
     def trained(wrapper):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([

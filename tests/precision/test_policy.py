@@ -17,7 +17,7 @@ def functional(policy: str = "float32") -> keras.Model:
         return keras.Model(inputs, keras.layers.Dense(3, activation="softmax", name="head")(x))
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("tests_of_policy")
 class Subclassed(keras.Model):
     def __init__(self, dtype_of_hidden=None, head="head", **kwargs):
         super().__init__(**kwargs)

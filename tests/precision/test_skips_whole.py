@@ -22,7 +22,7 @@ if BACKEND == "jax":
 CASES = [*(("functional", execution) for execution in EXECUTIONS), *((kind, EXECUTIONS[-2]) for kind in KINDS)]
 
 
-@keras.saving.register_keras_serializable("tests")
+@keras.saving.register_keras_serializable("tests_of_skips")
 class Subclassed(keras.Model):
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
