@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.telemetry.block import Block
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.tally import CEILING, FLOOR, GROWTH, OVERFLOW
+from mpt_cli.telemetry.tally import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW
 
 FLAGS = ("window", "forward")  # the fields of a ledger that are arrays of booleans
 Flags = NDArray[np.bool_]
@@ -160,9 +160,8 @@ class Ledger:
         for i in np.flatnonzero(~finite | (before != after)):
             step = self.seen + int(i) + 1
             scales = float(before[i]), float(after[i])
-            events.append(
-                self._overflow(block, int(i), step, epoch) if not finite[i] else Event(step, epoch, GROWTH, *scales)
-            )
+            moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales)
+            events.append(moved if finite[i] else self._overflow(block, int(i), step, epoch))
             if scales[1] < scales[0] and scales[1] <= lowest:
                 events.append(Event(step, epoch, FLOOR, *scales))
             if scales[1] > scales[0] and scales[1] >= highest:

@@ -52,7 +52,7 @@ class Event:
 
     step: int
     epoch: int
-    kind: str  # overflow | growth | floor | ceiling (overflow is one skipped step, whatever it did to the scale)
+    kind: str  # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling
     scale_before: float
     scale_after: float
     nan: int = 0

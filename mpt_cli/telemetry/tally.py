@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mpt_cli.telemetry.records import Event
 
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 
 @dataclass

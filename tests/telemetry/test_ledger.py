@@ -252,3 +252,10 @@ def test_a_skipped_step_spoils_nothing():
     ledger = Ledger(LedgerRules())
     ledger.absorb(block_of(steps_of(".x"), [0.5, NAN]), 1)
     assert ledger.is_sound
+
+
+def test_a_scale_that_falls_without_an_overflow_declines():
+    steps = [Step(True, 16.0, 4.0, 0), Step(True, 4.0, 1.0, 0), Step(True, 1.0, 8.0, 0)]
+    assert kinds(Ledger(LedgerRules(min_scale=1.0)).absorb(block_of(steps), 1)) == [
+        (1, "decline"), (2, "decline"), (2, "floor"), (3, "growth"),
+    ]  # fmt: skip

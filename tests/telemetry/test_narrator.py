@@ -47,7 +47,7 @@ SENTENCES = [
     (
         "a change by logmax",
         Scaling("logmax", 2.0**15, None, 2.0**-14),
-        [Event(4, 1, "growth", 2.0**19, 2.0**18)],
+        [Event(4, 1, "decline", 2.0**19, 2.0**18)],
         "step 4: the scale follows the gradients, scale 524288 → 262144",
     ),
     (
@@ -100,6 +100,12 @@ SENTENCES = [
         Scaling(),
         _skips(7, 7, 1.0, backoff=1.0, inf=1),
         "step 7: gradients overflowed (inf), step applied all the same; 1 of 7 steps so far",
+    ),
+    (
+        "a scale that follows the gradients",
+        Scaling("logmax", 1024.0),
+        [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
+        "steps 7-9: the scale follows the gradients, scale 1024 → 512",
     ),
     (
         "hysteresis",

@@ -75,8 +75,7 @@ class TinyRun:
 
 def tiny_run(
     data: Examples, *, policy: str = "float32", jit: bool = keras.backend.backend() == "jax", capacity: int = 4,
-    resident: bool = True,
-    rule: Any = None, inner: Any = None,
+    resident: bool = True, rule: Any = None, inner: Any = None,
 ) -> TinyRun:  # fmt: skip
     optimizer = LossScaleOptimizer(inner or sgd(), rule=rule)
     model = compile_tiny(tiny_model(policy), optimizer)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from mpt_cli.telemetry.console.words import count_words, scale_words
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
-from mpt_cli.telemetry.tally import CEILING, FLOOR, GROWTH, OVERFLOW
+from mpt_cli.telemetry.tally import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW
 
 LONGEST_WAIT_SECONDS = 60.0
 FREQUENT_SHARE, FREQUENT_SKIPS, FREQUENT_AFTER_STEPS = 0.05, 3, 200  # beyond all three it isn't called normal
@@ -50,13 +50,13 @@ class Narrator:
 
     def _changes(self, events: list[Event]) -> list[str]:
         skips = [event for event in events if event.kind == OVERFLOW]
-        growths = [event for event in events if event.kind == GROWTH]
+        growths = [event for event in events if event.kind in (GROWTH, DECLINE)]
         self._skipped += len(skips)
         if not skips and not growths:
             return []
         changes = skips + growths
         start, end = min(event.step for event in changes), max(event.step for event in changes)
-        what = _mixed_words(skips, growths) if skips and growths else _skip_words(skips, self._scaling)
+        what = _mixed_words(skips, growths, self._scaling) if skips and growths else _skip_words(skips, self._scaling)
         what = what or _growth_words(growths, self._scaling)
         self._growth_step = min([self._growth_step, *(event.step for event in growths)])
         comment = self._comment(skips) if skips else ""
@@ -103,8 +103,9 @@ class Narrator:
         return sentences
 
 
-def _mixed_words(skips: list[Event], growths: list[Event]) -> str:
-    return f"{len(skips)} skipped{_where(skips)}, {len(growths)} {'growth' if len(growths) == 1 else 'growths'}"
+def _mixed_words(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
+    noun = "growth" if scaling.growth_steps else "move"
+    return f"{len(skips)} skipped{_where(skips)}, {len(growths)} {noun if len(growths) == 1 else f'{noun}s'}"
 
 
 def _skip_words(skips: list[Event], scaling: Scaling) -> str:
