@@ -32,7 +32,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
 
 recipes: $(VENV)/.dev
-	MPT_FULL_RECIPES=1 $(BIN)/python -m pytest tests/recipes -m "slow or not slow"
+	$(BIN)/mpt reproduce --all -j 2
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel -q

@@ -40,11 +40,14 @@ def find_target(word: str, overrides: list[str], rtol: float) -> Target:
     if Path(word).expanduser().is_dir():
         return _of_run(RunDirectory.open(word), overrides, rtol)
     words = [f"conf={word}", *overrides]
-    expect = load_settings(words).expect
-    if not expect:
+    return _of_recipe(word, words, load_settings(words))
+
+
+def _of_recipe(word: str, words: list[str], settings: Settings) -> Target:
+    if not settings.expect:
         remedy = "Write one, or reproduce a run directory, which is held against its own summary."
         raise ConfigError(Problem("expect", f"{word} has no expect: block to be held against.", None, remedy))
-    return Target(word, words, expect, recipe=find_recipe(word))
+    return Target(word, words, settings.expect, recipe=find_recipe(word))
 
 
 def all_targets(overrides: list[str]) -> tuple[list[Target], dict[str, str]]:
@@ -52,11 +55,13 @@ def all_targets(overrides: list[str]) -> tuple[list[Target], dict[str, str]]:
     left_out: dict[str, str] = {}
     targets = []
     for name in recipe_paths():
-        reason = _why_not_here(load_settings([f"conf={name}", *overrides]))
+        words = [f"conf={name}", *overrides]
+        settings = load_settings(words)
+        reason = _why_not_here(settings)
         if reason:
             left_out[name] = reason
         else:
-            targets.append(find_target(name, overrides, 0.0))
+            targets.append(_of_recipe(name, words, settings))
     return targets, left_out
 
 

@@ -1,6 +1,7 @@
 """What `mpt reproduce` shows: a line while it works, then a table of expected, got and verdict."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TextIO
 
 from rich.console import Console
@@ -20,18 +21,19 @@ class Reporter:
 
     def __init__(self, stream: TextIO) -> None:
         self.console = Console(file=stream, highlight=False, markup=False)
+        self.line = partial(self.console.print, soft_wrap=True)  # a line stays one line, whatever the width
         self.count = self.done = 0
 
     def start(self, targets: Sequence[Target], left_out: Mapping[str, str]) -> None:
         self.count = len(targets)
         for name, reason in left_out.items():
-            self.console.print(f"left out: {name} {reason}")
+            self.line(f"left out: {name} {reason}")
 
     def tell(self, result: Reproduction) -> None:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
-        self.console.print(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
+        self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
         table = Table(box=None, pad_edge=False, header_style="dim")
@@ -49,15 +51,15 @@ class Reporter:
                 self._explain(result)
 
     def _explain(self, result: Reproduction) -> None:
-        self.console.print(f"\n{result.target.name}: look into {result.child.run.path}")
+        self.line(f"\n{result.target.name}: look into {result.child.run.path}")
         if result.child.exit_code and result.child.words:
-            self.console.print(f"  {result.child.words}")
+            self.line(f"  {result.child.words}")
         if result.target.environment is None:
-            self.console.print(f"  it ran on {environment_line(result.child.environment)}")
+            self.line(f"  it ran on {environment_line(result.child.environment)}")
             return
-        self.console.print("  what is different from the first run:" if result.differences else
-                           "  the environment is that of the first run")  # fmt: skip
+        self.line("  what is different from the first run:" if result.differences else
+                  "  the environment is that of the first run")  # fmt: skip
         for line in result.differences[:MOST_DIFFERENCES]:
-            self.console.print(f"    {line}")
+            self.line(f"    {line}")
         if len(result.differences) > MOST_DIFFERENCES:
-            self.console.print(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")
+            self.line(f"    and {len(result.differences) - MOST_DIFFERENCES} more, in environment.json")

@@ -124,3 +124,25 @@ def test_piped_output_has_no_control_codes(files, header, snapshot, summary) -> 
         telemetry.finish(summary)
     assert "\x1b" not in stream.getvalue()
     assert "\r" not in stream.getvalue()
+
+
+class Troubled(Sink):
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self.messages: list[str] = []
+
+    def trouble(self) -> str | None:
+        return self.reason
+
+    def message(self, text: str) -> None:
+        self.messages.append(text)
+
+
+def test_a_file_that_cannot_be_written_is_told_once_and_so_is_its_end() -> None:
+    sink = Troubled()
+    telemetry = Telemetry([Sink(), sink])
+    for step, reason in enumerate((None, "disk full", "disk full", None, None)):
+        sink.reason = reason
+        telemetry.progress(step, 1)
+    told = ["disk full; its lines wait in memory, training goes on", "files can be written again"]
+    assert sink.messages == told

@@ -9,6 +9,7 @@ import pytest
 from strict import lines
 
 from mpt_cli.errors import DataError
+from mpt_cli.telemetry.sinks import line_file
 from mpt_cli.telemetry.sinks.line_file import LineFile, repair_tail
 
 
@@ -67,11 +68,54 @@ def test_closing_twice_is_harmless(tmp_path: Path) -> None:
     file.close()
 
 
-def test_a_full_disk_ends_the_run_with_the_files_name() -> None:
+def test_a_full_disk_is_named_when_everything_must_be_written() -> None:
     file = LineFile(Path("/dev/full"))
     file.add("one")
     with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
         file.flush()
+
+
+def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_path: Path, clock, monkeypatch) -> None:
+    file, real, room = LineFile(tmp_path / "a", clock), os.write, [6]
+
+    def write(descriptor: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(28, "No space left on device")
+        written = real(descriptor, data[: room[0]])
+        room[0] -= written
+        return written
+
+    monkeypatch.setattr(os, "write", write)
+    for line in ("first", "second"):
+        file.add(line)
+        clock.now += 1
+        file.poll()
+    assert (file.path.read_text(), file.trouble) == ("first\n", "a can't be written: No space left on device")
+    room[0] = 3
+    file.poll(now=True)
+    assert (file.path.read_text(), file.trouble is None) == ("first\nsec", False)
+    room[0] = 100
+    file.add("third")
+    file.poll(now=True)
+    assert (file.path.read_text(), file.trouble) == ("first\nsecond\nthird\n", None)
+
+
+def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(line_file, "MOST_WAITING_BYTES", 10)
+    file = LineFile(Path("/dev/full"))
+    file.add("short")
+    file.poll(now=True)
+    file.add("too much")
+    with pytest.raises(DataError, match="/dev/full can't be written"):
+        file.poll(now=True)
+
+
+def test_closing_says_what_was_never_written() -> None:
+    file = LineFile(Path("/dev/full"))
+    file.add("one")
+    file.poll(now=True)
+    with pytest.raises(DataError, match="/dev/full can't be written"):
+        file.close()
 
 
 def test_a_folder_in_the_way_is_named(tmp_path: Path) -> None:
