@@ -1,0 +1,68 @@
+"""How many jobs fit this machine at a time, and how its cores are shared among them."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpt_cli.runs.machine import memory_bytes, nvidia_gpus
+
+JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
+                    "NPROC")  # fmt: skip  # the last one is XLA's, under JAX
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may use, a container's limit included."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken now without swapping, a container's limit included."""
+    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable")]
+    found = [int(lines[0][1]) * 1024] if lines else [total for total in [memory_bytes()] if total]
+    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        found.append(max(0, int(limit) - int(used)))
+    return min(found, default=None)
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Names for CUDA_VISIBLE_DEVICES: those it holds already, else the number of each NVIDIA GPU."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number in range(len(nvidia_gpus()))]
+
+
+def fitting_workers(jobs: int, gpus: int) -> int:
+    """Jobs at a time where nobody said how many: as many as there are cores, memory and, if any, GPUs for."""
+    memory = available_bytes()
+    limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
+    return max(1, min(limits))
+
+
+def threads_per_job(workers: int) -> int:
+    return max(1, usable_cores() // workers)
+
+
+def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give each of several jobs its share of the cores; what the user has set stays as it is.
+
+    Without them each of N jobs starts a thread per core, and N times as many threads wait for one another.
+    """
+    if workers <= 1:
+        return {}
+    threads = str(threads_per_job(workers))
+    return {name: threads for name in THREAD_VARIABLES if name not in environment}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""

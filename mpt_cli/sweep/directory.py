@@ -1,0 +1,140 @@
+"""The sweep directory: the only place that knows the file names in it."""
+
+import json
+import secrets
+import time
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from mpt_cli.errors import DataError
+from mpt_cli.runs.directory import LOCK, RunDirectory, default_parent
+from mpt_cli.runs.summary import read_json, write_json
+from mpt_cli.sweep.plan import Job, Plan
+
+DEFAULT_PARENT = "sweeps"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a job's process ended, as the queue saw it.
+
+    `exit_code` is negative for a signal and None where the process could not be started. `cause` says why the queue
+    ended it: timeout, interrupt or median; None where it ended of its own.
+    """
+
+    exit_code: int | None
+    seconds: float
+    cause: str | None = None
+    limit_seconds: float | None = None
+    attempt: int = 1
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class SweepDirectory:
+    """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | None, recipe: str) -> Self:
+        """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
+        chosen = Path(path).expanduser() if path else _default_path(recipe)
+        try:
+            chosen.mkdir(parents=True, exist_ok=True)
+            taken = any(entry.name != LOCK for entry in chosen.iterdir())
+        except OSError as error:
+            raise DataError(f"sweep_dir {chosen} can't be written: {error.strerror}. Choose another.") from error
+        if taken:
+            raise DataError(
+                f"sweep_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
+                f"`mpt sweep --resume {chosen}`, or choose another."
+            )
+        return cls(chosen)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """The directory of an earlier sweep; DataError when there is none or it isn't one."""
+        found = cls(Path(path).expanduser())
+        if not found.sweep_json.is_file():
+            why = f"it has no {found.sweep_json.name}" if found.path.is_dir() else "it does not exist"
+            raise DataError(f"{found.path} is not a sweep directory: {why}. Give the folder that `mpt sweep` wrote.")
+        return found
+
+    def lock(self) -> AbstractContextManager[None]:
+        """Hold the directory for this process; DataError when another sweep is writing in it."""
+        return RunDirectory(self.path).lock()
+
+    @property
+    def sweep_json(self) -> Path:
+        return self.path / "sweep.json"
+
+    @property
+    def results_csv(self) -> Path:
+        return self.path / "results.csv"
+
+    @property
+    def results_json(self) -> Path:
+        return self.path / "results.json"
+
+    @property
+    def results_md(self) -> Path:
+        return self.path / "results.md"
+
+    @property
+    def report_html(self) -> Path:
+        return self.path / "report.html"
+
+    def run(self, job: Job) -> RunDirectory:
+        return RunDirectory(self.path / job.name)
+
+    def log(self, job: Job) -> Path:
+        """What the job's process wrote to standard error, attempt after attempt."""
+        return self.path / "logs" / f"{job.name}.log"
+
+    def ending_json(self, job: Job) -> Path:
+        return self.path / "logs" / f"{job.name}.json"
+
+    def set_aside(self, job: Job) -> None:
+        """Moves the run directory of a failed attempt to earlier/: the job starts afresh, and nothing is lost."""
+        old = self.path / job.name
+        if old.exists():
+            parent = self.path / "earlier"
+            parent.mkdir(exist_ok=True)
+            count = sum(entry.name.startswith(f"{job.name}.") for entry in parent.iterdir())
+            old.rename(parent / f"{job.name}.{count + 1}")
+
+    def write_plan(self, plan: Plan, facts: dict[str, Any]) -> None:
+        (self.path / "logs").mkdir(exist_ok=True)
+        jobs = [{**asdict(job), "command": job.command} for job in plan.jobs]
+        duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
+        content = {**facts, "recipe": plan.recipe, "varied": plan.varied, "jobs": jobs, "duplicates": duplicates}
+        write_json(self.sweep_json, content)
+
+    def read_plan(self) -> tuple[Plan, dict[str, Any]]:
+        """The plan, and what else sweep.json tells; DataError when it is damaged."""
+        facts = read_json(self.sweep_json)
+        try:
+            jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
+            duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
+            return Plan(facts["varied"], jobs, facts["recipe"], duplicates), facts
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{self.sweep_json} is damaged: {error}.") from error
+
+    def write_ending(self, job: Job, ending: Ending) -> None:
+        write_json(self.ending_json(job), asdict(ending))
+
+    def read_ending(self, job: Job) -> Ending | None:
+        """None while the job has not ended, and where the file is damaged: the job then counts as not run."""
+        try:
+            found = json.loads(self.ending_json(job).read_text(encoding="utf-8"))
+            return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
+        except (OSError, ValueError, TypeError, AttributeError):
+            return None
+
+
+def _default_path(recipe: str) -> Path:
+    folder = default_parent(recipe).name
+    return Path(DEFAULT_PARENT) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

@@ -1,0 +1,86 @@
+"""Stops jobs that are far behind the others at the same step."""
+
+import statistics
+import time
+from collections.abc import Sequence
+
+from mpt_cli.sweep.child import Child, Work
+from mpt_cli.sweep.directory import Ending, SweepDirectory
+from mpt_cli.sweep.objective import Objective
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.queue import Watch
+from mpt_cli.sweep.traces import metric_course
+from mpt_cli.training.progress import MONITORED
+
+FEWEST_OTHERS = 3  # a median of fewer says little
+FAR = 3.0  # median absolute deviations; of a normal distribution, two standard deviations
+_SMALLEST_SHARE = 0.01  # of the median, where the others agree to the last digit
+_EVERY_SECONDS = 1.0
+
+
+def is_far_behind(objective: Objective, value: float, others: Sequence[float]) -> bool:
+    """Whether `value` is worse than the median of the `others` by more than FAR median absolute deviations.
+
+    >>> is_far_behind(Objective("val_accuracy", falls=False), 0.5, [0.90, 0.92, 0.94])
+    True
+    >>> is_far_behind(Objective("val_accuracy", falls=False), 0.89, [0.90, 0.92, 0.94])
+    False
+    """
+    if len(others) < FEWEST_OTHERS:
+        return False
+    median = statistics.median(others)
+    deviation = statistics.median(abs(other - median) for other in others)
+    behind = value - median if objective.falls else median - value
+    return not behind <= FAR * max(deviation, _SMALLEST_SHARE * abs(median))  # nan is far behind
+
+
+class MedianRule(Watch):
+    """Looks at the ends of epochs in metrics.jsonl; a job that is far behind at two in a row is stopped."""
+
+    def __init__(self, sweep: SweepDirectory, jobs: Sequence[Job], objective: Objective | None) -> None:
+        self._sweep, self._jobs, self._objective = sweep, jobs, objective
+        self._courses: dict[int, list[tuple[int, float]]] = {}
+        self._looked_at = 0.0
+
+    def tick(self, running: Sequence[Child]) -> None:
+        if time.monotonic() - self._looked_at < _EVERY_SECONDS or not running:
+            return
+        self._looked_at = time.monotonic()
+        objective = self._objective or self._first_usual(running)
+        if objective is None:
+            return
+        self._objective = objective
+        for job in [child.work.job for child in running]:
+            self._read(job, objective)
+        for child in running:
+            if self._is_hopeless(child.work.job.number, objective):
+                child.stop("median")
+
+    def ended(self, work: Work, ending: Ending) -> None:
+        if self._objective is not None:
+            self._read(work.job, self._objective)
+
+    def _read(self, job: Job, objective: Objective) -> None:
+        self._courses[job.number] = metric_course(self._sweep.run(job).metrics_jsonl, objective.name)
+
+    def _first_usual(self, running: Sequence[Child]) -> Objective | None:
+        for name in MONITORED:
+            if any(metric_course(self._sweep.run(child.work.job).metrics_jsonl, name) for child in running):
+                return Objective(name, falls="loss" in name)
+        return None
+
+    def _is_hopeless(self, number: int, objective: Objective) -> bool:
+        """At the two latest ends of an epoch."""
+        latest = self._courses.get(number, [])[-2:]
+        return len(latest) == 2 and all(
+            is_far_behind(objective, value, self._others_at(step, number)) for step, value in latest
+        )
+
+    def _others_at(self, step: int, number: int) -> list[float]:
+        """What the others had at this step: only those that came as far."""
+        found = []
+        for other, course in self._courses.items():
+            if other != number and course and course[-1][0] >= step:
+                before = [value for at, value in course if at <= step]
+                found += before[-1:]
+        return found

@@ -1,0 +1,78 @@
+"""What the jobs are ranked by, and which way is better."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.suggest import did_you_mean
+from mpt_cli.training.progress import MONITORED, is_better
+
+_COSTS = ("skipped", "seconds", "bytes", "memory")  # besides losses and errors, which is_better knows
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`name` is a metric, or a field of summary.json, dotted where it is inside one (best_metrics.val_accuracy)."""
+
+    name: str
+    falls: bool
+
+    @property
+    def direction(self) -> str:
+        return "min" if self.falls else "max"
+
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """The value a run reached; None where it has no such number, and nan stays nan."""
+        found = summary.get("metrics", {}).get(self.name, summary.get(self.name))
+        holder, _, leaf = self.name.partition(".")
+        if found is None and isinstance(summary.get(holder), Mapping):
+            found = summary[holder].get(leaf)
+        try:
+            return None if found is None or isinstance(found, bool) else float(found)
+        except (TypeError, ValueError):
+            return None
+
+    def sort_key(self, value: float | None) -> float:
+        """Ascending order puts the best first, nan and no value last."""
+        if value is None or math.isnan(value):
+            return math.inf
+        return value if self.falls else -value
+
+
+def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
+    """`NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
+
+    ConfigError for a name that no run has; without any run, the name is taken as it is.
+    """
+    known = [set(_names(summary)) for summary in summaries]
+    if word is None:
+        counts = {name: sum(name in names for names in known) for name in MONITORED}
+        return _read(max(counts, key=lambda name: counts[name]))
+    objective = _read(word)
+    if known and not any(objective.name in names for names in known):
+        everything = sorted(set().union(*known))
+        remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
+        raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
+    return objective
+
+
+def _read(word: str) -> Objective:
+    name, colon, direction = word.rpartition(":")
+    if not colon:
+        falls = is_better(word, 0.0, 1.0) or any(cost in word for cost in _COSTS)
+        return Objective(word, falls)
+    if direction not in ("min", "max"):
+        raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
+    return Objective(name, direction == "min")
+
+
+def _names(summary: Mapping[str, Any]) -> Iterable[str]:
+    for field, value in summary.items():
+        if isinstance(value, Mapping):
+            yield from (f"{field}.{name}" for name in value)
+            if field == "metrics":
+                yield from value
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield field

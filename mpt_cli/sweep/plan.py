@@ -1,0 +1,141 @@
+"""From the words to the jobs: every configuration checked, duplicates left out, each with a name of its own."""
+
+import itertools
+import math
+import re
+import secrets
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.numbers import read_number
+from mpt_cli.settings.schema import Settings
+from mpt_cli.sweep.grammar import Grid, read_grid
+
+MOST_JOBS = 10_000  # more could only be a slip; checking them alone would take a quarter of an hour
+_NAME_LENGTH = 80
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the sweep. `overrides` are the varied keys with their values, `gpus` how many it wants at most."""
+
+    number: int
+    name: str
+    overrides: dict[str, str]
+    words: list[str]
+    gpus: int = 1
+
+    @property
+    def command(self) -> str:
+        """What runs it again, outside the sweep."""
+        return shlex.join(["mpt", "train", *self.words])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a sweep will run. `duplicates` are (overrides, number of the same job)."""
+
+    varied: list[str]
+    jobs: list[Job]
+    recipe: str
+    duplicates: list[tuple[dict[str, str], int]] = field(default_factory=list)
+
+
+def make_plan(words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> Plan:
+    """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once."""
+    grid = read_grid(words)
+    count = math.prod(len(assignment.words) for assignment in grid.assignments)
+    if count > MOST_JOBS:
+        grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
+    if grid.problems:
+        raise ConfigError(grid.problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
+    if count >= 100:
+        tell(f"checking {count:,} configurations")
+    return _distinct(grid, _load_all([list(combination) for combination in _combinations(grid)]))
+
+
+def _combinations(grid: Grid) -> "itertools.product[tuple[str, ...]]":
+    return itertools.product(*(assignment.words for assignment in grid.assignments))
+
+
+def _problems_of_the_rest(grid: Grid) -> list[Problem]:
+    """What else is wrong, besides words that can't be swept."""
+    known = {problem.key for problem in grid.problems}
+    sound = [assignment for assignment in grid.assignments if assignment.words and assignment.key not in known]
+    try:
+        _load_all([list(combination) for combination in _combinations(Grid(sound))])
+    except ConfigError as error:
+        return error.problems
+    return []
+
+
+def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
+    loaded: list[tuple[list[str], Settings]] = []
+    met: dict[str, tuple[Problem, list[int]]] = {}
+    for number, words in enumerate(jobs, 1):
+        try:
+            loaded.append(_with_seed(words, load_settings(words)))
+        except ConfigError as error:
+            for problem in error.problems:
+                met.setdefault(str(problem), (problem, []))[1].append(number)
+    if met:
+        raise ConfigError([_with_jobs(problem, numbers, len(jobs)) for problem, numbers in met.values()])
+    return loaded
+
+
+def _with_jobs(problem: Problem, numbers: list[int], count: int) -> Problem:
+    """The problem, and in which jobs it is, where it isn't in all of them."""
+    if len(numbers) == count:
+        return problem
+    listed = ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+    where = f"(job{'s' if len(numbers) > 1 else ''} {listed} of {count})"
+    return replace(problem, remedy=f"{problem.remedy} {where}".strip())
+
+
+def _with_seed(words: list[str], settings: Settings) -> tuple[list[str], Settings]:
+    """A seed of null is drawn here, so that the command on record repeats the job."""
+    if settings.seed is not None:
+        return words, settings
+    seed = secrets.randbelow(2**32)
+    return [*words, f"seed={seed}"], replace(settings, seed=seed)
+
+
+def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> Plan:
+    values = itertools.product(*(assignment.values for assignment in grid.assignments if assignment.is_varied))
+    jobs: list[Job] = []
+    duplicates: list[tuple[dict[str, str], int]] = []
+    first: dict[str, int] = {}
+    for (words, settings), chosen in zip(loaded, values, strict=True):
+        overrides = dict(zip(grid.varied, chosen, strict=True))
+        number = first.setdefault(repr(asdict(settings)), len(jobs) + 1)
+        if number <= len(jobs):
+            duplicates.append((overrides, number))
+        else:
+            jobs.append(Job(number, _name(number, overrides), overrides, words, _wanted_gpus(settings)))
+    recipes = {settings.recipe for _, settings in loaded}
+    return Plan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+
+
+def _wanted_gpus(settings: Settings) -> int:
+    if settings.backend.device == "cpu":
+        return 0
+    if settings.distribute.name == "none":
+        return 1
+    return settings.distribute.devices or 1_000  # all there are
+
+
+def _name(number: int, overrides: dict[str, str]) -> str:
+    parts = [f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()]
+    return f"{number:03d}-{'_'.join(parts) or 'only'}"[:_NAME_LENGTH].rstrip("-_.")
+
+
+def _plain(key: str, value: str) -> str:
+    """The value as part of a file name: 2**15 as 32768, a path as its last part."""
+    number = read_number(value) if "**" in value else None
+    text = f"{number:.6g}" if isinstance(number, float) else str(number) if number is not None else value
+    last = Path(text).stem if key == "conf" else text
+    return re.sub(r"[^\w.+-]+", "_", last).strip("_")

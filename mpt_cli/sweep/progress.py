@@ -1,0 +1,119 @@
+"""What a person sees of a sweep while it runs: lines that stay, and in a terminal a live area below them."""
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from mpt_cli.sweep.child import Child, Work
+from mpt_cli.sweep.directory import Ending, SweepDirectory
+from mpt_cli.sweep.queue import Watch
+from mpt_cli.sweep.results import GOOD, JobResult, read_job
+from mpt_cli.sweep.screen import Screen
+from mpt_cli.sweep.traces import latest_line
+from mpt_cli.telemetry.console.words import count_words, number_words, scale_words, seconds_words, share_words
+from mpt_cli.training.progress import MONITORED
+
+PLAIN_SECONDS = 30.0  # between lines about running jobs where they can't be changed in place
+LIVE_SECONDS = 0.5
+
+
+class Progress(Watch):
+    """Shows the queue on `screen`. A context manager: it gives the terminal back."""
+
+    def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
+        self._screen, self._sweep, self._count, self._workers = screen, sweep, count, workers
+        self._done: list[float] = []  # seconds of each job that has ended
+        self._failed = 0
+        self._running: list[tuple[Child, dict[str, Any] | None]] = []
+        self._shown_at = time.monotonic()
+        self._live: Live | None = None
+
+    def __enter__(self) -> "Progress":
+        if self._screen.live is not None:
+            self._live = Live(console=self._screen.live, get_renderable=self._render, transient=True)
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def started(self, child: Child) -> None:
+        if self._live is None:
+            self._screen.say(f"{self._place()} started   {child.work.job.name}")
+
+    def tick(self, running: Sequence[Child]) -> None:
+        interval = PLAIN_SECONDS if self._live is None else LIVE_SECONDS
+        if time.monotonic() - self._shown_at < interval:
+            return
+        self._shown_at = time.monotonic()
+        self._running = [(child, latest_line(self._sweep.run(child.work.job).metrics_jsonl)) for child in running]
+        if self._live is None:
+            for child, line in self._running:
+                self._screen.say(f"  {child.work.job.name}  {'  '.join(state_words(line, child.seconds))}")
+            self._screen.say(f"  {self._overall()}")
+
+    def ended(self, work: Work, ending: Ending) -> None:
+        self._done.append(ending.seconds)
+        self._running = [(child, line) for child, line in self._running if child.work is not work]
+        result = read_job(self._sweep, work.job)
+        self._failed += not result.is_good
+        line = f"{self._place()} {result.status:<9} {work.job.name}  {ending_words(result)}"
+        self._screen.say(line, "" if result.status in GOOD else "red")
+
+    def _place(self) -> str:
+        width = len(str(self._count))
+        return f"[{len(self._done):>{width}}/{self._count}]"
+
+    def _overall(self) -> str:
+        parts = [f"{len(self._done)} of {self._count} jobs done"]
+        parts += [f"{self._failed} not good"] if self._failed else []
+        left = self._seconds_left()
+        return ", ".join([*parts, *([f"about {seconds_words(left)} left"] if left is not None else [])])
+
+    def _seconds_left(self) -> float | None:
+        """From the mean time of the jobs so far; the time that running jobs have had already counts."""
+        if not self._done:
+            return None
+        mean = sum(self._done) / len(self._done)
+        spent = sum(min(mean, child.seconds) for child, _ in self._running)
+        return float(max(0.0, mean * (self._count - len(self._done)) - spent)) / self._workers
+
+    def _render(self) -> RenderableType:
+        top = Table.grid(padding=(0, 1), expand=True)
+        top.add_column()
+        top.add_column(ratio=1)
+        top.add_row(Text(self._overall(), "bold"), ProgressBar(total=self._count, completed=len(self._done)))
+        rows = Table.grid(padding=(0, 2))
+        for child, line in list(self._running):
+            rows.add_row(*map(Text, [child.work.job.name, *state_words(line, child.seconds)]))
+        return Group(top, rows)
+
+
+def state_words(line: dict[str, Any] | None, seconds: float) -> list[str]:
+    """Where a running job is, from its latest line in metrics.jsonl."""
+    if line is None:
+        return ["starting", seconds_words(seconds)]
+    loss, scale = line.get("loss"), line.get("loss_scale")
+    skipped = f"{count_words(line['skipped_steps'])} skipped ({share_words(line['skipped_steps'], line['step'])})"
+    return [
+        f"step {count_words(line['step'])}", f"loss {number_words(None if loss is None else float(loss))}",
+        f"scale {scale_words(None if scale is None else float(scale))}", skipped, seconds_words(seconds),
+    ]  # fmt: skip
+
+
+def ending_words(result: JobResult) -> str:
+    """How a job came out, in one line."""
+    if result.reason:
+        return result.reason
+    metrics = result.summary.get("metrics", {})
+    name = next((usual for usual in MONITORED if usual in metrics), None)
+    parts = [f"{name} {number_words(float(metrics[name]))}"] if name else []
+    parts.append(f"{count_words(result.number('skipped_steps') or 0)} skipped")
+    return ", ".join([*parts, result.summary["verdict"], seconds_words(result.seconds or 0.0)])

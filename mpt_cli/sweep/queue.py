@@ -1,0 +1,135 @@
+"""The work queue: so many jobs at a time, each a process of its own; one that fails leaves the others alone."""
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+from mpt_cli.sweep.child import Child, Work
+from mpt_cli.sweep.directory import Ending
+from mpt_cli.sweep.gpus import GpuPool, gpu_environment
+from mpt_cli.training.interruption import Interruption
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 30.0  # to save a checkpoint and a summary
+
+
+class Watch:
+    """Is told what happens in the queue. A subclass overrides what concerns it."""
+
+    def started(self, child: Child) -> None:
+        """A job's process has begun."""
+
+    def tick(self, running: Sequence[Child]) -> None:
+        """Called many times a second; may `stop` a child."""
+
+    def ended(self, work: Work, ending: Ending) -> None:
+        """A job's process is gone, and what it left behind with it."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much at a time and for how long."""
+
+    workers: int = 1
+    gpus: Sequence[str] = ()
+    timeout_seconds: float | None = None
+    grace_seconds: float = GRACE_SECONDS
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+class Queue:
+    """Runs the work in its order. `record` is called with each ending before anyone else hears of it."""
+
+    def __init__(self, limits: Limits, record: Callable[[Work, Ending], None], watches: Sequence[Watch] = ()) -> None:
+        self.limits, self.record, self.watches = limits, record, watches
+        self.pool = GpuPool(limits.gpus, limits.workers)
+        self.running: list[Child] = []
+
+    def run(self, work: Sequence[Work]) -> signal.Signals | None:
+        """Until all has ended, or a signal asked to stop: then running jobs end cleanly, and the signal is returned.
+
+        A second Ctrl-C kills them.
+        """
+        waiting = deque(work)
+        with Interruption() as interruption, _hangup_as_termination():
+            try:
+                while self.running or waiting:
+                    if interruption.requested is not None:
+                        waiting.clear()
+                        self._stop_all()
+                    self._start_what_fits(waiting)
+                    self._tick()
+                    time.sleep(POLL_SECONDS)
+            except KeyboardInterrupt:
+                pass
+            finally:
+                self._kill_all()
+        return interruption.requested
+
+    def _start_what_fits(self, waiting: "deque[Work]") -> None:
+        while waiting and len(self.running) < self.limits.workers:
+            gpus = self.pool.take(waiting[0].job.gpus)
+            if gpus is None:
+                return
+            self._start(waiting.popleft(), gpus)
+
+    def _start(self, work: Work, gpus: list[str]) -> None:
+        try:
+            child = Child(work, {**self.limits.environment, **gpu_environment(self.pool, gpus)}, gpus)
+        except OSError as error:
+            self.pool.give_back(gpus)
+            self._tell_end(work, Ending(None, 0.0, attempt=work.attempt, note=f"it could not be started: {error}"))
+            return
+        self.running.append(child)
+        for watch in self.watches:
+            watch.started(child)
+
+    def _tick(self) -> None:
+        for child in self.running:
+            child.keep_time(self.limits.timeout_seconds, self.limits.grace_seconds)
+        for child in [child for child in self.running if child.has_ended]:
+            self._end(child)
+        for watch in self.watches:
+            watch.tick(self.running)
+
+    def _end(self, child: Child) -> None:
+        ending = child.ending()
+        self.running.remove(child)
+        self.pool.give_back(child.gpus)
+        self._tell_end(child.work, ending)
+
+    def _tell_end(self, work: Work, ending: Ending) -> None:
+        self.record(work, ending)
+        for watch in self.watches:
+            watch.ended(work, ending)
+
+    def _stop_all(self) -> None:
+        for child in self.running:
+            child.stop("interrupt")
+
+    def _kill_all(self) -> None:
+        for child in list(self.running):
+            child.cause = child.cause or "interrupt"
+            child.kill()
+            self._end(child)
+
+
+@contextmanager
+def _hangup_as_termination() -> Iterator[None]:
+    """A terminal that goes away ends the sweep as SIGTERM does; under nohup it is ignored, as it was."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGHUP)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, pass_on)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)

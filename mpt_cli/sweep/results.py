@@ -1,0 +1,119 @@
+"""What became of each job, read from what lies in the sweep directory and nothing else."""
+
+import re
+import signal
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, DataError
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.summary import read_summary
+from mpt_cli.sweep.directory import Ending, SweepDirectory
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.traces import read_lines, settled_step
+from mpt_cli.telemetry.console.words import seconds_words
+
+FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
+STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
+GOOD = (FINISHED, STOPPED_EARLY)
+_BUG_NOTE = "This is a bug in mpt"
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
+
+    `seconds` is the time of the whole process, `exit_code` what it counts as (143 for one that a signal ended).
+    """
+
+    job: Job
+    run_dir: Path
+    status: str
+    exit_code: int | None = None
+    reason: str = ""
+    seconds: float | None = None
+    settled_step: int | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return self.status in GOOD
+
+    def number(self, name: str) -> float | None:
+        """A field of the summary as a number; None where there is none."""
+        value = self.summary.get(name)
+        return None if value is None or isinstance(value, bool) else float(value)
+
+    @property
+    def skipped_share(self) -> float | None:
+        seen = self.number("steps_seen")
+        return (self.number("skipped_steps") or 0.0) / seen if seen else None
+
+
+def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
+    """The state of one job; never fails, whatever a killed process left behind."""
+    ending, run = sweep.read_ending(job), sweep.run(job)
+    if ending is None:
+        return JobResult(job, run.path, NOT_RUN)
+    summary = _summary_of(run, ending)
+    status, exit_code, reason = _judge(ending, summary, sweep.log(job))
+    events = list(read_lines(run.events_jsonl)) if summary else []
+    settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
+    is_scaled = summary.get("final_loss_scale") is not None
+    return JobResult(job, run.path, status, exit_code, reason, ending.seconds, settled if is_scaled else None, summary)
+
+
+def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:
+    """summary.json, unless it is an earlier attempt's: the one of a process that was killed tells another code."""
+    try:
+        summary = read_summary(run.summary_json)
+    except DataError:
+        return {}
+    return summary if summary.get("exit_code") == ending.exit_code else {}
+
+
+def _judge(ending: Ending, summary: dict[str, Any], log: Path) -> tuple[str, int | None, str]:
+    code = ending.exit_code
+    if code == OK and summary:
+        return FINISHED, OK, ""
+    if ending.cause == "median":
+        return STOPPED_EARLY, OK, "its objective was far behind the median of the others at the same step"
+    if ending.cause == "interrupt":
+        return INTERRUPTED, TERMINATED, "the sweep was interrupted"
+    if ending.cause == "timeout":
+        return TIMED_OUT, TERMINATED, f"it was still running after {seconds_words(ending.limit_seconds or 0.0)}"
+    if code is None:
+        return FAILED, BAD_DATA, ending.note
+    if code < 0:
+        return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {seconds_words(ending.seconds)}"
+    if code == OK:
+        return FAILED, BAD_DATA, "it left no summary.json"
+    return FAILED, code, summary.get("explanation") or last_sentence(log) or f"exit code {code}"
+
+
+def last_sentence(log: Path) -> str:
+    """The last message of mpt in the log, else its last line; empty where it says nothing."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return ""
+    said = [line for line in lines if line and not line.startswith(_BUG_NOTE)]
+    messages = [re.sub(r"^mpt train: ", "", line) for line in said if line.startswith("mpt train: ")]
+    return (messages or said or [""])[-1]
+
+
+def gravest_code(results: list[JobResult]) -> int:
+    """What the sweep exits with: 0 when every job is good, 4 when those that failed did so numerically, else the
+    gravest code: 1 before 3, 2 and 143 (killed, timed out or not run).
+    """
+    codes = {TERMINATED if result.exit_code is None else result.exit_code for result in results if not result.is_good}
+    order = [BUG, BAD_DATA, 2, TERMINATED]
+    return next((code for code in order if code in codes), NUMERICAL if NUMERICAL in codes else max(codes, default=OK))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,146 @@
+"""The story of a sweep on one screen: words in, processes run, results on disk."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
+from mpt_cli.sweep.capacity import fitting_workers, thread_environment, threads_per_job, usable_cores, visible_gpus
+from mpt_cli.sweep.child import Work
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.files import write_results
+from mpt_cli.sweep.median import MedianRule
+from mpt_cli.sweep.objective import choose_objective
+from mpt_cli.sweep.plan import Job, Plan, make_plan
+from mpt_cli.sweep.progress import Progress
+from mpt_cli.sweep.queue import GRACE_SECONDS, Limits, Queue, Watch
+from mpt_cli.sweep.ranking import SweepResults, read_results
+from mpt_cli.sweep.results import FAILED, GOOD, gravest_code, read_job
+from mpt_cli.sweep.screen import Screen
+
+Launch = Callable[[Job, Path], Sequence[str]]
+
+
+def train_command(job: Job, run_dir: Path) -> list[str]:
+    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is."""
+    place = str(run_dir).replace("\\", "\\\\").replace("'", "\\'")
+    return [sys.executable, "-m", "mpt_cli", "train", *job.words, f"run_dir='{place}'", "resume=auto", "--json"]
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a sweep is run; `launch` gives the command of a job's process."""
+
+    workers: int | None = None
+    timeout_seconds: float | None = None
+    objective: str | None = None
+    stop_behind_median: bool = False
+    grace_seconds: float = GRACE_SECONDS
+    launch: Launch = field(default=train_command)
+
+
+def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
+    """The words of the jobs, and the sweep_dir among them."""
+    places = [word.removeprefix("sweep_dir=").strip("'\"") for word in words if word.startswith("sweep_dir=")]
+    if len(places) > 1:
+        raise ConfigError(Problem("sweep_dir", "must be given once.", places[-1]))
+    return [word for word in words if not word.startswith("sweep_dir=")], places[0] if places else None
+
+
+def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple[SweepResults, int]:
+    """A new sweep: all configurations are checked before the first job starts. Returns results and exit code."""
+    choose_objective(options.objective, [])  # its form, before anything runs
+    own, place = split_words(words)
+    plan = make_plan(own, screen.say)
+    sweep = SweepDirectory.create(place, plan.recipe)
+    with sweep.lock():
+        sweep.write_plan(plan, _facts(words, options))
+        return _run(sweep, plan, plan.jobs, options, screen)
+
+
+def resume_sweep(path: str, options: Options, screen: Screen) -> tuple[SweepResults, int]:
+    """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on."""
+    sweep = SweepDirectory.open(path)
+    with sweep.lock():
+        plan, _ = sweep.read_plan()
+        left = []
+        for result in (read_job(sweep, job) for job in plan.jobs):
+            if result.status not in GOOD:
+                left.append(result.job)
+            if result.status == FAILED:
+                sweep.set_aside(result.job)
+        return _run(sweep, plan, left, options, screen)
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The jobs with their overrides, as --dry-run lists them."""
+    lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
+             for job in plan.jobs]  # fmt: skip
+    return [*lines, *duplicate_lines(plan), _count(plan.jobs)]
+
+
+def duplicate_lines(plan: Plan) -> list[str]:
+    return [f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
+            for overrides, number in plan.duplicates]  # fmt: skip
+
+
+def _count(jobs: Sequence[Job]) -> str:
+    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
+
+
+def _run(
+    sweep: SweepDirectory, plan: Plan, jobs: Sequence[Job], options: Options, screen: Screen
+) -> tuple[SweepResults, int]:
+    facts, limits = sweep.read_plan()[1], _limits(jobs, options)
+    for line in [*duplicate_lines(plan), _opening(sweep, jobs, limits)]:
+        screen.say(line)
+    work = [_work(sweep, job, options, Path(facts["working_directory"])) for job in jobs]
+    with Progress(screen, sweep, len(jobs), limits.workers) as progress:
+        watches: list[Watch] = [progress]
+        if options.stop_behind_median:
+            objective = options.objective or facts["objective"]
+            watches.append(MedianRule(sweep, plan.jobs, choose_objective(objective, []) if objective else None))
+        queue = Queue(limits, lambda done, ending: sweep.write_ending(done.job, ending), watches)
+        stopped_by = queue.run(work)
+    found = read_results(sweep, options.objective)
+    write_results(found)
+    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+    return found, codes[stopped_by] if stopped_by is not None else gravest_code(found.results)
+
+
+def _limits(jobs: Sequence[Job], options: Options) -> Limits:
+    gpus = visible_gpus(os.environ) if any(job.gpus for job in jobs) else []
+    workers = options.workers or fitting_workers(len(jobs), len(gpus))
+    workers = max(1, min(workers, len(jobs)))
+    environment = thread_environment(workers, os.environ)
+    return Limits(workers, gpus, options.timeout_seconds, options.grace_seconds, environment)
+
+
+def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits) -> str:
+    """What is about to happen, and on how much of the machine."""
+    if not jobs:
+        return f"{sweep.path}: nothing is left to run"
+    threads = threads_per_job(limits.workers)
+    share = f", {threads} of {usable_cores()} cores each" if limits.environment else ""
+    gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
+    return f"{_count(jobs)}, {limits.workers} at a time{share}{gpus}, in {sweep.path}"
+
+
+def _work(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Work:
+    earlier = sweep.read_ending(job)
+    sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
+    path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
+    attempt = earlier.attempt + 1 if earlier else 1
+    return Work(job, options.launch(job, path / job.name), sweep.log(job), cwd, attempt=attempt)
+
+
+def _facts(words: Sequence[str], options: Options) -> dict[str, Any]:
+    return {
+        "command_line": ["mpt", "sweep", *words], "working_directory": str(Path.cwd()),
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "objective": options.objective,
+    }  # fmt: skip

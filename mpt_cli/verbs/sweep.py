@@ -1,0 +1,90 @@
+"""Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
+
+import argparse
+import sys
+
+from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.verbs.common import add_words, print_json
+
+_EXAMPLES = """values, in Hydra's grammar:
+  loss_scale.initial_scale=2**8,2**15,2**24     one after another
+  loss_scale.initial_scale='2**range(8,25,4)'   powers: 2**8, 2**12 … 2**24
+  'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
+
+examples:
+  mpt sweep conf=digits_mlp loss_scale.initial_scale=2**8,2**15,2**24 seed=0,1,2
+  mpt sweep conf=digits_mlp policy=float32,mixed_float16 --dry-run
+  mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
+  mpt sweep --resume mine            what is missing or failed, and nothing else
+  mpt report mine                    table and page again
+
+exit code: 0 when every job is good; 4 when those that failed did so numerically; else the gravest of theirs (1 before
+3, 2 and 143, which stands for killed or timed out). The table and the files are complete all the same."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_words(parser)
+    parser.epilog = _EXAMPLES
+    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: what cores, memory and "
+                        "GPUs allow")  # fmt: skip
+    parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
+    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
+                        "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
+    parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
+                        "the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
+    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    if arguments.dry_run:
+        return _dry_run(arguments)
+    from mpt_cli.sweep.files import results_dict
+    from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
+    from mpt_cli.sweep.screen import Screen
+    from mpt_cli.sweep.table import print_results
+
+    screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
+    options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median)
+    if arguments.resume is not None:
+        found, code = resume_sweep(arguments.resume, options, screen)
+    else:
+        found, code = start_sweep(arguments.words, options, screen)
+    if arguments.json:
+        print_json(results_dict(found))
+    else:
+        print_results(found, screen)
+    return code
+
+
+def _dry_run(arguments: argparse.Namespace) -> int:
+    from dataclasses import asdict
+
+    from mpt_cli.sweep.plan import make_plan
+    from mpt_cli.sweep.run import plan_lines, split_words
+
+    words, _ = split_words(arguments.words)
+    plan = make_plan(words)
+    if arguments.json:
+        print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
+    else:
+        print("\n".join(plan_lines(plan)))
+    return OK
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    problems = []
+    if arguments.jobs is not None and arguments.jobs < 1:
+        problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    if arguments.resume is not None and arguments.words:
+        remedy = "The sweep's own words stand in its sweep.json."
+        problems.append(Problem("--resume", "must be given without other words.", " ".join(arguments.words), remedy))
+    if arguments.resume is not None and arguments.dry_run:
+        problems.append(Problem("--dry-run", "must be left out with --resume."))
+    if problems:
+        raise ConfigError(problems)
