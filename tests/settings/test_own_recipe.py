@@ -72,7 +72,7 @@ def test_expected_numbers_are_read(write_recipe) -> None:
         ("defaults:\n  - ./own.yaml\n", "defaults: a recipe must not start from itself. Received: './own.yaml'."),
         ("hydra:\n  run: {dir: x}\n", "hydra: there is no such key. Received: {'run': {'dir': 'x'}}. "
                                       "Sections: policy, loss_scale, model, data, optimizer, trainer, backend, logger, "
-                                      "distribute."),
+                                      "distribute, fault."),
         ("model: {hidden_units: {a: 1}}\n", "model.hidden_units: must be a list of whole numbers. Received: {'a': 1}."),
         ("optimizer: {schedule: cosine}\n", "optimizer.schedule: must be a section with keys of its own. "
                                             "Received: 'cosine'. Did you mean optimizer.schedule.name=cosine?"),
