@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.verdict import COLLAPSED, NEVER_TRAINED, evidence_from, judge
+from mpt_cli.telemetry.verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, evidence_from, judge
 
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
@@ -17,6 +17,7 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: fl
     verdict, explanation = _verdict(session)
     if outcome.stop is not None:
         explanation = f"Stopped: {outcome.stop}"
+        verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
     status, exit_code = _status(outcome, verdict)
     unsaved = session.trainer.checkpointer.failure
     if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here

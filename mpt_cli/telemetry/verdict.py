@@ -15,6 +15,7 @@ CHRONIC = "chronic overflow"
 COLLAPSED = "collapsed"
 TOO_LOW = "scale too low to matter"
 NEVER_TRAINED = "never trained"
+STOPPED = "stopped"  # a health rule ended a run of which nothing else bad can be said, such as on_overflow=abort
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
 
 # Dynamic scaling probes: after each growth one skip may follow, a share of 1 in growth_steps. A twentieth of all steps
