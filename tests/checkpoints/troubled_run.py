@@ -1,11 +1,13 @@
 """A run whose disk gets into trouble at chosen steps: `python troubled_run.py RUN_DIR JSON words…`.
 
-JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `remove` the run.
+JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `remove`
+the run, or `terminate` it.
 """
 
 import json
 import os
 import shutil
+import signal
 import sys
 from pathlib import Path
 
@@ -38,6 +40,9 @@ class Trouble(Sink):
 
     def free(self) -> None:
         self.filler.unlink()
+
+    def terminate(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def remove(self) -> None:
         shutil.rmtree(self.run_dir)

@@ -1,0 +1,119 @@
+"""Where two runs first differ, and what a proof of resuming needs."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.runs import verify_resume as module
+from mpt_cli.runs.child import Children, ChildRun
+from mpt_cli.runs.comparison import first_difference
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.summary import write_json
+from mpt_cli.runs.verify_resume import verify_resume
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+
+
+def _run(path: Path, **changes: Any) -> RunDirectory:
+    run = RunDirectory(path)
+    path.mkdir()
+    event = {"scale_after": changes.get("scale", 2.0), "attempt": changes.get("attempt", 1)}
+    events = [{"step": step, **event} for step in (3, 8)]
+    lines = [{"step": step, "loss": "NaN", "seconds": changes.get("seconds", 1.0)} for step in (5, 10)]
+    lines[1]["loss"] = changes.get("loss", 0.5)
+    run.events_jsonl.write_text("".join(json.dumps(event) + "\n" for event in events))
+    run.metrics_jsonl.write_text("".join(json.dumps(line) + "\n" for line in lines[: changes.get("lines", 2)]))
+    weights = np.asarray([1.0, changes.get("weight", 2.0)], np.float32)
+    CheckpointStore(run.checkpoints).save(Checkpoint(changes.get("step", 10), {"weight/0": weights}, {}))
+    write_json(run.summary_json, {"status": "finished", "steps_seen": 10, "verdict": changes.get("verdict", "healthy"),
+                                  "run_dir": str(path)})  # fmt: skip
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, None),
+        ({"seconds": 9.0, "attempt": 4}, None),
+        ({"weight": -0.0}, "variable weight/0 differs at step 10, in 50.0% of its values"),
+        ({"loss": 0.25}, "loss at step 10 is 0.25 instead of 0.5 (metrics.jsonl)"),
+        ({"scale": 4.0, "loss": 0.25}, "scale_after at step 3 is 4.0 instead of 2.0 (events.jsonl)"),
+        ({"lines": 1}, "metrics.jsonl lacks the line of step 10"),
+        ({"step": 12}, "its last checkpoint is of step 12 instead of 10"),
+        ({"verdict": "collapsed"}, "verdict in summary.json is collapsed instead of healthy"),
+    ],
+)
+def test_the_first_difference_is_named(tmp_path: Path, changes: dict[str, Any], said: str | None) -> None:
+    assert first_difference(_run(tmp_path / "a"), _run(tmp_path / "b", **changes)) == said
+
+
+def test_a_line_too_many_is_named(tmp_path: Path) -> None:
+    difference = first_difference(_run(tmp_path / "a", lines=1), _run(tmp_path / "b"))
+    assert difference == "metrics.jsonl has one line more than before, of step 10"
+
+
+def test_zero_and_minus_zero_are_not_the_same_bits(tmp_path: Path) -> None:
+    difference = first_difference(_run(tmp_path / "a", weight=0.0), _run(tmp_path / "b", weight=-0.0))
+    assert difference is not None and "weight/0 differs" in difference
+
+
+def test_what_is_missing_is_an_error_and_no_verdict(tmp_path: Path) -> None:
+    whole = _run(tmp_path / "a")
+    broken = _run(tmp_path / "b")
+    broken.events_jsonl.unlink()
+    with pytest.raises(DataError, match=r"events.jsonl can't be read: No such file"):
+        first_difference(whole, broken)
+
+
+@pytest.fixture
+def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
+    plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
+
+    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+        if verb != "train":
+            return ChildRun(RunDirectory(run_dir), plan["killed"], "mpt: it ended")
+        made = _run(run_dir, **(plan["changes"] if "resume=auto" in words else {}))
+        write_json(made.summary_json, {"status": plan["status"], "steps_seen": plan["steps"]})
+        write_json(made.environment_json, {"attempts": [{"from_step": 0}, {"from_step": 4}]})
+        return ChildRun(made, 0, "mpt: why")
+
+    monkeypatch.setattr(module.Children, "run", run)
+    return plan
+
+
+def test_a_difference_is_five_and_said(children, tmp_path: Path, capsys) -> None:
+    words = ["verify-resume", "conf=digits_mlp", "--at", "6", "--output", str(tmp_path)]
+    children["changes"] = {"weight": 3.0}
+    assert main(words) == 5
+    shown = capsys.readouterr().out
+    assert "killed at step 6 of 10, resumed from step 4" in shown
+    assert "NOT the same: variable weight/0 differs at step 10" in shown
+
+
+def test_the_same_is_zero_and_said(children, capsys) -> None:
+    assert main(["verify-resume", "conf=digits_mlp"]) == 0
+    assert "identical: weights, optimizer, loss scale" in capsys.readouterr().out
+
+
+def test_what_cannot_be_proved_says_why(children, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"--at: must be a step of the run before its last: 1 to 9. Received: 10"):
+        verify_resume(["conf=x"], _new(tmp_path, "late"), 10)
+    children["killed"] = 0
+    with pytest.raises(DataError, match="the run could not be killed at step 3: mpt: it ended"):
+        verify_resume(["conf=x"], _new(tmp_path, "alive"), 3)
+    children["steps"] = 1
+    with pytest.raises(ConfigError, match=r"trainer.max_steps: must leave at least 2 steps"):
+        verify_resume(["conf=x"], _new(tmp_path, "short"), None)
+    children["status"] = "failed"
+    with pytest.raises(DataError, match="failed by itself: mpt: why"):
+        verify_resume(["conf=x"], _new(tmp_path, "failed"), None)
+
+
+def _new(folder: Path, name: str) -> Path:
+    (folder / name).mkdir()
+    return folder / name
