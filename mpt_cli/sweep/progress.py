@@ -110,7 +110,7 @@ def state_words(line: dict[str, Any] | None, seconds: float) -> list[str]:
 
 def ending_words(result: JobResult) -> str:
     """How a job came out, in one line."""
-    if result.reason:
+    if result.reason or not result.summary:
         return result.reason
     metrics = result.summary.get("metrics", {})
     name = next((usual for usual in MONITORED if usual in metrics), None)

@@ -1,0 +1,60 @@
+"""Stands in for `mpt train`: writes the files of a run in milliseconds, or ends the way its first argument says."""
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+SUMMARY = {
+    "schema_version": 1, "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
+    "steps_seen": 100, "applied_steps": 97, "skipped_steps": 3, "final_loss_scale": 1024.0, "min_loss_scale": 512.0,
+    "max_loss_scale": 4096.0, "metrics": {"val_accuracy": 0.5}, "best_metrics": {"val_accuracy": 0.6},
+    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "recipe": "stub", "run_dir": "x",
+    "epochs_completed": 2,
+}  # fmt: skip
+
+
+def write(run_dir: Path, **changes: object) -> None:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text("recipe: stub\n")
+    (run_dir / "summary.json").write_text(json.dumps({**SUMMARY, **changes}))
+    event = {"step": 3, "kind": "overflow", "scale_before": 4096.0, "scale_after": 512.0}
+    (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
+    line = {"step": 100, "loss": 0.25, "loss_scale": 1024.0, "skipped_steps": 3, "epoch_end": True}
+    (run_dir / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def terminated(run_dir: Path) -> None:
+    write(run_dir, status="terminated", exit_code=143)
+    sys.exit(143)
+
+
+def main(manner: str, run_dir: Path, value: float) -> None:
+    with (run_dir.parent / "started.txt").open("a") as file:
+        file.write(f"{run_dir.name} {os.getpid()}\n")
+    run_dir.with_suffix(".environment").write_text(json.dumps(dict(os.environ)))
+    if manner == "raises":
+        print("mpt train: model.builder: build_net raised ValueError: no.", file=sys.stderr)
+        sys.exit(2)
+    if manner == "overflows":
+        write(run_dir, status="stopped", exit_code=4, verdict="never trained", applied_steps=0, skipped_steps=100,
+              explanation="Stopped: every step was skipped.", metrics={})  # fmt: skip
+        sys.exit(4)
+    if manner == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if manner == "hangs":
+        signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
+        time.sleep(60)
+    if manner == "deaf":
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(60)
+    if manner == "parent" and os.fork() == 0:
+        (run_dir.parent / "grandchild.txt").write_text(str(os.getpid()))
+        time.sleep(60)
+    write(run_dir, metrics={"val_accuracy": value})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))

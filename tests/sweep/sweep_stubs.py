@@ -1,0 +1,70 @@
+"""Sweeps whose jobs are stubs: the real grammar, queue and files, without Keras."""
+
+import io
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpt_cli.sweep.child import Work
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.ranking import SweepResults
+from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
+from mpt_cli.sweep.screen import Screen
+
+STUB = Path(__file__).with_name("stub_job.py")
+
+
+def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> list[str]:
+    return [sys.executable, "-S", str(STUB), manner, str(run_dir), str(value)]
+
+
+def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Work:
+    job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
+    return Work(job, stub_command(folder / job.name, manner), folder / f"{job.name}.log")
+
+
+@dataclass
+class Stubs:
+    """Runs sweeps of stubs in the working directory. `manners` and `values` are by the number of the job."""
+
+    manners: dict[int, str] = field(default_factory=dict)
+    values: dict[int, float] = field(default_factory=dict)
+    said: str = ""
+
+    def start(self, words: Sequence[str], **options: object) -> tuple[SweepResults, int]:
+        return self._run(lambda own, screen: start_sweep(words, own, screen), options)
+
+    def resume(self, path: Path, **options: object) -> tuple[SweepResults, int]:
+        (path / "started.txt").unlink(missing_ok=True)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen), options)
+
+    def _run(self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
+             ) -> tuple[SweepResults, int]:  # fmt: skip
+        stream = io.TextIOWrapper(io.BytesIO(), "utf-8")
+        given = {"workers": 4, "grace_seconds": 1.0, "launch": self._launch, **options}
+        found = run(Options(**given), Screen(stream))  # type: ignore[arg-type]
+        stream.seek(0)
+        self.said = stream.read()
+        return found
+
+    def _launch(self, job: Job, run_dir: Path) -> list[str]:
+        return stub_command(run_dir, self.manners.get(job.number, "good"), self.values.get(job.number, 0.5))
+
+
+def started(folder: Path) -> list[str]:
+    """The names of the jobs that were started in a sweep directory, sorted."""
+    file = folder / "started.txt"
+    return sorted(line.split()[0] for line in file.read_text().splitlines()) if file.exists() else []
+
+
+def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1) -> None:
+    """Sends the signal to this process once `count` stubs have begun to wait, which takes them a moment."""
+    while not (folder / "started.txt").exists() or len((folder / "started.txt").read_text().splitlines()) < count:
+        time.sleep(0.02)
+    for _ in range(times):
+        time.sleep(0.5)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,67 @@
+"""Hydra's sweep grammar over our keys."""
+
+import doctest
+
+import pytest
+
+from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.sweep import grammar
+from mpt_cli.sweep.grammar import read_grid
+
+
+@pytest.mark.parametrize(
+    ("word", "words"),
+    [
+        ("loss_scale.initial_scale=2**8,2**15,2**24",
+         ["loss_scale.initial_scale=2**8", "loss_scale.initial_scale=2**15", "loss_scale.initial_scale=2**24"]),
+        ("seed=range(3)", ["seed=0", "seed=1", "seed=2"]),
+        ("seed=range(1,10,4)", ["seed=1", "seed=5", "seed=9"]),
+        ("loss_scale.initial_scale=range(2**8,2**9,2**7)",
+         ["loss_scale.initial_scale=256", "loss_scale.initial_scale=384"]),
+        ("loss_scale.initial_scale=2**range(4,25,10)",
+         ["loss_scale.initial_scale=2**4", "loss_scale.initial_scale=2**14", "loss_scale.initial_scale=2**24"]),
+        ("++optimizer.learning_rate=choice(1e-3,0.01)",
+         ["++optimizer.learning_rate=0.001", "++optimizer.learning_rate=0.01"]),
+        ("seed=sort(3,1,2)", ["seed=1", "seed=2", "seed=3"]),
+        ("model.hidden_units=[64],[128,64]", ["model.hidden_units=[64]", "model.hidden_units=[128,64]"]),
+        ("policy=glob(mixed_*)", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
+        ("policy=glob([mixed_*,float32],exclude=*b*)", ["policy=float32", "policy=mixed_float16"]),
+        ("loss_scale.on_overflow=glob(a*)", ["loss_scale.on_overflow=apply", "loss_scale.on_overflow=abort"]),
+        ("conf=a.yaml,dir/b.yaml", ["conf=a.yaml", "conf=dir/b.yaml"]),
+        ("data.path='a,b.csv'", ["data.path='a,b.csv'"]),
+        ("conf=./größe.yaml", ["conf=./größe.yaml"]),
+        ("~fault.at_steps", ["~fault.at_steps"]),
+    ],
+)  # fmt: skip
+def test_a_word_becomes_its_values(word, words):
+    grid = read_grid([word])
+    assert (list(grid.assignments[0].words), grid.problems) == (words, [])
+
+
+def test_glob_over_recipes_finds_all_of_them():
+    assert read_grid(["conf=glob(*)"]).assignments[0].values == tuple(recipe_paths())
+
+
+def test_values_are_shown_without_quotes():
+    assert read_grid(["data.path='a,b.csv',c.csv"]).assignments[0].values == ("a,b.csv", "c.csv")
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (["a=interval(1,2)"], "a: must be a list of values: interval() has no values to try one after another."),
+        (["policy=glob(x*)"], "policy: must match at least one of bfloat16"),
+        (["seed=glob(*)"], "seed: must be a key with known names for glob()"),
+        (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),
+        (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` goes on with a sweep."),
+        (["seed=1,2", "seed=3"], "seed: must be given once in a sweep."),
+        (["seed=range(2,2)"], "seed: must have at least one value."),
+    ],
+)
+def test_what_cannot_be_swept_is_a_problem(words, problem):
+    assert problem in "\n".join(map(str, read_grid(words).problems))
+
+
+def test_the_examples_in_the_docstrings_hold():
+    found = doctest.testmod(grammar)
+    assert found.attempted > 0 and found.failed == 0

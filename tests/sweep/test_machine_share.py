@@ -1,0 +1,98 @@
+"""How many jobs at a time, with how many threads, on which GPUs, and which are stopped early."""
+
+import doctest
+import json
+
+import pytest
+
+from mpt_cli.sweep import capacity, median
+from mpt_cli.sweep.capacity import fitting_workers, thread_environment, threads_per_job, visible_gpus
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.gpus import GpuPool
+from mpt_cli.sweep.median import MedianRule
+from mpt_cli.sweep.objective import Objective
+from mpt_cli.sweep.plan import Job
+
+
+@pytest.mark.parametrize(
+    ("jobs", "gpus", "memory", "workers"),
+    [(100, 0, 2**40, 8), (3, 0, 2**40, 3), (100, 2, 2**40, 2), (100, 0, 4 * 2**30, 2), (100, 0, 1, 1), (0, 0, None, 1)],
+)
+def test_jobs_at_a_time_fit_cores_memory_and_gpus(monkeypatch, jobs, gpus, memory, workers):
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
+    monkeypatch.setattr(capacity, "available_bytes", lambda: memory)
+    assert fitting_workers(jobs, gpus) == workers
+
+
+def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
+    assert threads_per_job(3) == 2
+    own = thread_environment(3, {"OMP_NUM_THREADS": "5"})
+    assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own
+    assert thread_environment(1, {}) == {}
+
+
+def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):
+    monkeypatch.setattr(capacity, "_CGROUP", tmp_path)
+    (tmp_path / "cpu.max").write_text("100000 100000\n")
+    (tmp_path / "memory.max").write_text("5000\n")
+    (tmp_path / "memory.current").write_text("2000\n")
+    assert capacity.usable_cores() == 1 and capacity.available_bytes() == 3000
+
+
+def test_gpus_are_those_that_the_user_shows(monkeypatch):
+    monkeypatch.setattr(capacity, "nvidia_gpus", lambda: [{}, {}])
+    assert visible_gpus({}) == ["0", "1"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-ab"}) == ["3", "GPU-ab"]
+    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == [] == visible_gpus({"CUDA_VISIBLE_DEVICES": ""})
+
+
+def test_a_job_waits_until_enough_gpus_are_free():
+    pool = GpuPool(["0", "1"], workers=2)
+    assert pool.take(1) == ["0"] and pool.take(2) is None
+    assert pool.take(1) == ["1"] and pool.take(1) is None
+    pool.give_back(["0"])
+    assert pool.take(1) == ["0"]
+
+
+def test_more_jobs_than_gpus_share_them_evenly():
+    pool = GpuPool(["0", "1"], workers=4)
+    assert [pool.take(1) for _ in range(4)] == [["0"], ["1"], ["0"], ["1"]] and pool.take(1) is None
+
+
+class Running:
+    """A child as far as the median rule knows one."""
+
+    def __init__(self, job: Job) -> None:
+        self.work, self.cause = type("Work", (), {"job": job}), None
+
+    def stop(self, cause: str) -> None:
+        self.cause = cause
+
+
+def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path):
+    courses = {1: [0.5, 0.90, 0.95], 2: [0.5, 0.91, 0.95], 3: [0.5, 0.92, 0.95], 4: [0.5, 0.20, 0.21], 5: [0.5, 0.20],
+               6: [0.5, 0.20, 0.94]}  # fmt: skip
+    jobs = [Job(number, f"job{number}", {}, []) for number in courses]
+    for job in jobs:
+        (tmp_path / job.name).mkdir()
+        lines = [{"step": 10 * (index + 1), "epoch_end": True, "val_accuracy": value}
+                 for index, value in enumerate(courses[job.number])]  # fmt: skip
+        (tmp_path / job.name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    running = [Running(job) for job in jobs]
+    MedianRule(SweepDirectory(tmp_path), jobs, None).tick(running)
+    # 5 has been far behind only once; 6 has caught up
+    assert [child.work.job.number for child in running if child.cause == "median"] == [4]
+
+
+def test_few_others_are_no_median():
+    objective = Objective("val_loss", falls=True)
+    assert not median.is_far_behind(objective, 9.0, [0.1, 0.1])
+    assert median.is_far_behind(objective, 9.0, [0.1, 0.1, 0.1])
+    assert median.is_far_behind(objective, float("nan"), [0.1, 0.1, 0.1])
+    assert not median.is_far_behind(objective, 0.05, [0.1, 0.1, 0.1])
+
+
+def test_the_examples_in_the_docstrings_hold():
+    found = doctest.testmod(median)
+    assert found.attempted > 0 and found.failed == 0

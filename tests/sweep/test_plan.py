@@ -1,0 +1,68 @@
+"""From words to checked jobs."""
+
+import pytest
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.sweep.plan import make_plan
+
+
+def test_jobs_come_in_hydras_order_with_names_and_commands():
+    plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1", "trainer.epochs=2"])
+    assert plan.varied == ["loss_scale.initial_scale", "seed"]
+    assert plan.recipe == "digits_mlp"
+    assert [job.name for job in plan.jobs] == [
+        "001-initial_scale-256_seed-0", "002-initial_scale-256_seed-1", "003-initial_scale-32768_seed-0",
+        "004-initial_scale-32768_seed-1",
+    ]  # fmt: skip
+    assert plan.jobs[3].overrides == {"loss_scale.initial_scale": "2**15", "seed": "1"}
+    assert plan.jobs[3].command == "mpt train conf=digits_mlp 'loss_scale.initial_scale=2**15' seed=1 trainer.epochs=2"
+
+
+def test_recipes_and_policies_can_be_varied():
+    plan = make_plan(["conf=digits_mlp,digits_cnn", "policy=float32,mixed_float16"])
+    assert [job.name for job in plan.jobs][::3] == ["001-conf-digits_mlp_policy-float32",
+                                                    "004-conf-digits_cnn_policy-mixed_float16"]  # fmt: skip
+    assert plan.recipe == "several"
+
+
+def test_all_problems_of_all_jobs_come_at_once_each_once():
+    with pytest.raises(ConfigError) as caught:
+        make_plan(["conf=digits_mlp", "trainer.epoch=3", "seed=0,-1,-2", "policy=glob(x)", "resume=auto"])
+    found = [str(problem) for problem in caught.value.problems]
+    assert [line.split(":")[0] for line in found] == ["policy", "resume", "trainer.epoch", "seed", "seed"]
+    assert found[2].endswith("Did you mean trainer.epochs?")
+    assert found[3].endswith("(job 2 of 3)")
+
+
+def test_the_same_job_under_another_spelling_is_left_out():
+    plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**15,32768,3.2768e4,2**14"])
+    assert [job.overrides["loss_scale.initial_scale"] for job in plan.jobs] == ["2**15", "2**14"]
+    assert [number for _, number in plan.duplicates] == [1, 1]
+
+
+def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
+    plan = make_plan(["conf=digits_mlp", "optimizer.learning_rate=0.1,0.2", "seed=null"])
+    seeds = {job.words[-1] for job in plan.jobs}
+    assert len(seeds) == 2 and all(word.startswith("seed=") and word != "seed=null" for word in seeds)
+
+
+def test_more_jobs_than_could_be_meant_are_refused():
+    with pytest.raises(ConfigError, match=r"sweep: must be at most 10,000 jobs\. Received: '1,000,000,000'"):
+        make_plan(["conf=digits_mlp", "seed=range(1000)", "model=mlp,cnn", "trainer.epochs=range(500000)"])
+
+
+def test_what_a_job_wants_of_the_gpus():
+    def wanted(*words: str) -> int:
+        return make_plan(["conf=digits_mlp", *words]).jobs[0].gpus
+
+    assert (wanted(), wanted("backend.device=cpu")) == (1, 0)
+    assert wanted("distribute=mirrored", "distribute.devices=2") == 2
+    assert wanted("distribute=mirrored") > 100
+
+
+def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
+    own = tmp_path / "mine.yaml"
+    own.write_text("trainer: {epochs: 1}\n")
+    plan = make_plan([f"conf={own},digits_mlp", f"description={'x' * 100},{'y' * 100}"])
+    assert plan.jobs[0].name.startswith("001-conf-mine_description-xxx")
+    assert len({job.name for job in plan.jobs}) == 4 and max(len(job.name) for job in plan.jobs) == 80

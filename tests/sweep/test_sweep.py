@@ -1,0 +1,140 @@
+"""Whole sweeps of stubs, from the words to the files."""
+
+import csv
+import json
+import os
+import signal
+import threading
+
+import pytest
+from sweep_stubs import signal_when, started
+
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.ranking import read_results
+
+TWELVE = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "loss_scale.growth_steps=50,500", "seed=range(3)"]
+
+
+def statuses(found) -> dict[int, str]:
+    return {result.job.number: result.status for result in found.results if result.status != "finished"}
+
+
+def test_twelve_jobs_of_which_three_go_wrong(stubs, tmp_path):
+    stubs.manners = {2: "raises", 5: "overflows", 9: "killed"}
+    stubs.values = {7: 0.9, 8: 0.8, 10: 0.3, 11: 0.3, 12: 0.3}
+    found, code = stubs.start([*TWELVE, "sweep_dir=twelve"])
+    assert code == 2
+    assert statuses(found) == {2: "failed", 5: "failed", 9: "killed"}
+    reasons = {result.job.number: result.reason for result in found.results if result.reason}
+    assert reasons[2] == "model.builder: build_net raised ValueError: no."
+    assert reasons[5] == "Stopped: every step was skipped."
+    assert reasons[9].startswith("SIGKILL ended it after")
+    rows = list(csv.DictReader((tmp_path / "twelve" / "results.csv").open()))
+    assert len(rows) == 12 and sum(row["status"] == "finished" for row in rows) == 9
+    # the only configuration without a failure is the best, although another has survivors with higher values
+    assert found.best is not None and found.best.job.number == 10
+    assert [row.rank for row in found.configurations] == [1, 2, 3, 4]
+
+    first = (tmp_path / "twelve" / "007-initial_scale-32768_growth_steps-50_seed-0" / "summary.json").stat()
+    stubs.manners = {}
+    again, code = stubs.resume(tmp_path / "twelve")
+    assert (code, statuses(again)) == (0, {})
+    assert [name[:3] for name in started(tmp_path / "twelve")] == ["002", "005", "009"]
+    assert (tmp_path / "twelve" / "007-initial_scale-32768_growth_steps-50_seed-0" / "summary.json").stat() == first
+    assert [entry.name[:3] for entry in (tmp_path / "twelve" / "earlier").iterdir()] == ["005"]
+    assert again.best is not None and again.best.job.number == 7
+
+    found, code = stubs.resume(tmp_path / "twelve")
+    assert started(tmp_path / "twelve") == [] and code == 0
+    assert "nothing is left to run" in stubs.said
+
+
+@pytest.mark.parametrize(
+    ("manners", "code"),
+    [({}, 0), ({1: "overflows"}, 4), ({1: "overflows", 2: "killed"}, 143), ({1: "raises", 2: "killed"}, 2)],
+)
+def test_the_exit_code_is_the_gravest_of_the_jobs(stubs, manners, code):
+    stubs.manners = manners
+    assert stubs.start(["conf=digits_mlp", "seed=0,1,2"])[1] == code
+
+
+def test_a_job_past_its_time_stands_in_the_table_with_the_reason(stubs):
+    stubs.manners = {2: "hangs"}
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1"], timeout_seconds=1.0)
+    assert code == 143 and statuses(found) == {2: "timed out"}
+    assert found.results[1].reason == "it was still running after 1.0 s"
+    assert found.results[1].summary["status"] == "terminated"
+
+
+def test_nothing_runs_when_one_configuration_is_wrong(stubs, tmp_path):
+    with pytest.raises(ConfigError, match="seed: must be >= 0"):
+        stubs.start(["conf=digits_mlp", "seed=0,-1"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
+    stubs.manners = {2: "hangs"}
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 2, signal.SIGINT)).start()
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], workers=1, grace_seconds=5.0)
+    assert code == 130 and statuses(found) == {2: "interrupted", 3: "not run"}
+    assert json.loads((tmp_path / "s" / "results.json").read_text())["is_complete"] is False
+    stubs.manners = {}
+    found, code = stubs.resume(tmp_path / "s")
+    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["002", "003"]
+    assert not (tmp_path / "s" / "earlier").exists()  # what was broken off goes on where it was
+
+
+def test_a_sweep_whose_parent_was_killed_goes_on(stubs, tmp_path):
+    stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"])
+    sweep = SweepDirectory.open(tmp_path / "s")
+    plan, _ = sweep.read_plan()
+    sweep.ending_json(plan.jobs[2]).unlink()  # as it stands before the job's end is on record
+    (tmp_path / "s" / "results.json").unlink()
+    assert statuses(read_results(sweep)) == {3: "not run"}
+    _, code = stubs.resume(tmp_path / "s")
+    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["003"]
+
+
+def test_a_sweep_can_be_resumed_from_another_directory(stubs, tmp_path, monkeypatch):
+    stubs.manners = {1: "raises"}
+    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    stubs.manners = {}
+    assert stubs.resume(tmp_path / "s")[1] == 0
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+def test_a_directory_that_holds_something_is_left_alone(stubs, tmp_path):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "precious.txt").write_text("x")
+    with pytest.raises(DataError, match="sweep_dir full already exists and is not empty"):
+        stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=full"])
+    assert os.listdir(tmp_path / "full") == ["precious.txt"]
+
+
+def test_only_a_sweep_directory_can_be_resumed(stubs, tmp_path):
+    with pytest.raises(DataError, match=r"it has no sweep\.json"):
+        stubs.resume(tmp_path)
+    with pytest.raises(DataError, match="it does not exist"):
+        stubs.resume(tmp_path / "nowhere")
+
+
+def test_two_sweeps_never_write_in_one_directory(stubs, tmp_path):
+    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    with SweepDirectory(tmp_path / "s").lock(), pytest.raises(DataError, match="another process is writing"):
+        stubs.resume(tmp_path / "s")
+
+
+def test_the_default_directory_is_named_after_the_recipe(stubs, tmp_path):
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
+    assert found.sweep.path.parts[:2] == ("sweeps", "digits_mlp")
+
+
+def test_piped_progress_is_plain_lines(stubs):
+    stubs.manners = {2: "raises"}
+    stubs.start(["conf=digits_mlp", "seed=0,1,1"])
+    assert "\x1b" not in stubs.said and "left out: seed=1 is the same as job 2" in stubs.said
+    assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
+    assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said

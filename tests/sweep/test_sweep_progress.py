@@ -1,0 +1,58 @@
+"""What a sweep shows while it runs."""
+
+import io
+import json
+
+from rich.console import Console
+from sweep_stubs import stub_work
+
+from mpt_cli.sweep.directory import Ending, SweepDirectory
+from mpt_cli.sweep.progress import Progress, state_words
+from mpt_cli.sweep.screen import Screen
+
+LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
+
+
+class Running:
+    """A child as far as the display knows one."""
+
+    def __init__(self, work) -> None:
+        self.work, self.seconds = work, 12.5
+
+
+def screen_on(stream: io.StringIO, is_terminal: bool) -> Screen:
+    screen = Screen(io.TextIOWrapper(io.BytesIO(), "utf-8"))
+    screen._lines = lambda line: stream.write(line + "\n")  # type: ignore[assignment]
+    if is_terminal:
+        screen.live = Console(file=stream, force_terminal=True, width=100, color_system=None)
+    return screen
+
+
+def test_the_state_of_a_running_job_in_words():
+    assert state_words(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2^21", "13 skipped (14.1%)", "12.5 s"]
+    assert state_words({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
+    assert state_words(None, 3.0) == ["starting", "3.0 s"]
+
+
+def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
+    (tmp_path / "logs").mkdir()
+    sweep, stream, work = SweepDirectory(tmp_path), io.StringIO(), [stub_work(tmp_path, number) for number in (1, 2)]
+    (tmp_path / "001-stub").mkdir()
+    (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
+    with Progress(screen_on(stream, is_terminal=True), sweep, 4, 2) as progress:
+        progress._shown_at = 0.0
+        progress.tick([Running(item) for item in work])  # type: ignore[list-item]
+        assert progress._live is not None
+        progress._live.refresh()
+        assert "001-stub  step 92   loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
+        sweep.write_ending(work[0].job, Ending(-9, 10.0))
+        progress.ended(work[0], Ending(-9, 10.0))
+    # 3 more of 10 s on 2 workers; but the one still running has had its 10 s already
+    assert progress._overall() == "1 of 4 jobs done, 1 not good, about 10.0 s left"
+    assert "killed    001-stub  SIGKILL ended it after 10.0 s" in stream.getvalue()
+    assert "\x1b[?25h" in stream.getvalue()  # the cursor is back
+
+
+def test_a_quiet_sweep_says_nothing(capsys):
+    Screen(None).say("anything")
+    assert capsys.readouterr() == ("", "")
