@@ -1,6 +1,7 @@
 """Runs that are killed over and over end bit for bit as one that never was."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ def test_twenty_kills_two_signals_and_the_same_end(tmp_path: Path, backend: str,
     done = subprocess.run(
         [sys.executable, str(program), backend, str(tmp_path), str(KILLS), str(seed)],
         capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},  # the killed can't clear away TensorFlow's temporary files
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
