@@ -33,6 +33,8 @@ from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
+NEUTRAL = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute")  # keys that leave a recipe as it is
+
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
 
@@ -74,9 +76,10 @@ def train(settings: Settings, words: Sequence[str] = (), audience: Audience = Au
             return _train_from(_continue(earlier, settings), words, audience)
     settings = with_drawn_seed(settings)
     run = RunDirectory.create(settings.run_dir, settings.recipe)
+    notes = ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
     with run.lock():
         try:
-            return _train_from(Start(settings, run), words, audience)
+            return _train_from(Start(settings, run, notes=notes), words, audience)
         finally:
             if not run.config_yaml.exists():  # it ended before it started
                 run.discard()
@@ -112,7 +115,7 @@ def _train_from(start: Start, words: Sequence[str], audience: Audience) -> Summa
         session = _prepare(start, telemetry)
         _write_record(start, session, words)
         telemetry.start(session.header(start.run.path, start.attempt))
-        return _run(session, start.run, telemetry)
+        return _run(session, start.run, telemetry, words)
 
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
@@ -146,11 +149,18 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     }  # fmt: skip
     environment["attempts"] = [*past_attempts(start.run), attempt]
     write_json(start.run.environment_json, environment)
+    if parts.data.preprocessing:
+        write_json(start.run.preprocessing_json, parts.data.preprocessing)
     # where it ran is not part of what it was: the file can be run again as it is
     write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(settings, run_dir=None, resume=None)))
 
 
-def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary:
+def _is_as_written(words: Sequence[str]) -> bool:
+    """Whether no key on the command line changes what the recipe was expected to reach."""
+    return all(word.partition("=")[0].split(".")[0] in NEUTRAL for word in words if "=" in word)
+
+
+def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> Summary:
     started = time.perf_counter()
     run.postmortem_json.unlink(missing_ok=True)  # of an attempt before this one
     try:
@@ -165,7 +175,7 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry) -> Summary
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome, time.perf_counter() - started)
-    if summary.status == "finished":
+    if summary.status == "finished" and _is_as_written(words):
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)

@@ -1,12 +1,13 @@
 """From the arrays of a source to a DataSet: dtypes, checks, split, standardising, fingerprint."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.checks import check_examples
 from mpt_cli.data.describe import describe, input_dtype, input_shape, max_abs_input
-from mpt_cli.data.dtypes import to_numbers
+from mpt_cli.data.dtypes import divisors, to_numbers
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.fingerprint import fingerprint_arrays
 from mpt_cli.data.split import draw, split
@@ -22,6 +23,7 @@ class Raw:
     `title` names them in messages and in the description, `note` ends the description. `validation` is a set of the
     source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
     are held out and nothing is copied. `standardise`: which columns of x, and with it a regression's targets.
+    `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
     """
 
     title: str
@@ -32,6 +34,7 @@ class Raw:
     in_order: bool = False
     standardise: Array | None = None
     note: str = ""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
 
 
 def build_data_set(raw: Raw, settings: DataSettings, seed: int) -> DataSet:
@@ -45,10 +48,8 @@ def build_data_set(raw: Raw, settings: DataSettings, seed: int) -> DataSet:
         validation: Examples | None = draw(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split(train, settings.validation_fraction, seed, raw.in_order)
-    note = raw.note
-    if raw.standardise is not None:
-        train, validation, note = _standardise(train, validation, target, raw.standardise, raw.note)
-    return _data_set(replace(raw, train=train, validation=validation, note=note), target)
+    drawn = replace(raw, train=train, validation=validation, preprocessing=divisors(raw.train.x) | raw.preprocessing)
+    return _data_set(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
 
 
 def prepare(examples: Examples, target: Target, where: str) -> Examples:
@@ -78,22 +79,32 @@ def _check_alike(parts: list[Examples], title: str) -> None:
                         f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}.")
 
 
-def _standardise(train: Examples, validation: Examples | None, target: Target, columns: Array,
-                 note: str) -> tuple[Examples, Examples | None, str]:
+def _standardise(raw: Raw, columns: Array, target: Target) -> Raw:
     """Columns to mean 0 and deviation 1 by the training split alone; regression targets too, with a note of both."""
-    mean, deviation = _moments(train.x)
+    mean, deviation = _moments(raw.train.x)
     mean, deviation = np.where(columns, mean, 0), np.where(columns, deviation, 1)
+    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation, columns)}, raw.note
     y_mean, y_deviation = np.zeros(1), np.ones(1)
     if target.task == "regression":
-        y_mean, y_deviation = _moments(train.y)
+        y_mean, y_deviation = _moments(raw.train.y)
+        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation, np.ones(len(y_mean), bool))
         note = "; ".join(filter(None, [note, f"targets standardised by mean {_numbers(y_mean)} and deviation "
-                                       f"{_numbers(y_deviation)}"]))
+                                       f"{_numbers(y_deviation)}, metrics are in standard deviations"]))
 
     def apply(part: Examples) -> Examples:
         y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
         return replace(part, x=_scaled(part.x, mean, deviation), y=y)
 
-    return apply(train), None if validation is None else apply(validation), note
+    validation = None if raw.validation is None else apply(raw.validation)
+    return replace(raw, train=apply(raw.train), validation=validation, note=note,
+                   preprocessing=raw.preprocessing | done)
+
+
+def _with_moments(raw: Raw, key: str, mean: Array, deviation: Array, columns: Array) -> list[dict[str, Any]]:
+    """What the source tells of each column, and what the column was standardised by where it was."""
+    told = raw.preprocessing.get(key) or [{} for _ in columns]
+    return [entry | ({"mean": float(middle), "deviation": float(spread)} if scaled else {})
+            for entry, middle, spread, scaled in zip(told, mean, deviation, columns, strict=True)]
 
 
 def _moments(array: Array) -> tuple[Array, Array]:
@@ -115,4 +126,4 @@ def _data_set(raw: Raw, target: Target) -> DataSet:
     shape = input_shape(raw.train.x)
     return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
                    fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), of)
+                   max_abs_input(parts), of, raw.preprocessing)

@@ -1,5 +1,7 @@
 """scikit-learn's bundled sets: digits and the tables. No network, no files."""
 
+from typing import Any
+
 import numpy as np
 
 from mpt_cli.data.assemble import Raw, build_data_set
@@ -15,7 +17,8 @@ def load_digits(settings: Digits, seed: int) -> DataSet:
 
     digits = datasets.load_digits()
     x = (digits.images[..., None] / 16).astype(np.float32)
-    return build_data_set(Raw("digits", Examples(x, digits.target), num_classes=10), settings, seed)
+    raw = Raw("digits", Examples(x, digits.target), num_classes=10, preprocessing={"divided_by": {"x": 16}})
+    return build_data_set(raw, settings, seed)
 
 
 def load_tabular(settings: Tabular, seed: int) -> DataSet:
@@ -27,5 +30,12 @@ def load_tabular(settings: Tabular, seed: int) -> DataSet:
     table = getattr(datasets, f"load_{settings.dataset}")(**raw)
     task = "regression" if settings.dataset in _REGRESSION else "classification"
     columns = np.ones(table.data.shape[1], bool)
-    return build_data_set(Raw(settings.dataset, Examples(table.data, table.target), task=task, standardise=columns),
-                          settings, seed)
+    return build_data_set(Raw(settings.dataset, Examples(table.data, table.target), task=task, standardise=columns,
+                              preprocessing=_names(table, task)), settings, seed)
+
+
+def _names(table: Any, task: str) -> dict[str, Any]:
+    targets = [str(name) for name in table.get("target_names", ["target"])]  # diabetes doesn't name its one
+    inputs = [{"name": str(name)} for name in table.feature_names]
+    return {"inputs": inputs} | (
+        {"classes": targets} if task == "classification" else {"targets": [{"name": name} for name in targets]})

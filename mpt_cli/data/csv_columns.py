@@ -1,6 +1,7 @@
 """Columns of text cells as numbers, one-hot vectors or classes."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,27 +16,29 @@ _MOSTLY = 0.9  # share of numbers from which a column counts as numeric with str
 
 @dataclass(frozen=True)
 class Column:
-    """float64 (n, 1) of a numeric column, (n, k) of zeros and ones of a text column."""
+    """float64 (n, 1) of a numeric column, (n, k) of zeros and ones of a text column; `inputs` tells what each is."""
 
     values: Array
     numeric: bool
+    inputs: list[dict[str, Any]]
 
 
 def read_column(name: str, cells: list[str], lines: list[int]) -> Column:
     """DataError for missing or infinite numbers, stray text among numbers, and too many distinct texts."""
     numbers = _numbers(name, cells, lines)
     if numbers is not None:
-        return Column(numbers[:, None], True)
+        return Column(numbers[:, None], True, [{"name": name}])
     texts, codes = np.unique(np.array(cells), return_inverse=True)
     if len(texts) > _MOST_TEXTS:
         raise DataError(f"column {name!r} has {len(texts):,} different texts, too many to encode one by one. "
                         "Remove it from the file.")
-    return Column((codes[:, None] == np.arange(len(texts))).astype(np.float64), False)
+    return Column((codes[:, None] == np.arange(len(texts))).astype(np.float64), False,
+                  [{"name": name, "equals": text} for text in texts.tolist()])
 
 
 def read_target_column(name: str, cells: list[str], lines: list[int],
-                       task: str) -> tuple[Array, str, int | None, str]:
-    """Targets, task, number of classes and a note that lists the classes.
+                       task: str) -> tuple[Array, str, list[str] | None]:
+    """Targets, task, and the names of the classes where it is classification.
 
     Classes are the distinct values in sorted order. `task` auto: text is classification, and so are whole numbers of
     which at most 20, and at most half as many as rows, are distinct.
@@ -46,7 +49,7 @@ def read_target_column(name: str, cells: list[str], lines: list[int],
     if task == "regression":
         if numbers is None:
             raise DataError(f"data.target: column {name!r} holds text, which data.task=regression can't predict.")
-        return numbers, task, None, ""
+        return numbers, task, None
     if numbers is not None and (numbers != np.trunc(numbers)).any():
         raise DataError(f"data.target: column {name!r} holds numbers that aren't whole; use data.task=regression.")
     missing = [line for line, cell in zip(lines, cells, strict=True) if not cell]
@@ -55,13 +58,11 @@ def read_target_column(name: str, cells: list[str], lines: list[int],
     return _classes(name, np.array(cells) if numbers is None else numbers)
 
 
-def _classes(name: str, values: Array) -> tuple[Array, str, int, str]:
+def _classes(name: str, values: Array) -> tuple[Array, str, list[str]]:
     kinds, codes = np.unique(values, return_inverse=True)
     if len(kinds) < 2:
         raise DataError(f"data.target: column {name!r} has the same value in every row.")
-    names = [kind if isinstance(kind, str) else f"{kind:g}" for kind in kinds.tolist()]
-    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
-    return codes, "classification", len(kinds), f"classes of {name}: {shown}"
+    return codes, "classification", [kind if isinstance(kind, str) else str(int(kind)) for kind in kinds.tolist()]
 
 
 def _few_whole(numbers: Array) -> bool:

@@ -3,11 +3,13 @@
 import csv
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.assemble import Raw, build_data_set
 from mpt_cli.data.csv_columns import read_column, read_target_column
+from mpt_cli.data.describe import shown_classes
 from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.data.files import readable_file
 from mpt_cli.errors import ConfigError, DataError, Problem
@@ -33,12 +35,18 @@ def load_csv(settings: Csv, seed: int) -> DataSet:
     target = table.columns.pop(settings.target)
     if not table.columns:
         raise DataError(f"data.path: {file} has no column beside the target {settings.target!r}.")
-    y, task, classes, note = read_target_column(settings.target, target, table.lines, settings.task)
+    y, task, classes = read_target_column(settings.target, target, table.lines, settings.task)
     columns = [read_column(name, cells, table.lines) for name, cells in table.columns.items()]
     numeric = np.concatenate([np.full(column.values.shape[1], column.numeric) for column in columns])
     x = np.concatenate([column.values for column in columns], axis=1)
-    return build_data_set(Raw(file.name, Examples(x, y), None, task, classes, standardise=numeric, note=note),
-                          settings, seed)
+    done = {"inputs": [entry for column in columns for entry in column.inputs]} | _predicted(settings.target, classes)
+    note = f"classes of {settings.target}: {shown_classes(classes)}" if classes else ""
+    return build_data_set(Raw(file.name, Examples(x, y), None, task, len(classes) if classes else None,
+                              standardise=numeric, note=note, preprocessing=done), settings, seed)
+
+
+def _predicted(name: str, classes: list[str] | None) -> dict[str, Any]:
+    return {"targets": [{"name": name}]} if classes is None else {"classes": classes}
 
 
 def _separator(text: str) -> str:

@@ -40,6 +40,11 @@ def max_abs_input(parts: list[Examples]) -> float:
     return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
 
 
+def shown_classes(names: list[str]) -> str:
+    """The first ten of them."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
 def _count(part: Examples | Stream) -> str:
     if isinstance(part, Examples):
         return f"{len(part):,}"

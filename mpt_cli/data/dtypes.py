@@ -8,6 +8,7 @@ from mpt_cli.data.examples import Array, Arrays, Examples, leaves, map_arrays
 from mpt_cli.errors import DataError
 
 _INT32 = np.iinfo(np.int32)
+_PIXEL_MAX = 255
 
 
 def to_numbers(examples: Examples, where: str) -> Examples:
@@ -24,6 +25,12 @@ def to_numbers(examples: Examples, where: str) -> Examples:
         _each(_target, y, f"{where}: y"),
         None if weight is None else _target(_as_array(weight, f"{where}: sample_weight"), where).astype(np.float32),
     )
+
+
+def divisors(x: Arrays) -> dict[str, Any]:
+    """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
+    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if np.asarray(array).dtype == np.uint8}
+    return {"divided_by": pixels} if pixels else {}
 
 
 def _each(function: Any, arrays: Arrays, name: str) -> Arrays:
@@ -45,7 +52,7 @@ def _as_array(value: Any, name: str) -> Array:
 
 def _input(array: Array, name: str) -> Array:
     if array.dtype == np.uint8:
-        return np.divide(array, np.float32(255), dtype=np.float32)
+        return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
     if array.dtype.kind in "fb":
         return _to_float32(array)
     if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):

@@ -1,7 +1,7 @@
 """What a data source hands to the trainer: arrays or a stream of batches, and what is known about them."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,6 +70,11 @@ class DataSet:
     "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
     can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
     fingerprint was taken over.
+
+    `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
+    in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
+    that it `equals` (1) or doesn't (0); `divided_by` for each input x, x['image'], …; the names of `classes` and the
+    `characters` in the order of their numbers; how an `image` is read.
     """
 
     train: Examples | Stream
@@ -82,6 +87,7 @@ class DataSet:
     description: str
     max_abs_input: float = 0.0
     fingerprint_of: str = "all bytes"
+    preprocessing: dict[str, Any] = field(default_factory=dict)
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:

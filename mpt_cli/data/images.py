@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.assemble import Raw, build_data_set
+from mpt_cli.data.describe import shown_classes
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream
 from mpt_cli.data.files import readable_folder, visible_files
 from mpt_cli.data.fingerprint import WHOLE_BYTES
@@ -48,8 +50,9 @@ def load_images(settings: Images, seed: int) -> DataSet:
         data = build_stream_set(_streams(folder, decode, settings, seed))
     else:
         x = np.stack(list(_in_parallel(decode, folder.files)))
-        data = build_data_set(Raw(_title(folder), Examples(x, folder.labels), None, "classification",
-                                  len(folder.classes), note=_note(folder)), settings, seed)
+        raw = Raw(_title(folder), Examples(x, folder.labels), None, "classification", len(folder.classes),
+                  note=_note(folder), preprocessing=_preprocessing(folder, settings))
+        data = build_data_set(raw, settings, seed)
     fingerprint, of = _fingerprint(folder, f"{data.description} {settings.image_size} {seed}")
     return replace(data, fingerprint=fingerprint, fingerprint_of=of)
 
@@ -69,7 +72,7 @@ def _streams(folder: Folder, decode: Callable[[Path], Array], settings: Images, 
         return Stream(opened, len(part))
 
     return RawStream(_title(folder), stream(train), None if validation is None else stream(validation),
-                     "classification", len(folder.classes), _note(folder))
+                     "classification", len(folder.classes), _note(folder), _preprocessing(folder, settings))
 
 
 def _scan(path: Path) -> Folder:
@@ -123,11 +126,15 @@ def _fingerprint(folder: Folder, settings_text: str) -> tuple[str, str]:
     return digest.hexdigest(), f"names, sizes{' and bytes' * whole} of the files"
 
 
+def _preprocessing(folder: Folder, settings: Images) -> dict[str, Any]:
+    image = {"mode": _MODES[settings.channels], "size": list(settings.image_size), "resize": "bilinear"}
+    return {"image": image, "classes": folder.classes}
+
+
 def _title(folder: Folder) -> str:
     return f"images in {folder.path.name}"
 
 
 def _note(folder: Folder) -> str:
-    shown = ", ".join(folder.classes[:10]) + (", …" if len(folder.classes) > 10 else "")
     other = f"; {folder.ignored:,} other files ignored" if folder.ignored else ""
-    return f"classes: {shown}{other}"
+    return f"classes: {shown_classes(folder.classes)}{other}"

@@ -2,11 +2,12 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mpt_cli.data.assemble import prepare
 from mpt_cli.data.describe import describe, input_dtype, input_shape, max_abs_input
-from mpt_cli.data.dtypes import to_numbers
+from mpt_cli.data.dtypes import divisors, to_numbers
 from mpt_cli.data.examples import DataSet, Examples, Stream
 from mpt_cli.data.fingerprint import fingerprint_arrays
 from mpt_cli.data.targets import Target, labels_from_one_hot, read_target
@@ -25,11 +26,13 @@ class RawStream:
     task: str = "auto"
     num_classes: int | None = None
     note: str = ""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
 
 
 def build_stream_set(raw: RawStream) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
-    first = to_numbers(_first(raw.train, raw.title), raw.title)
+    found = _first(raw.train, raw.title)
+    first = to_numbers(found, raw.title)
     target = _target(first, raw)
     first = _prepared(first, target, raw.title)
     validation = raw.validation
@@ -42,7 +45,7 @@ def build_stream_set(raw: RawStream) -> DataSet:
     text = describe(raw.title, train, validation, shape, target, raw.note)
     return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes,
                    _fingerprint(text, first), text, max_abs_input([first]),
-                   f"the description and the first {len(first)} examples")
+                   f"the description and the first {len(first)} examples", divisors(found.x) | raw.preprocessing)
 
 
 def _fingerprint(text: str, first: Examples) -> str:

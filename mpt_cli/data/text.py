@@ -32,7 +32,8 @@ def load_text(settings: Text, seed: int) -> DataSet:
     notes = ["validation is the last part of the text"] if settings.validation_fraction else []
     notes += [f"{unreadable:,} undecodable bytes replaced"] if unreadable else []
     raw = Raw(title, _windows(codes.astype(np.int32), length), task="classification", num_classes=len(vocabulary),
-              in_order=True, note="; ".join(notes))
+              in_order=True, note="; ".join(notes),
+              preprocessing={"characters": [chr(code) for code in vocabulary]})
     return build_data_set(raw, settings, seed)
 
 

@@ -16,7 +16,8 @@ from mpt_cli.telemetry.setup import TelemetryFiles
 
 DEFAULT_PARENT = "runs"
 LOCK = ".lock"
-UNSTARTED = {"metrics", "events", "console", "tensorboard", "environment", "config"}  # stems, also of temporary files
+# stems, also of temporary files
+UNSTARTED = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,11 @@ class RunDirectory:
     @property
     def environment_json(self) -> Path:
         return self.path / "environment.json"
+
+    @property
+    def preprocessing_json(self) -> Path:
+        """Only where the source did something to the raw values: `DataSet.preprocessing`."""
+        return self.path / "preprocessing.json"
 
     @property
     def metrics_jsonl(self) -> Path:

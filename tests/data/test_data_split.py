@@ -110,7 +110,10 @@ def test_columns_are_standardised_by_the_training_split_alone():
     assert data.train.x.tolist() == [[-1, 0, 0], [1, 0, 1]]  # mean 2, deviation 2; a constant column by deviation 1
     assert data.validation.x.tolist() == [[2, 1, 1]]
     assert (data.train.y.tolist(), data.validation.y.tolist()) == ([[-1], [1]], [[2]])
-    assert data.description.endswith("1 target; more; targets standardised by mean 20 and deviation 10")
+    assert data.description.endswith("1 target; more; targets standardised by mean 20 and deviation 10, metrics are in "
+                                     "standard deviations")
+    assert data.preprocessing == {"inputs": [{"mean": 2, "deviation": 2}, {"mean": 5, "deviation": 1}, {}],
+                                  "targets": [{"mean": 20, "deviation": 10}]}
 
 
 def test_labels_are_not_standardised():

@@ -29,6 +29,7 @@ def test_digits_are_the_scans_divided_by_16():
     scans = datasets.load_digits()
     assert data.train.x[0, :, :, 0].tolist() == (scans.images[0] / 16).tolist()
     assert data.train.y.tolist() == scans.target.tolist()
+    assert data.preprocessing == {"divided_by": {"x": 16}}
 
 
 def test_a_few_digits_still_have_ten_classes():
@@ -52,6 +53,25 @@ def test_tables_for_regression_have_standardised_targets(name, columns, outputs)
     assert (data.train.y.dtype, data.train.y.shape[1]) == (np.float32, outputs)
     np.testing.assert_allclose(data.train.y.mean(axis=0), 0, atol=1e-6)
     assert "targets standardised by mean" in data.description
+
+
+def test_raw_rows_of_a_table_become_inputs_by_what_the_preprocessing_says():
+    data, table = load_data(Tabular(dataset="wine", validation_fraction=0), 0), datasets.load_wine()
+    told = data.preprocessing["inputs"]
+    assert [entry["name"] for entry in told] == table.feature_names
+    assert data.preprocessing["classes"] == ["class_0", "class_1", "class_2"]
+    mean, deviation = ([entry[key] for entry in told] for key in ("mean", "deviation"))
+    # the source rounds to float32 before it subtracts, by up to 6e-8 of values up to 1680 (deviation 314)
+    np.testing.assert_allclose((table.data - mean) / deviation, data.train.x, atol=2e-6)
+
+
+@pytest.mark.parametrize(("name", "targets"), [("diabetes", ["target"]), ("linnerud", ["Weight", "Waist", "Pulse"])])
+def test_targets_have_their_names_and_moments(name, targets):
+    told = load_data(Tabular(dataset=name, validation_fraction=0), 0).preprocessing["targets"]
+    y = getattr(datasets, f"load_{name}")().target.reshape(-1, len(targets))
+    assert [entry["name"] for entry in told] == targets
+    assert [entry["mean"] for entry in told] == pytest.approx(y.mean(axis=0).tolist(), rel=1e-12)
+    assert [entry["deviation"] for entry in told] == pytest.approx(y.std(axis=0).tolist(), rel=1e-12)
 
 
 def test_held_out_rows_do_not_move_the_standardising():

@@ -29,6 +29,10 @@ def test_numbers_are_standardised_and_text_is_one_hot(write):
     assert data.train.x.tolist() == [[-1, 0, 1], [1, 1, 0], [-1, 0, 1], [1, 0, 1]]
     assert (data.train.x.dtype, data.train.y.tolist()) == (np.float32, [0, 1, 0, 1])
     assert data.description == "pets.csv: 4 training examples of 3, 2 classes; classes of kind: cat, dog"
+    assert data.preprocessing == {
+        "inputs": [{"name": "weight", "mean": 3, "deviation": 1}, {"name": "colour", "equals": "blue"},
+                   {"name": "colour", "equals": "red"}],
+        "classes": ["cat", "dog"]}
 
 
 @pytest.mark.parametrize("content", [
@@ -63,15 +67,19 @@ def test_task(write, cells, task, expected, number):
 
 
 def test_whole_numbers_as_classes_are_numbered_in_order(write):
-    data = load(write("a,t\n1,30\n2,7\n3,30\n4,-1\n5,7\n6,-1\n"), "t", validation_fraction=0)
+    data = load(write("a,t\n1,2000001\n2,7\n3,2000001\n4,-1\n5,7\n6,-1\n"), "t", validation_fraction=0)
     assert data.train.y.tolist() == [2, 1, 2, 0, 1, 0]
-    assert data.description.endswith("classes of t: -1, 7, 30")
+    assert data.description.endswith("classes of t: -1, 7, 2000001")
+    assert data.preprocessing["classes"] == ["-1", "7", "2000001"]
 
 
 def test_regression_targets_are_standardised(write):
     data = load(write("a,t\n1,10\n2,30\n"), "t", task="regression", validation_fraction=0)
     assert data.train.y.tolist() == [[-1], [1]]
-    assert data.description.endswith("1 target; targets standardised by mean 20 and deviation 10")
+    assert data.description.endswith("1 target; targets standardised by mean 20 and deviation 10, "
+                                     "metrics are in standard deviations")
+    assert data.preprocessing == {"inputs": [{"name": "a", "mean": 1.5, "deviation": 0.5}],
+                                  "targets": [{"name": "t", "mean": 20, "deviation": 10}]}
 
 
 def test_a_long_list_of_classes_is_cut(write):

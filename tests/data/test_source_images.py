@@ -35,6 +35,8 @@ def test_sub_folders_are_classes_and_pixels_lie_between_0_and_1(folder):
     assert data.description == (f"images in {folder.name}: 6 training examples of 4x6x3, 2 classes; "
                                 "classes: cats, dogs")
     assert data.fingerprint_of == "names, sizes and bytes of the files"
+    assert data.preprocessing == {"image": {"mode": "RGB", "size": [4, 6], "resize": "bilinear"},
+                                  "classes": ["cats", "dogs"], "divided_by": {"x": 255}}
 
 
 @pytest.mark.parametrize(("channels", "pixel"), [(1, [0.3216]), (4, [1.0, 0.0, 0.2, 1.0])])
@@ -85,6 +87,7 @@ def test_a_large_folder_is_a_stream_of_the_same_examples(folder, monkeypatch):
     assert [len(x) for x, _, _ in batches] == [4, 2]
     assert np.concatenate([x for x, _, _ in batches]).tolist() == arrays.train.x.tolist()
     assert np.concatenate([y for _, y, _ in batches]).tolist() == arrays.train.y.tolist()
+    assert data.preprocessing == arrays.preprocessing
     assert "6 streamed training examples of 4x6x3, 2 classes" in data.description
 
 

@@ -52,6 +52,12 @@ def test_task_by_dtype_or_by_name(path, y, task, expected, number):
 def test_pixels_are_scaled(path):
     np.savez(path, x=np.full((20, 2, 2, 1), 51, np.uint8), y=Y)
     assert load(path).train.x.max() == np.float32(0.2)
+    assert load(path).preprocessing == {"divided_by": {"x": 255}}
+
+
+def test_floats_are_left_as_they_are(path):
+    np.savez(path, x=X, y=Y)
+    assert load(path).preprocessing == {}
 
 
 @pytest.mark.parametrize(("arrays", "message"), [

@@ -50,8 +50,9 @@ def test_one_byte_more_than_a_window_is_enough(write):
 
 
 def test_characters_not_bytes_are_counted(write):
-    data = load(write("äöü" * 3), validation_fraction=0)
-    assert (data.num_classes, data.train.x[0].tolist()) == (3, [0, 1, 2])
+    data = load(write("äüö" * 3), validation_fraction=0)
+    assert (data.num_classes, data.train.x[0].tolist()) == (3, [0, 2, 1])
+    assert data.preprocessing == {"characters": ["ä", "ö", "ü"]}
 
 
 def test_max_bytes_does_not_cut_a_character_in_two(write):

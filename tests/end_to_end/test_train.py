@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
-             "checkpoints", "model.keras", "console.log"}  # fmt: skip
+             "checkpoints", "model.keras", "console.log", "preprocessing.json"}  # fmt: skip
 
 
 def mpt(*words, cwd, **kwargs):

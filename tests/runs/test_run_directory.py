@@ -11,6 +11,7 @@ from mpt_cli.runs.directory import RunDirectory
 NAMES = {
     "config_yaml": "config.yaml",
     "environment_json": "environment.json",
+    "preprocessing_json": "preprocessing.json",
     "metrics_jsonl": "metrics.jsonl",
     "events_jsonl": "events.jsonl",
     "summary_json": "summary.json",
