@@ -10,7 +10,7 @@ from mpt_cli.settings.locate import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import VARIANTS
 from mpt_cli.verbs import VERBS
 
-_OF_CONFIGURATION = ("train", "check", "show", "verify-resume")
+_OF_CONFIGURATION = ("train", "sweep", "check", "show", "verify-resume")
 _OF_A_PATH = ("conf", "run_dir", "resume", "data.path", "model.path")
 _LIST_KINDS = ("recipes", "models", "data", "policies", "optimizers", "keys")
 
@@ -41,6 +41,7 @@ def _candidates(before: list[str], current: str) -> list[str]:
         "copy": lambda: list(recipe_paths()) if len(before) == 1 else _paths(current),
         "completion": lambda: ["bash", "zsh", "fish"],
         "reproduce": lambda: [*recipe_paths(), *_paths(current)],
+        "report": lambda: _paths(current),
         "evaluate": lambda: _paths(current),
         "export": lambda: _paths(current),
     }

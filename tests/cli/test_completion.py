@@ -23,6 +23,8 @@ from mpt_cli.verbs.candidates import complete_line
         ("mpt train policy=mixed_", ["policy=mixed_bfloat16", "policy=mixed_float16"]),
         ("mpt train policy.name=mixed_b", ["policy.name=mixed_bfloat16"]),
         ("mpt show loss_scale.mode=", [f"loss_scale.mode={mode}" for mode in SCALE_MODES]),
+        ("mpt sweep conf=digits_mlp loss_scale.mode=f", ["loss_scale.mode=fixed"]),
+        ("mpt sweep --ti", ["--timeout"]),
         ("mpt show loss_scale.gr", ["loss_scale.growth_factor=", "loss_scale.growth_steps="]),
         ("mpt check trainer.shuffle=", ["trainer.shuffle=false", "trainer.shuffle=true"]),
         ("mpt check trainer.jit_compile=", [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")]),

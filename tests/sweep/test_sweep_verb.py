@@ -18,7 +18,8 @@ def build_net(input_shape, num_classes, width=8):
     if width < 0:
         raise ValueError("width must be positive")
     hidden = keras.layers.Dense(width, activation="relu")
-    return keras.Sequential([keras.Input(input_shape), hidden, keras.layers.Dense(num_classes)])
+    layers = [keras.layers.Flatten(), hidden, keras.layers.Dense(num_classes)]
+    return keras.Sequential([keras.Input(input_shape), *layers])
 """
 
 
@@ -90,7 +91,7 @@ def test_four_real_jobs_of_which_one_overflows_for_ever_and_two_raise(tmp_path):
     assert rows[2]["reason"] == "model.builder: build_net raised ValueError: width must be positive."
     assert "loss_scale.max_consecutive_skips" in rows[1]["reason"]
 
-    (tmp_path / "net.py").write_text(NET.replace("width < 0", "False"))
+    (tmp_path / "net.py").write_text(NET.replace("if width < 0:", "width = abs(width)\n    if not width:"))
     done = run("sweep", "--resume", "four", "--json", "-j", "1", cwd=tmp_path)
     found = json.loads(done.stdout)
     assert done.returncode == 4 and [job["status"] for job in found["jobs"]] == ["finished", "failed"] * 2
