@@ -7,6 +7,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.precision import layers_of
 from mpt_cli.telemetry.block import Block
 from mpt_cli.training.distribution import Distribution
 
@@ -44,6 +45,9 @@ class Engine(Protocol):
     def metrics(self) -> dict[str, float]:
         """The metrics since the last reset; loss among them."""
 
+    def weights_are_finite(self) -> bool:
+        """Whether no trainable weight holds inf or nan."""
+
 
 def build_engine(model: Any, jit_compile: bool, distribution: Distribution, around: Around | None = None) -> Engine:
     """The engine of the running backend for a built `model`; `around` wraps its training step (`faults`)."""
@@ -59,3 +63,8 @@ def build_engine(model: Any, jit_compile: bool, distribution: Distribution, arou
 def flat_metrics(results: dict[str, Any]) -> dict[str, float]:
     """Keras's metric results as plain floats; those of several outputs keep Keras's names."""
     return {name: float(value) for name, value in results.items()}
+
+
+def convolves(model: Any) -> bool:
+    """Whether any layer is a convolution, which XLA on a CPU computes slowly inside a loop."""
+    return any("Conv" in type(layer).__name__ for layer in layers_of(model))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
@@ -25,6 +26,8 @@ class TensorFlowEngine:
         self._step = around(train_step) if around else train_step
         self._train = tf.function(self._train_loop, jit_compile=jit_compile, autograph=False)
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
+        self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
+        self._results = tf.function(model.get_metrics_result, autograph=False)
 
     def place(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
@@ -36,10 +39,13 @@ class TensorFlowEngine:
         self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
 
     def reset_metrics(self) -> None:
-        self.model.reset_metrics()
+        self._reset()
 
     def metrics(self) -> dict[str, float]:
-        return flat_metrics(self.model.get_metrics_result())
+        return flat_metrics(self._results())
+
+    def weights_are_finite(self) -> bool:
+        return bool(all_finite([variable.value for variable in self.model.trainable_variables]))
 
     def _train_loop(self, source: Any, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Any]:
         capacity = rows.shape[0]
