@@ -32,7 +32,7 @@ def narrow(wanted: list[Column], rows: Sequence[Configuration], width: int) -> l
     """As many of the columns as fit; what is left out stands in the files."""
     kept = list(wanted)
     for title in SECONDARY:
-        if sum(_width(column, rows) + 2 for column in kept) <= width:
+        if sum(_width(column, rows) + 3 for column in kept) < width:
             break
         kept = [column for column in kept if column.title != title]
     return kept

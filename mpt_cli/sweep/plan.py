@@ -7,6 +7,7 @@ import secrets
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, Problem
@@ -17,6 +18,7 @@ from mpt_cli.sweep.grammar import Grid, read_grid
 
 MOST_JOBS = 10_000  # more could only be a slip; checking them alone would take a quarter of an hour
 _NAME_LENGTH = 80
+_PLAIN_SEED = re.compile(r"seed=\d{1,9}")  # so that it surely is in range
 
 
 @dataclass(frozen=True)
@@ -76,15 +78,28 @@ def _problems_of_the_rest(grid: Grid) -> list[Problem]:
 def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
     loaded: list[tuple[list[str], Settings]] = []
     met: dict[str, tuple[Problem, list[int]]] = {}
+    load = cache(_load_without_seed)
     for number, words in enumerate(jobs, 1):
         try:
-            loaded.append(_with_seed(words, load_settings(words)))
+            loaded.append(_with_seed(words, _load(words, load)))
         except ConfigError as error:
             for problem in error.problems:
                 met.setdefault(str(problem), (problem, []))[1].append(number)
     if met:
         raise ConfigError([_with_jobs(problem, numbers, len(jobs)) for problem, numbers in met.values()])
     return loaded
+
+
+def _load(words: list[str], load: Callable[[tuple[str, ...]], Settings]) -> Settings:
+    """The settings of one job. Those that differ only in a plain seed are composed once: it takes Hydra 0.1 s."""
+    seeds = [word for word in words if _PLAIN_SEED.fullmatch(word)]
+    if len(seeds) != 1 or sum(word.lstrip("+~").startswith("seed=") for word in words) > 1:
+        return load_settings(words)
+    return replace(load(tuple(word for word in words if word != seeds[0])), seed=int(seeds[0][len("seed="):]))
+
+
+def _load_without_seed(words: tuple[str, ...]) -> Settings:
+    return load_settings(list(words))
 
 
 def _with_jobs(problem: Problem, numbers: list[int], count: int) -> Problem:

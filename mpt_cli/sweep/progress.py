@@ -30,6 +30,7 @@ class Progress(Watch):
         self._screen, self._sweep, self._count, self._workers = screen, sweep, count, workers
         self._done: list[float] = []  # seconds of each job that has ended
         self._failed = 0
+        self._is_ending = False
         self._running: list[tuple[Child, dict[str, Any] | None]] = []
         self._shown_at = time.monotonic()
         self._live: Live | None = None
@@ -49,6 +50,9 @@ class Progress(Watch):
             self._screen.say(f"{self._place()} started   {child.work.job.name}")
 
     def tick(self, running: Sequence[Child]) -> None:
+        if not self._is_ending and any(child.cause == "interrupt" for child in running):
+            self._is_ending = True
+            self._screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
         interval = PLAIN_SECONDS if self._live is None else LIVE_SECONDS
         if time.monotonic() - self._shown_at < interval:
             return

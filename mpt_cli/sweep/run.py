@@ -27,9 +27,12 @@ Launch = Callable[[Job, Path], Sequence[str]]
 
 
 def train_command(job: Job, run_dir: Path) -> list[str]:
-    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is."""
+    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is.
+
+    -P keeps files of the working directory from standing in for modules of Python, as the `mpt` script does.
+    """
     place = str(run_dir).replace("\\", "\\\\").replace("'", "\\'")
-    return [sys.executable, "-m", "mpt_cli", "train", *job.words, f"run_dir='{place}'", "resume=auto", "--json"]
+    return [sys.executable, "-P", "-m", "mpt_cli", "train", *job.words, f"run_dir='{place}'", "resume=auto", "--json"]
 
 
 @dataclass(frozen=True)

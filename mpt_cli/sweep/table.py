@@ -8,9 +8,11 @@ from rich.text import Text
 
 from mpt_cli.sweep.columns import Column, columns, narrow
 from mpt_cli.sweep.ranking import Configuration, SweepResults
-from mpt_cli.sweep.results import GOOD, JobResult
+from mpt_cli.sweep.results import GOOD, INTERRUPTED, NOT_RUN, JobResult
 from mpt_cli.sweep.screen import Screen
 from mpt_cli.telemetry.console.words import number_words
+
+MOST_FAILURES = 20  # on the console; the files have all
 
 
 def print_results(found: SweepResults, screen: Screen) -> None:
@@ -20,28 +22,36 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.show(_rich_table(narrow(wanted, rows, screen.live.width), rows))
     for line in [] if screen.live is not None else plain_lines(wanted, rows):
         screen.say(line)
-    for line in [*best_lines(found), *failure_lines(found), f"files    {found.sweep.report_html}"]:
+    for line in [*best_lines(found), *failure_lines(found), _line("files", str(found.sweep.report_html))]:
         screen.say(line)
 
 
 def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
-        return ["best     none: no job finished"]
-    value = found.objective.value(best.summary)
-    name = f"best     {best.job.name}, {found.objective.name} {number_words(value)}"
-    return [name, f"         {best.job.command}"]
+        return [_line("best", "none: no job finished")]
+    reached = f"{found.objective.name} {number_words(found.objective.value(best.summary))}"
+    return [_line("best", f"{best.job.name}, {reached}"), _line("", best.job.command)]
 
 
 def failure_lines(found: SweepResults) -> list[str]:
-    """Each job that is not good: why, and the command that runs it again."""
+    """Each job that failed: why, and the command that runs it again; of those that did not end, only how many."""
+    left = [result for result in found.results if result.status in (INTERRUPTED, NOT_RUN)]
+    failed = [result for result in _not_good(found) if result not in left]
     lines = []
-    for result in _not_good(found):
-        lines += [f"{result.status:<8} {result.job.name}: {result.reason or 'the sweep ended before it'}"]
-        lines += [f"         {result.job.command}"]
-    if lines:
-        lines.append(f"again    mpt sweep --resume {found.sweep.path}    runs these and no others")
+    for result in failed[:MOST_FAILURES]:
+        lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
+    if len(failed) > MOST_FAILURES:
+        lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.sweep.results_md}"))
+    if left:
+        lines.append(_line("not ended", f"{len(left)} of {len(found.results)} jobs"))
+    if failed or left:
+        lines.append(_line("again", f"mpt sweep --resume {found.sweep.path}    runs these and no others"))
     return lines
+
+
+def _line(title: str, text: str) -> str:
+    return f"{title:<11}{text}"
 
 
 def plain_lines(wanted: list[Column], rows: Iterable[Configuration]) -> list[str]:

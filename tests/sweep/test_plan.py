@@ -3,6 +3,8 @@
 import pytest
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep import plan
 from mpt_cli.sweep.plan import make_plan
 
 
@@ -66,3 +68,12 @@ def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
     plan = make_plan([f"conf={own},digits_mlp", f"description={'x' * 100},{'y' * 100}"])
     assert plan.jobs[0].name.startswith("001-conf-mine_description-xxx")
     assert len({job.name for job in plan.jobs}) == 4 and max(len(job.name) for job in plan.jobs) == 80
+
+
+def test_jobs_that_differ_in_their_seed_are_composed_once_and_checked_all_the_same(monkeypatch):
+    calls = []
+    monkeypatch.setattr(plan, "load_settings", lambda words: calls.append(words) or load_settings(words))
+    assert len(make_plan(["conf=digits_mlp", "trainer.epochs=1,2", "seed=range(5)"]).jobs) == 10
+    assert len(calls) == 2
+    with pytest.raises(ConfigError, match=r"seed: must be >= 0 .* Received: 9999999999\. \(job 2 of 2\)"):
+        make_plan(["conf=digits_mlp", "seed=1,9999999999"])

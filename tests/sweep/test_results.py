@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.sweep import page, plots
 from mpt_cli.sweep.columns import columns, narrow
 from mpt_cli.sweep.files import write_results
 from mpt_cli.sweep.objective import choose_objective
@@ -120,7 +121,8 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_stands_alone_and_escapes_what_it_shows(stubs):
+def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
+    monkeypatch.setattr(page, "plots", plots.plots)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()

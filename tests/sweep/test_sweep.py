@@ -10,8 +10,11 @@ import pytest
 from sweep_stubs import signal_when, started
 
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.ranking import read_results
+from mpt_cli.sweep.run import train_command
+from mpt_cli.sweep.table import failure_lines
 
 TWELVE = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "loss_scale.growth_steps=50,500", "seed=range(3)"]
 
@@ -79,6 +82,8 @@ def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], workers=1, grace_seconds=5.0)
     assert code == 130 and statuses(found) == {2: "interrupted", 3: "not run"}
     assert json.loads((tmp_path / "s" / "results.json").read_text())["is_complete"] is False
+    assert "ending the running jobs, each with a checkpoint; Ctrl-C again kills them" in stubs.said
+    assert failure_lines(found)[0] == "not ended  2 of 3 jobs"
     stubs.manners = {}
     found, code = stubs.resume(tmp_path / "s")
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["002", "003"]
@@ -138,3 +143,28 @@ def test_piped_progress_is_plain_lines(stubs):
     assert "\x1b" not in stubs.said and "left out: seed=1 is the same as job 2" in stubs.said
     assert "finished  001-seed-0  val_accuracy 0.5000, 3 skipped, healthy" in stubs.said
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
+
+
+def test_a_job_behind_the_median_is_no_failure_and_is_not_run_again(stubs, tmp_path):
+    stubs.manners = {1: "hangs"}
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], timeout_seconds=1.0)
+    path = found.sweep.ending_json(found.plan.jobs[0])
+    path.write_text(path.read_text().replace('"timeout"', '"median"'))
+    found, code = stubs.resume(tmp_path / "s")
+    assert (code, started(tmp_path / "s"), statuses(found)) == (0, [], {1: "stopped early"})
+    assert "far behind the median" in found.results[0].reason
+
+
+def test_many_failures_are_counted_on_the_console(stubs):
+    stubs.manners = dict.fromkeys(range(1, 23), "raises")
+    found, _ = stubs.start(["conf=digits_mlp", "seed=range(22)"])
+    lines = failure_lines(found)
+    assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.sweep.results_md}"
+
+
+def test_the_command_of_a_job_quotes_its_directory(stubs):
+    found, _ = stubs.start(["conf=digits_mlp", "seed=3,4"])
+    command = train_command(found.plan.jobs[0], tmp := found.sweep.path / "it's, 1")
+    assert command[1:4] == ["-P", "-m", "mpt_cli"]
+    assert load_settings(command[5:-1]).run_dir == str(tmp)
+    assert command[-1] == "--json"

@@ -17,7 +17,7 @@ class Running:
     """A child as far as the display knows one."""
 
     def __init__(self, work) -> None:
-        self.work, self.seconds = work, 12.5
+        self.work, self.seconds, self.cause = work, 12.5, None
 
 
 def screen_on(stream: io.StringIO, is_terminal: bool) -> Screen:
