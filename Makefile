@@ -10,17 +10,17 @@ help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the whole suite; make test-fast: the quick part, under a minute"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
-	@echo "make bench      the benchmarks, results in benchmarks/results"
+	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
 
 train: $(VENV)/.run
 	$(BIN)/mpt train conf=digits_cnn
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks
@@ -30,6 +30,7 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python -m benchmarks.speed
 
 recipes: $(VENV)/.dev
 	$(BIN)/mpt reproduce --all -j 2

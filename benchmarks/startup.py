@@ -1,11 +1,12 @@
 """How long mpt takes before it trains: help, a configuration error, and the way to the first step.
 
-    python benchmarks/startup.py [--repeats 5]
+    python benchmarks/startup.py [--repeats 5] [--quick]
 
 CPU seconds of whole processes (user + system, so that a busy machine matters little), the least and the median of the
 repeats. The way to the first step is timed inside `mpt train` from its start to the end of the first call into the
 compiled loop, beside a process that only imports the framework. Targets: help 0.4 s, configuration error 0.7 s, first
 step 2 s beyond the framework's import. Writes benchmarks/results/startup.json.
+`--quick` runs one case once and writes nothing.
 """
 
 import argparse
@@ -40,12 +41,12 @@ def cpu_seconds(command: list[str], folder: str) -> float:
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def measure(repeats: int) -> dict[str, dict[str, float | None]]:
-    times: dict[str, list[float]] = {name: [] for name in CASES}
+def measure(cases: list[str], repeats: int) -> dict[str, dict[str, float | None]]:
+    times: dict[str, list[float]] = {name: [] for name in cases}
     with tempfile.TemporaryDirectory() as folder:
         for _ in range(repeats):  # all cases alternate, so that a busy minute hits all of them
-            for name, (command, _) in CASES.items():
-                times[name].append(cpu_seconds(command, folder))
+            for name in cases:
+                times[name].append(cpu_seconds(CASES[name][0], folder))
     return {
         name: {"least": min(t), "median": statistics.median(t), "target": CASES[name][1]} for name, t in times.items()
     }
@@ -54,12 +55,16 @@ def measure(repeats: int) -> dict[str, dict[str, float | None]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=5)
-    results = measure(parser.parse_args().repeats)
+    parser.add_argument("--quick", action="store_true")
+    words = parser.parse_args()
+    results = measure(["mpt --help"], 1) if words.quick else measure(list(CASES), words.repeats)
     for name, row in results.items():
         verdict = ""
         if row["target"] is not None:
             verdict = f"target {row['target']} {'met' if row['median'] <= row['target'] else 'MISSED'}"
         print(f"{name:<44}{row['median']:7.2f} s median {row['least']:7.2f} s least   {verdict}")
+    if words.quick:
+        return
     names = ("tensorflow", "keras", "hydra-core", "rich")
     RESULTS.parent.mkdir(exist_ok=True)
     RESULTS.write_text(json.dumps({

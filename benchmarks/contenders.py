@@ -1,0 +1,204 @@
+"""What is compared: mpt, Keras's `fit` as a user would write it, and the bare compiled loop, each on the same model.
+
+A contender takes a number of epochs, trains on from where it stands and returns the seconds that took. Set-up and the
+first, compiling epoch are the caller's to leave out.
+"""
+
+import csv
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from mpt_cli.data.examples import DataSet, Examples
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.setup import TelemetryFiles, build_telemetry
+from mpt_cli.training.assembly import build_under_policy
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.session import prepare
+
+Turn = Callable[[int], float]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One model under one policy, and where its telemetry goes."""
+
+    settings: Settings
+    platform: Platform
+    data: DataSet
+    folder: Path
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """Inputs and targets, cut to whole batches so that every step of every contender is the same work."""
+        assert isinstance(self.data.train, Examples)
+        count = self.steps * self.settings.trainer.batch_size
+        return self.data.train.x[:count], self.data.train.y[:count]
+
+    @property
+    def steps(self) -> int:
+        """Steps per epoch."""
+        assert isinstance(self.data.train, Examples)
+        return len(self.data.train) // self.settings.trainer.batch_size
+
+
+class NoStore(CheckpointStore):
+    """`fit` writes no checkpoints, so mpt writes none here."""
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        pass
+
+
+class TimedTelemetry(Telemetry):
+    """Telemetry that adds up the seconds it takes: a share of 1 % drowns in the noise of whole runs."""
+
+    seconds = 0.0
+
+    def _timed(self, report: Callable[[], None]) -> None:
+        started = time.perf_counter()
+        report()
+        self.seconds += time.perf_counter() - started
+
+    def progress(self, step: int, epoch: int, phase: str = "") -> None:
+        self._timed(lambda: super(TimedTelemetry, self).progress(step, epoch, phase))
+
+    def events(self, events: Any) -> None:
+        self._timed(lambda: super(TimedTelemetry, self).events(events))
+
+    def snapshot(self, snapshot: Any) -> None:
+        self._timed(lambda: super(TimedTelemetry, self).snapshot(snapshot))
+
+
+def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
+    """mpt's own trainer, as `mpt train` prepares it."""
+    session = prepare(cell.settings, cell.platform, telemetry, NoStore(cell.folder, 1, telemetry.message))
+    telemetry.start(session.header(cell.folder))
+    trainer = session.trainer
+
+    def run(epochs: int) -> float:
+        trainer.plan = replace(trainer.plan, epochs=trainer.progress.epochs_completed + epochs)
+        started = time.perf_counter()
+        outcome = trainer.fit()
+        assert outcome.stop is None
+        return time.perf_counter() - started
+
+    return run
+
+
+def file_telemetry(cell: Cell) -> TimedTelemetry:
+    """Every file that `mpt train` writes while it trains, with a quiet console."""
+    names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
+    files = TelemetryFiles(*(cell.folder / f"{cell.settings.policy.name}-{name}" for name in names))
+    return TimedTelemetry(build_telemetry(files, cell.settings.logger).sinks)
+
+
+class TrainingTime(keras.callbacks.Callback):  # type: ignore[misc]
+    """Seconds of the epochs themselves, without the set-up of a call to `fit`."""
+
+    seconds = 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._started = time.perf_counter()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self.seconds = time.perf_counter() - self._started
+
+
+class ScaleLog(keras.callbacks.Callback):  # type: ignore[misc]
+    """What a user would write to see the loss scale and the skips: a line of CSV per batch."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path, self.skips, self.scale = path, 0, 0.0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._file = self.path.open("a", newline="")
+        self._writer = csv.writer(self._file)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if keras.backend.backend() == "jax":
+            self.model.jax_state_sync()
+        scale = float(getattr(self.model.optimizer, "dynamic_scale", 1.0))
+        self.skips += scale < self.scale
+        self.scale = scale
+        self._writer.writerow([batch, logs["loss"], scale, self.skips])
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._file.close()
+
+
+def keras_model(cell: Cell) -> Any:
+    """The same model, compiled as a user of Keras would: Keras wraps the optimizer under mixed_float16 itself."""
+    model = build_under_policy(cell.settings, cell.data)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    optimizer: Any = keras.optimizers.Adam(1e-3)
+    if cell.settings.policy.name == "mixed_float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer, loss, metrics=["accuracy"], auto_scale_loss=False)
+    return model
+
+
+def fit_turn(cell: Cell, *callbacks: Any) -> Turn:
+    """Plain `model.fit` over NumPy arrays."""
+    model, clock = keras_model(cell), TrainingTime()
+    x, y = cell.arrays
+
+    def run(epochs: int) -> float:
+        model.fit(x, y, batch_size=cell.settings.trainer.batch_size, epochs=epochs, verbose=0,
+                  callbacks=[clock, *callbacks])  # fmt: skip
+        return clock.seconds
+
+    return run
+
+
+def bare_turn(cell: Cell) -> Turn:
+    """The fastest way we know to run Keras's own `train_step` over resident data: the limit."""
+    if keras.backend.backend() == "tensorflow":
+        from benchmarks.bare_tensorflow import loops
+    else:
+        from benchmarks.bare_jax import loops
+    model = keras_model(cell)
+    run_steps = fastest(loops(model, *cell.arrays), cell)
+    rng = np.random.default_rng(0)
+
+    def run(epochs: int) -> float:
+        started = time.perf_counter()
+        for _ in range(epochs):
+            run_steps(permuted(rng, cell))
+        return time.perf_counter() - started
+
+    return run
+
+
+def permuted(rng: np.random.Generator, cell: Cell) -> Any:
+    size = cell.settings.trainer.batch_size
+    return rng.permutation(cell.steps * size).astype(np.int32).reshape(cell.steps, size)
+
+
+def fastest(loops: dict[str, Callable[[Any], None]], cell: Cell) -> Callable[[Any], None]:
+    """Which of the loops takes the least time, over a few steps: XLA's convolutions can take seconds each."""
+    rows = permuted(np.random.default_rng(0), cell)[:4]
+    for loop in loops.values():
+        loop(rows)
+    seconds = {}
+    for name, loop in loops.items():
+        started = time.perf_counter()
+        loop(rows)
+        seconds[name] = time.perf_counter() - started
+    return loops[min(seconds, key=lambda name: seconds[name])]
+
+
+CONTENDERS: dict[str, Callable[[Cell], Turn]] = {
+    "mpt": lambda cell: mpt_turn(cell, file_telemetry(cell)),
+    "mpt, no telemetry": lambda cell: mpt_turn(cell, Telemetry([])),
+    "fit": fit_turn,
+    "fit, scale logged": lambda cell: fit_turn(cell, ScaleLog(cell.folder / "scale.csv")),
+    "bare loop": bare_turn,
+}

@@ -1,0 +1,121 @@
+"""How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`, under ten minutes.
+
+    python -m benchmarks.speed [--repeats 4] [--text FILE] [--quick]
+
+Three models under three policies on two backends; a process per backend and model, in which the contenders of
+`contenders` take turns. Read the ratios: machines differ, and other work on this one slows all contenders alike. Writes
+results/speed.json and results/speed.md. `--quick` runs one cell for a moment and writes nothing: it only shows that the
+script works.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from benchmarks.speed_cell import MODELS
+from benchmarks.speed_table import judge, table
+from mpt_cli.runs.machine import cpu_features, cpu_model
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
+CHILD_SECONDS = 240.0
+
+
+def child(task: dict[str, Any]) -> dict[str, Any]:
+    """The result of one process, or why there is none."""
+    command = [sys.executable, "-m", "benchmarks.speed_cell", json.dumps(task)]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {CHILD_SECONDS:.0f} s"}
+    if done.returncode:
+        return {"error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def measure_speed(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per backend, model and policy."""
+    rows = []
+    for task in tasks:
+        started = time.monotonic()
+        result = child(task)
+        for policy in task["policies"]:
+            found = result if "error" in result else result[policy]
+            rows.append({"backend": task["backend"], "model": task["model"], "policy": policy, **found})
+        print(f"{task['backend']}, {task['model']}: {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return rows
+
+
+def measure_memory(rows: list[dict[str, Any]]) -> None:
+    """Peak memory of mpt and of fit, each alone in its process, under the second policy or the first that works."""
+    first = {(row["backend"], row["model"]): row for row in reversed(rows) if "error" not in row}
+    first |= {(r["backend"], r["model"]): r for r in rows if "error" not in r and r["policy"] == "mixed_float16"}
+    tasks = [
+        {"backend": row["backend"], "model": row["model"], "policies": [row["policy"]], "memory": name}
+        for row in first.values() for name in ("mpt", "fit")
+    ]  # fmt: skip
+    with ThreadPoolExecutor(2) as pool:
+        results = list(pool.map(child, tasks))
+    for row, mpt, fit in zip(first.values(), results[::2], results[1::2], strict=True):
+        if "error" in mpt or "error" in fit:
+            row["memory_error"] = mpt.get("error") or fit.get("error")
+            continue
+        row["peak_bytes"] = {"mpt": mpt["peak_bytes"], "fit": fit["peak_bytes"]}
+        row["memory_over_fit"] = mpt["peak_bytes"] / fit["peak_bytes"]
+
+
+def machine() -> dict[str, Any]:
+    names = ("tensorflow", "jax", "keras", "numpy")
+    return {
+        "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
+        "cpu_features": cpu_features(), "python": platform.python_version(),
+        "versions": {name: metadata.version(name) for name in names if importlib.util.find_spec(name)},
+        "lightning": "installed, not measured" if importlib.util.find_spec("lightning") else "not installed",
+    }  # fmt: skip
+
+
+def plan(repeats: int, text: str | None) -> list[dict[str, Any]]:
+    common = {"policies": POLICIES, "turn_seconds": 0.4, "repeats": repeats, "text": text}
+    return [{"backend": backend, "model": model, **common} for backend in ("tensorflow", "jax") for model in MODELS]
+
+
+def quick_plan() -> list[dict[str, Any]]:
+    return [{"backend": "jax", "model": "digits MLP", "policies": ["mixed_float16"], "turn_seconds": 0.0, "repeats": 1}]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--text", help="text for the transformer instead of the source of Python's standard library")
+    parser.add_argument("--quick", action="store_true")
+    words = parser.parse_args()
+    load_before = os.getloadavg()[0]
+    rows = measure_speed(quick_plan() if words.quick else plan(words.repeats, words.text))
+    if not words.quick:
+        measure_memory(rows)
+    for row in rows:
+        row["targets"] = judge(row)
+    load = {"before": load_before, "after": os.getloadavg()[0]}
+    report = {**machine(), "load_average": load, "cells": rows}
+    print(table(report))
+    if not words.quick:
+        RESULTS.mkdir(exist_ok=True)
+        (RESULTS / "speed.json").write_text(json.dumps(report, indent=2) + "\n")
+        (RESULTS / "speed.md").write_text(table(report) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A process of its own for one backend and model: its contenders take turns under every policy.
+
+    python -m benchmarks.speed_cell '{"backend": "jax", "model": "digits MLP", ...}'
+
+Prints one JSON object. With `memory` naming a contender it trains three epochs of that one alone instead and prints
+the peak resident memory of the process.
+"""
+
+import json
+import resource
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.settings import load_settings
+
+COMMON = [
+    "policy={policy}", "backend={backend}", "optimizer=adam", "optimizer.learning_rate=1e-3",
+    "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0", "trainer.batch_size=64",
+    "trainer.drop_remainder=true", "trainer.checkpoint_every_minutes=null", "trainer.monitor=null",
+    "data.validation_fraction=0", "logger.console=quiet",
+    "trainer.deterministic=false",  # a switch of the whole process, which would slow down `fit` as well
+]  # fmt: skip
+MODELS = {
+    "digits MLP": ["conf=digits_mlp"],
+    "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
+    "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],
+}
+
+
+def build_cell(task: dict[str, Any], policy: str, folder: Path) -> Any:
+    from mpt_cli.training.backend import prepare_backend
+
+    words = [word.format(policy=policy, backend=task["backend"]) for word in COMMON]
+    path = [f"data.path={task['text']}"] if task.get("text") and "transformer" in task["model"] else []
+    settings = load_settings([*MODELS[task["model"]], *words, *path])
+    platform = prepare_backend(settings)
+    from benchmarks.contenders import Cell
+    from mpt_cli.data.load import load_data
+
+    return Cell(settings, platform, load_data(settings.data, 0), folder)
+
+
+def measure_or_say(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
+    """A backend may not compute a policy on a device at all; the other cells go on."""
+    try:
+        return measure(task, policy, folder)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).strip().splitlines()[0]}"}
+
+
+def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
+    """Steps per second of every contender in every round, and telemetry's share of the time."""
+    cell = build_cell(task, policy, folder)
+    from benchmarks.contenders import CONTENDERS, file_telemetry, mpt_turn
+
+    telemetry = file_telemetry(cell)
+    turns = {name: build(cell) for name, build in CONTENDERS.items() if name != "mpt"}
+    turns = {"mpt": mpt_turn(cell, telemetry), **turns}
+    epochs = {name: warm_up(turn, task["turn_seconds"]) for name, turn in turns.items()}
+    steps = {name: count * cell.steps for name, count in epochs.items()}
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    cpu_rates: dict[str, list[float]] = {name: [] for name in turns}
+    telemetry.seconds, mpt_seconds = 0.0, 0.0
+    for round_number in range(task["repeats"]):
+        names = list(turns)
+        for name in names[round_number % len(names) :] + names[: round_number % len(names)]:
+            cpu_before = time.process_time()
+            seconds = turns[name](epochs[name])
+            rates[name].append(steps[name] / seconds)
+            cpu_rates[name].append(steps[name] / (time.process_time() - cpu_before))
+            mpt_seconds += seconds if name == "mpt" else 0.0
+    telemetry.close()
+    shares = {"telemetry_share": telemetry.seconds / mpt_seconds, "steps_per_epoch": cell.steps}
+    return {**summarise(rates), "cpu_time": summarise(cpu_rates), **shares}
+
+
+def warm_up(turn: Callable[[int], float], turn_seconds: float) -> int:
+    """How many epochs of `turn` last `turn_seconds`; everything is compiled afterwards."""
+    turn(1)
+    turn(1)  # mpt feels its way to the best number of steps per call
+    return max(1, round(turn_seconds / turn(1)))
+
+
+def summarise(rates: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians of steps per second, of wall or CPU time.
+
+    A ratio is the median over the rounds of the ratio within a round, which a busy minute spares.
+    """
+
+    def ratio(name: str, other: str) -> float:
+        return statistics.median(a / b for a, b in zip(rates[name], rates[other], strict=True))
+
+    return {
+        "steps_per_second": {name: statistics.median(values) for name, values in rates.items()},
+        "over_fit": {name: ratio(name, "fit") for name in rates},
+        "over_bare_loop": {name: ratio(name, "bare loop") for name in rates},
+        "over_no_telemetry": {name: ratio(name, "mpt, no telemetry") for name in rates},
+    }
+
+
+def peak_memory(task: dict[str, Any], folder: Path) -> int:
+    cell = build_cell(task, task["policies"][0], folder)
+    from benchmarks.contenders import CONTENDERS
+
+    CONTENDERS[task["memory"]](cell)(3)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def main() -> None:
+    task = json.loads(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        if task.get("memory"):
+            print(json.dumps({"peak_bytes": peak_memory(task, Path(folder))}))
+        else:
+            print(json.dumps({policy: measure_or_say(task, policy, Path(folder)) for policy in task["policies"]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,26 @@
+"""The benchmark scripts run; what they measure is another matter."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["benchmarks/startup.py", "--quick"], "mpt --help"),
+        (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
+    ],
+    ids=["startup", "speed"],
+)
+def test_benchmark_runs(words: list[str], expected: str) -> None:
+    done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
+
+    assert done.returncode == 0, done.stderr
+    assert expected in done.stdout
+    assert "not possible" not in done.stdout
