@@ -32,6 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except MptError as error:
         print(_message(arguments[0], error), file=sys.stderr)
+        if "--json" in arguments:
+            _print_json(error)
         return error.exit_code
     except Exception:
         traceback.print_exc()
@@ -89,6 +91,14 @@ def _tolerate_narrow_encodings() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+def _print_json(error: MptError) -> None:
+    """The error for scripts, which read standard output."""
+    from mpt_cli.telemetry.strict_json import strict_json
+
+    problems = [vars(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
+    print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))
 
 
 def _silence_stdout() -> None:

@@ -1,5 +1,6 @@
 """How a run ended: from the trainer's state to the summary, its verdict and its exit code."""
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,10 +45,11 @@ def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
 
 
 def _verdict(session: "Session") -> tuple[str, str]:
-    ledger = session.trainer.ledger
+    ledger, metrics = session.trainer.ledger, session.trainer.progress.metrics
+    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
     return judge(evidence_from(
         session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
-        final_scale=ledger.scale if ledger.seen else None, final_loss=ledger.last_mean_loss,
+        final_scale=ledger.scale if ledger.seen else None, final_loss=spoiled[0] if spoiled else ledger.last_mean_loss,
     ))  # fmt: skip
 
 

@@ -64,8 +64,10 @@ class Policy:
             keras.config.set_dtype_policy(before)
 
 
-def apply_policy(model: Any, policy: Policy) -> Any:
+def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     """Put head, overrides and float8 of `policy` onto a built `model`; returns the model to use.
+
+    With `everywhere` all other layers get `policy.name` too: for a model that was built under another policy (loaded).
 
     Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
     float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
@@ -77,7 +79,7 @@ def apply_policy(model: Any, policy: Policy) -> Any:
     >>> [layer.compute_dtype for layer in model.layers]
     ['float16', 'float32']
     """
-    wanted = _wanted_policies(model, policy)
+    wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | _wanted_policies(model, policy)
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
     moved = [layer for layer, name in changed.items()
              if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
@@ -87,7 +89,7 @@ def apply_policy(model: Any, policy: Policy) -> Any:
         for layer, name in changed.items():
             layer.dtype_policy = name
     if policy.float8:
-        _use_float8(model, exclude={layer.name for layer in wanted})
+        _use_float8(model, exclude={layer.name for layer, name in wanted.items() if name != policy.name})
     return model
 
 

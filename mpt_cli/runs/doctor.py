@@ -93,13 +93,13 @@ def _backend(name: str, measure: bool) -> Backend:
 
 def _missing(machine: dict[str, Any], backends: list[Backend]) -> list[Missing]:
     missing = [
-        Missing(name, purpose, f'pip install "mpt-cli[{name}]"')
+        Missing(name, purpose, f"pip install {name}")
         for name, purpose in EXTRAS.items()
         if importlib.util.find_spec(name) is None
     ]
     default = next(backend for backend in backends if backend.name == DEFAULT_BACKEND)
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
-        missing.append(Missing("CUDA libraries", "the GPU of this machine", 'pip install "mpt-cli[cuda]"'))
+        missing.append(Missing("CUDA libraries", "the GPU of this machine", "pip install 'tensorflow[and-cuda]'"))
     return missing
 
 

@@ -41,7 +41,7 @@ def expectation_lines(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> 
     missed = [str(check) for check in checks if not check.passed]
     if missed:
         return [f"expected of this recipe, but {len(missed)} of {len(checks)} not met:", *missed]
-    return [f"all {len(checks)} expectations of the recipe are met"] if checks else []
+    return [f"expectations of the recipe: {len(checks)} of {len(checks)} met"] if checks else []
 
 
 def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> Check:

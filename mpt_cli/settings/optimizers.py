@@ -16,7 +16,7 @@ class Schedule:
     name: str = key("constant", "shape of the schedule", choices=("constant", "cosine", "exponential", "piecewise"))
     warmup_steps: int = key(0, "applied steps of linear warm-up from 0 (constant and cosine)", at_least=0)
     decay_steps: Optional[int] = key(
-        None, "cosine: steps of decay after warm-up, null = to the end of the run; "
+        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs; "
         "exponential: steps per factor, must be given", at_least=1)
     final_factor: Optional[float] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)",
                                         at_least=0, at_most=1)

@@ -84,6 +84,7 @@ class Trainer:
     keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
     monitor: Optional[str] = key("auto", "metric whose best epoch is kept too: auto = the first of val_accuracy, "
                                  "val_loss, accuracy, loss that there is; null = none")
+    stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights")
     save_model: bool = key(True, "write model.keras at the end")
 
 

@@ -6,6 +6,9 @@ from mpt_cli.settings.schema import LossScale, Trainer
 from mpt_cli.telemetry.console.words import scale_words
 from mpt_cli.telemetry.ledger import Ledger
 
+# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a longer streak is no settling.
+SETTLING_SKIPS = 29
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -36,10 +39,22 @@ class Health:
 
     def check_epoch(self, ledger: Ledger) -> Stop | None:
         """At the end of an epoch: did it train at all?"""
-        if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch:
+        if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch or self._is_settling(ledger):
             return None
         evidence = f"an epoch ended in which every step was skipped, the last at loss scale {scale_words(ledger.scale)}"
         return Stop("loss_scale.stop_on_idle_epoch", evidence, self._advice(ledger, ledger.consecutive_skips))
+
+    def check_weights(self, are_finite: bool) -> Stop | None:
+        """At the end of an epoch: a nan weight can hide behind a relu and leave the loss finite."""
+        if are_finite or not self.trainer.stop_on_nonfinite_weights:
+            return None
+        return Stop("trainer.stop_on_nonfinite_weights", "the weights hold inf or nan",
+                    "Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.")
+
+    def _is_settling(self, ledger: Ledger) -> bool:
+        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
+        falls = self.loss_scale.mode != "fixed" and ledger.scale > self.loss_scale.min_scale
+        return falls and ledger.consecutive_skips < SETTLING_SKIPS
 
     def _overflow(self, ledger: Ledger) -> Stop | None:
         if self.loss_scale.on_overflow != "abort" or ledger.peak_skips == 0:

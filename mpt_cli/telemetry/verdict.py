@@ -227,4 +227,6 @@ def _lower_fixed_scale(evidence: Evidence) -> str:
 def _raise_scale(evidence: Evidence) -> str:
     if evidence.scaling.mode == "fixed":
         return "Raise loss_scale.initial_scale or use loss_scale.mode=dynamic."
+    if not evidence.skip_steps:
+        return "Nothing overflowed: raise loss_scale.initial_scale."
     return "Something overflows at any useful scale: keep that layer in float32 (policy.overrides)."

@@ -1,7 +1,9 @@
 """From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
+
+import keras
 
 from mpt_cli.data.examples import DataSet, Examples, Stream
 from mpt_cli.errors import ConfigError, Problem
@@ -65,7 +67,8 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit_compile, distribution, injector.around if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
-    total_steps = count_steps(settings.trainer, train_feed.steps)
+    planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
+    total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
     with distribution.scope():
         inner = build_optimizer(settings.optimizer, total_steps)
         optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
@@ -81,13 +84,28 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     with policy.scope():
         model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
         try:
-            model = apply_policy(model, policy)
+            model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
+    if settings.trainer.save_model:
+        _check_savable(model)
     if has_own_train_step(model):
         raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own, which mpt would not "
                                   "call: loss scaling needs the step to be mpt's.", None, "Use a model without one."))
     return model
+
+
+def _check_savable(model: Any) -> None:
+    """ConfigError where Keras could not write the model at the end of the run."""
+    try:
+        keras.saving.serialize_keras_object(model)
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1]
+        raise ConfigError(Problem(
+            "trainer.save_model", f"{type(model).__name__} can't be saved as a .keras file"
+            f"{': ' + first[0] if first else ''}", None,
+            "Give its class a get_config method, or set trainer.save_model=false (checkpoints keep the weights).",
+        )) from error
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -184,4 +202,11 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
         batch = first.x, first.y, first.sample_weight
     else:
         batch = next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
-    model._symbolic_build(data_batch=batch if batch[2] is not None else batch[:2])
+    try:
+        model._symbolic_build(data_batch=batch if batch[2] is not None else batch[:2])
+    except (ValueError, TypeError, RuntimeError) as error:
+        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch[1]))
+        raise ConfigError(Problem(
+            "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
+            None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
+        )) from error

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, MptError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.distribution import check_device_count
 
@@ -68,8 +68,7 @@ def tensorflow_left_out() -> Iterator[None]:
 
 def _check_installed(name: str) -> None:
     if importlib.util.find_spec(name) is None:
-        extra = "mpt-cli[jax]" if name == "jax" else "tensorflow"
-        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, f"pip install '{extra}'"))
+        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, f"pip install {name}"))
 
 
 def _set_variables(settings: Settings) -> None:
@@ -97,6 +96,8 @@ def _quiet_import() -> Iterator[None]:
         os.dup2(lines.fileno(), 2)
         try:
             yield
+        except MptError:  # has its own sentence
+            raise
         except BaseException:
             os.dup2(kept, 2)
             lines.seek(0)

@@ -34,7 +34,7 @@ class Progress:
         self.metrics = metrics
         improved = {
             name for name, value in metrics.items()
-            if name not in self.best or is_better(name, value, self.best[name])
+            if not math.isnan(value) and (name not in self.best or is_better(name, value, self.best[name]))
         }  # fmt: skip
         self.best.update({name: metrics[name] for name in improved})
         return improved

@@ -50,6 +50,7 @@ class Trainer:
         self.stopwatch, self.progress = Stopwatch(), Progress()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
+        self.logged_step = 0
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -65,6 +66,8 @@ class Trainer:
                 self._run_epoch()
             if self._stop is None:
                 self.checkpointer.save(self.progress, self.ledger)
+            if self._must_stop() and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
+                self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self._stop, self.interruption.requested)
 
     def validate(self) -> dict[str, float]:
@@ -98,7 +101,8 @@ class Trainer:
         if self._must_stop():
             return
         is_whole = self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps
-        self._stop = self.health.check_epoch(self.ledger) if is_whole else None
+        idle = self.health.check_epoch(self.ledger) if is_whole else None
+        self._stop = idle or self.health.check_weights(self.engine.weights_are_finite())
         if self._stop is None:
             self._finish_epoch(is_whole)
 
@@ -127,7 +131,7 @@ class Trainer:
         self.telemetry.events(events)
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self.ledger.seen % self.plan.log_every_steps == 0:
-            self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), self._of_applied(block.metrics)))
+            self._log(block.metrics)
         self._stop = self.health.check(self.ledger)
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
@@ -136,6 +140,7 @@ class Trainer:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
         if not is_whole:
             self.checkpointer.save(self.progress, self.ledger)
+        self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
@@ -146,6 +151,10 @@ class Trainer:
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due(self.progress, self.ledger)
+
+    def _log(self, metrics: dict[str, float]) -> None:
+        self.logged_step = self.ledger.seen
+        self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), self._of_applied(metrics)))
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""

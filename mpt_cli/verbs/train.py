@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
-        print(f"mpt train: {summary.explanation}", file=sys.stderr)
+        print(f"mpt train: {summary.status}: {summary.explanation}", file=sys.stderr)
     return summary.exit_code
 
 

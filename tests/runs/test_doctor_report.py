@@ -35,7 +35,7 @@ REPORT = DoctorReport(
     versions={"mpt": "1"},
     machine=MACHINE,
     backends=[WORKING, ABSENT],
-    missing=[Missing("jax", "backend=jax", 'pip install "mpt-cli[jax]"')],
+    missing=[Missing("jax", "backend=jax", "pip install jax")],
     runs_parent="/here/runs",
     runs_parent_writable=True,
     terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
@@ -47,7 +47,7 @@ def test_what_each_policy_gains_is_told_per_device() -> None:
     float16 = "cpu mixed_float16: matmul 0.30x, conv 0.30x the speed of float32, "
     assert float16 + "slower: use it here for memory or for rehearsal" in texts
     assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
-    assert 'jax, for backend=jax: pip install "mpt-cli[jax]"' in texts
+    assert "jax, for backend=jax: pip install jax" in texts
     assert ("jax", "not installed") in report_rows(REPORT)
 
 
@@ -78,7 +78,7 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
     monkeypatch.setattr(module, "machine_facts", lambda: {**MACHINE, "gpus": [gpu]})
     answer = {"works": True, "devices": ["cpu:0"]}
     monkeypatch.setattr(module, "probe_backend", lambda name, measure: answer)
-    assert "mpt-cli[cuda]" in doctor(measure=False).missing[-1].install
+    assert "tensorflow[and-cuda]" in doctor(measure=False).missing[-1].install
 
 
 def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:

@@ -76,7 +76,7 @@ def test_the_example_in_the_docstring_holds() -> None:
 def test_the_end_of_a_run_says_in_one_line_that_all_is_met():
     summary = {"metrics": {"val_accuracy": 0.97}, "skipped_steps": 0}
     assert expectation_lines(summary, {"val_accuracy": {"min": 0.9}, "skipped_steps": 0}) == [
-        "all 2 expectations of the recipe are met"
+        "expectations of the recipe: 2 of 2 met"
     ]
     assert expectation_lines(summary, {}) == []
 

@@ -104,12 +104,27 @@ def test_non_finite_losses_in_applied_steps():
 
 def test_an_idle_epoch():
     health = Health(LossScale(), Trainer())
-    assert str(health.check_epoch(after("xx"))) == (
+    assert str(health.check_epoch(after("x" * 29))) == (
         "an epoch ended in which every step was skipped, the last at loss scale 4 "
         "(rule loss_scale.stop_on_idle_epoch). " + LOWER_ADVICE
     )
     assert health.check_epoch(after("x.x")) is None
-    assert Health(LossScale(stop_on_idle_epoch=False), Trainer()).check_epoch(after("xx")) is None
+    assert Health(LossScale(stop_on_idle_epoch=False), Trainer()).check_epoch(after("x" * 29)) is None
+
+
+def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop():
+    assert Health(LossScale(), Trainer()).check_epoch(after("x" * 28)) is None
+    assert Health(LossScale(min_scale=4.0), Trainer()).check_epoch(after("x")) is not None
+    assert Health(LossScale(mode="fixed"), Trainer()).check_epoch(after("x")) is not None
+
+
+def test_weights_that_are_not_finite():
+    assert str(Health(LossScale(), Trainer()).check_weights(False)) == (
+        "the weights hold inf or nan (rule trainer.stop_on_nonfinite_weights). Lower optimizer.learning_rate, clip "
+        "with optimizer.global_clipnorm=1.0, or use another optimizer."
+    )
+    assert Health(LossScale(), Trainer()).check_weights(True) is None
+    assert Health(LossScale(), Trainer(stop_on_nonfinite_weights=False)).check_weights(False) is None
 
 
 def test_every_rule_can_be_turned_off():

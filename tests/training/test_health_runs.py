@@ -20,6 +20,7 @@ TINY = [
     "trainer.log_every_steps=10", "trainer.save_model=false", "logger=quiet", "expect={}",
 ]  # fmt: skip
 LOSS = "The loss itself was not finite, which no scale can cause or cure"
+NAN_TO_THE_END = ["loss_scale=none", "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false"]
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
 EVERY = ["fault=overflow", "fault.at_steps=[]", "fault.every_steps=1"]
 # name, words of the command line, verdict, exit code, rule (None: the run finished), what the explanation says,
@@ -47,8 +48,10 @@ RUNS = [
      "50% of 10 steps in a row were skipped", None),
     ("abort", [*FIXED, "fault=overflow", "loss_scale.on_overflow=abort", "trainer.steps_per_execution=1"], v.STOPPED,
      NUMERICAL, "loss_scale.on_overflow=abort", "gradients were not finite at loss scale 1024", 1),
-    ("collapsed", ["loss_scale=none", "fault=overflow", "trainer.max_nonfinite_losses=null"], v.COLLAPSED, NUMERICAL,
+    ("collapsed", [*NAN_TO_THE_END, "fault=overflow"], v.COLLAPSED, NUMERICAL,
      None, "The loss ended as nan", 0),
+    ("bad weights", [*NAN_TO_THE_END[:2], "fault=overflow"], v.COLLAPSED, NUMERICAL,
+     "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan", 0),
     ("non-finite losses", ["loss_scale=none", "fault=overflow"], v.COLLAPSED, NUMERICAL,
      "trainer.max_nonfinite_losses", "applied steps in a row", 0),
     ("a streak at the end", [*EVERY, "trainer.max_steps=30",

@@ -41,6 +41,9 @@ class PatternEngine:
     losses: list[float] = field(default_factory=list)
     evaluated: int = 0
 
+    def weights_are_finite(self) -> bool:
+        return True
+
     def train(self, source: Any, rows: Any, count: int) -> Done:
         first = self.scale.seen
         steps = self.scale.run([mark == "." for mark in self.pattern[first : first + count]])
@@ -128,7 +131,7 @@ def run_of(
 def test_a_line_is_logged_at_every_interval_and_every_epoch():
     run = run_of("." * 10).fit()
     assert [(line.step, line.epoch, line.loss, line.step_in_epoch) for line in run.record.lines] == [
-        (3, 1, 2.0, 3), (6, 2, 5.0, 1), (9, 2, 8.0, 4),
+        (3, 1, 2.0, 3), (6, 2, 6.0, 1), (9, 2, 8.0, 4),
     ]  # fmt: skip
     assert [(line.step, line.epoch, line.loss) for line in run.record.epochs] == [(5, 1, 3.0), (10, 2, 8.0)]
     assert run.engine.calls == [3, 2, 1, 3, 1]
@@ -178,8 +181,13 @@ def test_validation_comes_at_its_interval_and_at_the_end():
 
 def test_an_interval_without_an_applied_step_has_no_loss():
     run = run_of("xxx..xxxxx", stop_on_idle_epoch=False).fit()
-    assert [line.loss for line in run.record.lines] == [None, 4.5, None]
+    assert [line.loss for line in run.record.lines] == [None, None, None]
     assert [line.metrics for line in run.record.lines] == [{}, {}, {}]
+
+
+def test_the_loss_of_a_line_does_not_reach_back_into_the_epoch_before():
+    run = run_of("." * 10, log=4).fit()
+    assert [(line.step, line.loss) for line in run.record.lines] == [(4, 2.5), (8, 7.0)]
 
 
 def test_an_epoch_without_an_applied_step_has_no_metrics():
@@ -193,7 +201,7 @@ def test_an_epoch_without_an_applied_step_has_no_metrics():
 
 @pytest.mark.parametrize("max_steps", [None, 10])
 def test_an_idle_epoch_ends_the_run(max_steps):
-    run = run_of("....." + "xxxxx", max_steps=max_steps).fit()
+    run = run_of("....." + "xxxxx", max_steps=max_steps, mode="fixed").fit()
     assert run.outcome.stop is not None and run.outcome.stop.key == "loss_scale.stop_on_idle_epoch"
     assert len(run.record.epochs) == 1
 

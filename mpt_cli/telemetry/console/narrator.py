@@ -78,7 +78,8 @@ class Narrator:
     def _comment(self, skips: list[Event]) -> str:
         if any(event.cause == "forward" for event in skips):
             return ": the loss itself was not finite, which no scale causes; look at the data and the learning rate"
-        if any(event.nan and event.scale_before <= self._scaling.min_scale for event in skips):
+        moves = self._scaling.mode not in ("fixed", "none")
+        if moves and any(event.nan and event.scale_before <= self._scaling.min_scale for event in skips):
             return ": nan even at the lowest scale, so the scale is not the cause"
         if self._scaling.mode != "dynamic" or self._scaling.on_overflow != "skip":
             return ""

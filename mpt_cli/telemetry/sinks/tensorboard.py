@@ -18,7 +18,7 @@ INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "cons
 def check_tensorboard() -> None:
     """ConfigError where the package is missing; to be called before anything is created."""
     if importlib.util.find_spec("tensorboard") is None:
-        remedy = 'Install it with: pip install "mpt-cli[tensorboard]", or set logger.tensorboard=false.'
+        remedy = 'Install it with: pip install tensorboard, or set logger.tensorboard=false.'
         raise ConfigError(Problem("logger.tensorboard", "needs the package tensorboard.", True, remedy))
 
 
