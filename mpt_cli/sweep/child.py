@@ -6,7 +6,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpt_cli.sweep.directory import Ending
@@ -21,7 +21,6 @@ class Work:
     command: Sequence[str]
     log: Path
     cwd: Path | None = None
-    environment: dict[str, str] = field(default_factory=dict)
     attempt: int = 1
 
 
@@ -37,7 +36,7 @@ class Child:
         with work.log.open("ab") as log:
             self._process = subprocess.Popen(
                 work.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=work.cwd,
-                env={**os.environ, **work.environment, **environment}, process_group=0,
+                env={**os.environ, **work.job.environment, **environment}, process_group=0,
             )  # fmt: skip
 
     @property

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import FrameType
 
 from mpt_cli.sweep.child import Child, Work
@@ -39,7 +39,6 @@ class Limits:
     gpus: Sequence[str] = ()
     timeout_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
-    environment: dict[str, str] = field(default_factory=dict)
 
 
 class Queue:
@@ -80,7 +79,7 @@ class Queue:
 
     def _start(self, work: Work, gpus: list[str]) -> None:
         try:
-            child = Child(work, {**self.limits.environment, **gpu_environment(self.pool, gpus)}, gpus)
+            child = Child(work, gpu_environment(self.pool, gpus), gpus)
         except OSError as error:
             self.pool.give_back(gpus)
             self._tell_end(work, Ending(None, 0.0, attempt=work.attempt, note=f"it could not be started: {error}"))

@@ -4,13 +4,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
-from mpt_cli.sweep.capacity import fitting_workers, thread_environment, threads_per_job, usable_cores, visible_gpus
+from mpt_cli.sweep.capacity import fitting_workers, thread_environment, usable_cores, visible_gpus
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.files import write_results
@@ -62,6 +62,8 @@ def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple
     plan = make_plan(own, screen.say)
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
+        shared = thread_environment(_limits(plan.jobs, options).workers, os.environ)
+        plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
         sweep.write_plan(plan, _facts(words, options))
         return _run(sweep, plan, plan.jobs, options, screen)
 
@@ -120,16 +122,15 @@ def _limits(jobs: Sequence[Job], options: Options) -> Limits:
     gpus = visible_gpus(os.environ) if any(job.gpus for job in jobs) else []
     workers = options.workers or fitting_workers(len(jobs), len(gpus))
     workers = max(1, min(workers, len(jobs)))
-    environment = thread_environment(workers, os.environ)
-    return Limits(workers, gpus, options.timeout_seconds, options.grace_seconds, environment)
+    return Limits(workers, gpus, options.timeout_seconds, options.grace_seconds)
 
 
 def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits) -> str:
     """What is about to happen, and on how much of the machine."""
     if not jobs:
         return f"{sweep.path}: nothing is left to run"
-    threads = threads_per_job(limits.workers)
-    share = f", {threads} of {usable_cores()} cores each" if limits.environment else ""
+    threads = next(iter(jobs[0].environment.values()), None)
+    share = f", {threads} of {usable_cores()} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
     return f"{_count(jobs)}, {limits.workers} at a time{share}{gpus}, in {sweep.path}"
 

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -113,7 +114,8 @@ def test_a_job_gets_as_many_gpus_as_it_wants_and_none_on_request(tmp_path):
 
 
 def test_jobs_get_the_environment_they_are_given(tmp_path):
-    run_queue([stub_work(tmp_path, 1)], environment={"OMP_NUM_THREADS": "3"})
+    work = stub_work(tmp_path, 1)
+    run_queue([replace(work, job=replace(work.job, environment={"OMP_NUM_THREADS": "3"}))])
     (own,) = environments(tmp_path)
     assert own["OMP_NUM_THREADS"] == "3" and own["PATH"] == os.environ["PATH"]
     assert "CUDA_DEVICE_ORDER" not in own

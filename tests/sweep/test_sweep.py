@@ -11,6 +11,7 @@ from sweep_stubs import signal_when, started
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
+from mpt_cli.sweep import capacity, run
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.ranking import read_results
 from mpt_cli.sweep.run import train_command
@@ -168,3 +169,15 @@ def test_the_command_of_a_job_quotes_its_directory(stubs):
     assert command[1:4] == ["-P", "-m", "mpt_cli"]
     assert load_settings(command[5:-1]).run_dir == str(tmp)
     assert command[-1] == "--json"
+
+
+def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 4)
+    monkeypatch.setattr(run, "thread_environment", capacity.thread_environment)
+    stubs.manners = {1: "raises"}
+    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], workers=2)
+    stubs.manners = {}
+    found, _ = stubs.resume(tmp_path / "s", workers=1)
+    used = [json.loads(path.read_text()) for path in sorted((tmp_path / "s").glob("*.environment"))]
+    assert [own["TF_NUM_INTRAOP_THREADS"] for own in used] == ["2", "2"]
+    assert found.plan.jobs[0].command == "TF_NUM_INTRAOP_THREADS=2 mpt train conf=digits_mlp seed=0"
