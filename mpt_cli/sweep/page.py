@@ -25,8 +25,8 @@ th, td { border-bottom: 1px solid var(--line); padding: .35rem .5rem; text-align
 th { color: var(--faint); font-weight: 600; } td.number, th.number { text-align: right;
   font-variant-numeric: tabular-nums; } tr.best td { font-weight: 600; background: var(--soft); }
 code, pre { font: 13px/1.45 ui-monospace, monospace; }
-pre { background: var(--soft); border-radius: 6px; margin: .4rem 0; overflow-x: auto;
-  padding: .6rem .8rem; }
+pre { background: var(--soft); border-radius: 6px; margin: .4rem 0; overflow-wrap: anywhere;
+  padding: .6rem .8rem; white-space: pre-wrap; }
 figure { margin: 1rem 0; } figcaption { color: var(--faint); }
 .plots { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(480px, 100%), 1fr)); }
 svg { height: auto; max-width: 100%; } summary { cursor: pointer; }

@@ -41,13 +41,15 @@ def metric_course(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
 
 
 def scale_course(events: list[dict[str, Any]], metrics_jsonl: Path) -> list[tuple[int, float]]:
-    """(step, loss scale) at the start, before and after each change, and at the last logged step."""
-    last = latest_line(metrics_jsonl)
+    """(step, loss scale) at the start, before and after each change, at the last event and the last logged step."""
     points: list[tuple[int, float]] = []
     for event in events:
         before, after = float(event["scale_before"]), float(event["scale_after"])
         points += [(0, before)] if not points else []
         points += [(int(event["step"]), before), (int(event["step"]), after)] if before != after else []
+    if events:
+        points.append((int(events[-1]["step"]), float(events[-1]["scale_after"])))
+    last = latest_line(metrics_jsonl)
     if last is not None:
         points += [(0, float(last["loss_scale"]))] if not points else []
         points.append((int(last["step"]), float(last["loss_scale"])))
