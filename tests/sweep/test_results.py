@@ -191,7 +191,7 @@ def test_the_course_of_the_scale(tmp_path):
     events = [{"step": step, "scale_before": before, "scale_after": 4.0} for step, before in ((3, 8.0), (5, 4.0))]
     assert latest_line(metrics) == {"step": 9, "loss_scale": 4.0}
     assert scale_course(events, metrics) == [(0, 8.0), (3, 8.0), (3, 4.0), (5, 4.0), (9, 4.0)]
-    assert scale_course(events[1:], tmp_path / "none") == [(0, 4.0), (5, 4.0)]  # a fixed scale under which all overflows
+    assert scale_course(events[1:], tmp_path / "none") == [(0, 4.0), (5, 4.0)]  # fixed, and all overflows
     assert scale_course([], metrics) == [(0, 4.0), (9, 4.0)]
     assert scale_course([], tmp_path / "none") == [] and latest_line(tmp_path / "none") is None
 
