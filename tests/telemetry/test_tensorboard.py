@@ -33,6 +33,23 @@ def test_tensorboards_own_reader_finds_every_scalar_and_change_of_scale(tmp_path
     assert _scalars(tmp_path, "epoch/loss") == [(40, 0.5)]
 
 
+def test_a_resumed_run_takes_the_place_of_what_lay_after_its_checkpoint(tmp_path: Path, header, snapshot) -> None:
+    pytest.importorskip("tensorboard")
+    steps = {1: [(10, 0.5), (20, 0.4), (30, 0.3)], 2: [(20, 0.4), (30, 0.25), (40, 0.2)]}  # saved at 10
+    for attempt, points in steps.items():
+        (tmp_path / f"{attempt}").mkdir()
+        sink = TensorBoardSink(tmp_path / f"{attempt}")
+        sink.start(replace(header, attempt=attempt))
+        for step, loss in points:
+            sink.snapshot(replace(snapshot, step=step, loss=loss))
+        sink.close()
+        file = next((tmp_path / f"{attempt}").iterdir())
+        file.rename(tmp_path / f"events.out.tfevents.{attempt:010d}.host.1.0")
+        (tmp_path / f"{attempt}").rmdir()
+    assert [step for step, _ in _scalars(tmp_path, "loss")] == [10, 20, 30, 40]
+    assert [round(loss, 4) for _, loss in _scalars(tmp_path, "loss")] == [0.5, 0.4, 0.25, 0.2]
+
+
 def test_an_interval_without_loss_has_no_point(tmp_path: Path, snapshot) -> None:
     pytest.importorskip("tensorboard")
     sink = TensorBoardSink(tmp_path)

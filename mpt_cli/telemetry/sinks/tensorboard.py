@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.telemetry.records import Event, Snapshot
+from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
 
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
@@ -26,7 +26,8 @@ class TensorBoardSink(Sink):
     """Scalars by their names; those of a whole epoch under `epoch/`. `loss_scale` has a point at every change too.
 
     The record writer is used rather than EventFileWriter, which starts a thread and imports TensorFlow where it is
-    installed: three seconds that a run on JAX needn't pay.
+    installed: three seconds that a run on JAX needn't pay. A resumed run's file begins with a session start, at which
+    TensorBoard forgets the points that an earlier attempt wrote for the same and later steps.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -34,7 +35,7 @@ class TensorBoardSink(Sink):
         from tensorboard.compat.proto import event_pb2, summary_pb2
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        self._event, self._summary = event_pb2.Event, summary_pb2.Summary
+        self._event, self._summary, self._session_log = event_pb2.Event, summary_pb2.Summary, event_pb2.SessionLog
         name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.0"
         with _as_data_error(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -42,6 +43,10 @@ class TensorBoardSink(Sink):
             self._writer.write(self._event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
             self._writer.flush()
         self._folder = folder
+        self._begins_anew = False
+
+    def start(self, header: RunHeader) -> None:
+        self._begins_anew = header.attempt > 1
 
     def snapshot(self, snapshot: Snapshot) -> None:
         if snapshot.epoch_end:
@@ -66,6 +71,10 @@ class TensorBoardSink(Sink):
         values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         with _as_data_error(self._folder):
+            if self._begins_anew:
+                start = self._session_log(status=self._session_log.START)
+                self._writer.write(self._event(wall_time=time.time(), step=step, session_log=start).SerializeToString())
+                self._begins_anew = False
             self._writer.write(event.SerializeToString())
 
 
