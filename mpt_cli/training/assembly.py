@@ -17,7 +17,7 @@ from mpt_cli.precision import (
 )
 from mpt_cli.settings.schema import Settings, Trainer
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.backend import Platform
+from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.distribution import build_distribution
 from mpt_cli.training.engine import Engine, build_engine, convolves
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
@@ -98,7 +98,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
 def _check_savable(model: Any) -> None:
     """ConfigError where Keras could not write the model at the end of the run."""
     try:
-        keras.saving.serialize_keras_object(model)
+        with tensorflow_left_out():
+            keras.saving.serialize_keras_object(model)
     except Exception as error:
         first = str(error).strip().splitlines()[:1]
         raise ConfigError(Problem(

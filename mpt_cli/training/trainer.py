@@ -66,7 +66,7 @@ class Trainer:
                 self._run_epoch()
             if self._stop is None:
                 self.checkpointer.save(self.progress, self.ledger)
-            if self._must_stop() and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
+            if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self._stop, self.interruption.requested)
 

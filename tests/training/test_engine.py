@@ -17,7 +17,7 @@ from mpt_cli.training.state import collect_state, restore_state
 
 # On TensorFlow each operation is one kernel, in the loop as in `fit`, once graph rewriting is off (it fuses
 # the two graphs differently; measured: 3e-6). XLA on JAX does so too. Over 12 steps that is some float32 roundings.
-TOLERANCE = {"rtol": 2e-5, "atol": 5e-6} if BACKEND == "jax" else {"rtol": 0, "atol": 0}
+TOLERANCE = {"rtol": 1e-4, "atol": 2e-5} if BACKEND == "jax" else {"rtol": 0, "atol": 0}
 
 
 @pytest.fixture
