@@ -29,7 +29,7 @@ types: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.dev
-	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.speed
 
 recipes: $(VENV)/.dev

@@ -1,6 +1,7 @@
 """The command line: finds the verb, runs it, and turns what it raises into sentences and an exit code."""
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -8,9 +9,11 @@ import traceback
 from collections.abc import Sequence
 
 from mpt_cli import __version__
-from mpt_cli.errors import BAD_CONFIG, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
+from mpt_cli.errors import BAD_CONFIG, BAD_DATA, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
 from mpt_cli.verbs import EXIT_CODES, HIDDEN_VERBS, VERBS
 from mpt_cli.verbs.parser import verb_module, verb_parser
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    except Exception:
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
+            _silence_stdout()
+            print(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}", file=sys.stderr)
+            return BAD_DATA
         traceback.print_exc()
         print(f"\nThis is a bug in mpt {__version__}: please report it with the lines above.", file=sys.stderr)
         return BUG

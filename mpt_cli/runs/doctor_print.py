@@ -15,7 +15,11 @@ FASTER, SLOWER = 1.1, 0.9  # within a tenth a measurement this short says nothin
 
 
 def print_report(report: DoctorReport, console: Console) -> None:
-    """Rows of label and text, then what to do about what is missing; works piped and at 80 columns."""
+    """Rows of label and text, then what to do about what is missing; folded in a terminal, whole lines elsewhere."""
+    if not console.is_terminal:
+        for label, text in report_rows(report):
+            print(f"{label:<{LABEL_WIDTH}}  {text}", file=console.file)
+        return
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(no_wrap=True, min_width=LABEL_WIDTH, style="dim")
     grid.add_column(overflow="fold")

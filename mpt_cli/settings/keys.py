@@ -1,7 +1,7 @@
 """The schema as a flat table of dotted keys: for suggestions, completion, listings and for reading values."""
 
 from collections.abc import Iterator
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass, replace
 from functools import cache
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -60,6 +60,26 @@ def sections() -> dict[str, type]:
     """Each section of Settings and its dataclass (the shared base where it has variants)."""
     hints = get_type_hints(Settings).items()
     return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
+
+
+def key_versions() -> list[Key]:
+    """Every key once for each meaning, default and range it has; `variants` are those that share it."""
+    versions: list[Key] = []
+    for path, first in all_keys().items():
+        section = path.split(".")[0]
+        if section not in VARIANTS:
+            versions.append(first)
+            continue
+        of_path: list[Key] = []
+        for variant in first.variants:
+            key = next(key for key in class_keys(VARIANTS[section][variant], section) if key.path == path)
+            same = next((i for i, other in enumerate(of_path) if replace(other, variants=()) == key), None)
+            if same is None:
+                of_path.append(replace(key, variants=(variant,)))
+            else:
+                of_path[same] = replace(key, variants=(*of_path[same].variants, variant))
+        versions += of_path
+    return versions
 
 
 @cache

@@ -78,7 +78,7 @@ class Snapshot:
     skipped_steps: int
     consecutive_skips: int
     applied_steps: int
-    examples_per_second: float
+    examples_per_second: float | None  # None where the only calls since the last line were those that compile
     metrics: dict[str, float] = field(default_factory=dict)
     epoch_end: bool = False
     step_in_epoch: int = 0

@@ -20,7 +20,7 @@ from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.state import restore_weights
 
-FORMATS = ("keras", "savedmodel", "onnx")
+SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,9 @@ def export_model(trained: Trained, kind: str, output: Path) -> None:
     """
     if output.exists():
         raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
+    if kind in SUFFIXES and output.suffix != SUFFIXES[kind]:
+        raise ConfigError(Problem("--output", f"must end in {SUFFIXES[kind]} with --format {kind}.", str(output),
+                                  f"Use --output {output}{SUFFIXES[kind]}"))
     output.parent.mkdir(parents=True, exist_ok=True)
     if kind == "keras":
         model = load_trained(trained)

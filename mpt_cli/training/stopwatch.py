@@ -41,8 +41,8 @@ class Stopwatch:
         """Over the whole run; None before a call was timed."""
         return self.examples / self.seconds if self.seconds else None
 
-    def window_rate(self) -> float:
-        """Examples per second since the last call of this, 0 when nothing was timed."""
+    def window_rate(self) -> float | None:
+        """Examples per second since the last call of this, None when nothing was timed."""
         examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
         self._window = (self.examples, self.seconds)
-        return examples / seconds if seconds else 0.0
+        return examples / seconds if seconds else None

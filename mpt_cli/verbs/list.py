@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mpt_cli.errors import OK, ConfigError
 from mpt_cli.settings.key import REQUIRED
-from mpt_cli.settings.keys import Key, all_keys
+from mpt_cli.settings.keys import Key, all_keys, key_versions
 from mpt_cli.settings.locate import conf_directory, group_choices, recipe_paths
 from mpt_cli.settings.schema import VARIANTS
 from mpt_cli.verbs.common import add_json, print_json
@@ -88,7 +88,7 @@ def _heading(path: Path) -> str:
 def _keys() -> list[dict[str, str]]:
     from mpt_cli.settings.values import range_text
 
-    return [{"name": key.path, "description": _key_words(key, range_text(key))} for key in all_keys().values()]
+    return [{"name": key.path, "description": _key_words(key, range_text(key))} for key in key_versions()]
 
 
 def _key_words(key: Key, bounds: str) -> str:
@@ -96,7 +96,7 @@ def _key_words(key: Key, bounds: str) -> str:
         f"default {_yaml_word(key.default)}" if key.default != REQUIRED else "must be given",
         bounds,
         "|".join(_yaml_word(choice) for choice in key.choices),
-        f"only {', '.join(key.variants)}" if key.variants and len(key.variants) < 5 else "",
+        f"only {', '.join(key.variants)}" if len(key.variants) < len(VARIANTS.get(key.path.split(".")[0], ())) else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
 

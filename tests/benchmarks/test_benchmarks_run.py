@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["benchmarks/startup.py", "--quick"], "mpt --help"),
+        (["-m", "benchmarks.startup", "--quick"], "mpt --help"),
         (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
     ],
     ids=["startup", "speed"],

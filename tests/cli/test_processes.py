@@ -51,6 +51,14 @@ def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     assert "Traceback" not in closed.stderr
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
+    command = f"{sys.executable} -m mpt_cli list > /dev/full"
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3
+    assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
+
+
 def test_piped_output_has_no_control_codes(tmp_path) -> None:
     for words in (["--help"], ["list", "keys"], ["show", "conf=digits_cnn"], ["train", "seed=-1"]):
         done = _run(*words, cwd=tmp_path, TERM="xterm-256color")

@@ -18,6 +18,7 @@ _WRONG = [
     (["conf=digits_cnn.yaml"], "conf", "Did you mean conf=digits_cnn?"),
     (["conf=/"], "conf", "It is a folder."),
     (["conf=digits_cnn", "conf=digits_mlp"], "conf", "given once"),
+    ([_CNN, "policy=float32", "policy=mixed_float16"], "policy", "must agree with policy=float32"),
     # words that are no key=value
     (["digits_cnn"], "digits_cnn", "Write conf=digits_cnn."),
     ([_CNN, "policy"], "policy", "form key=value"),

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from mpt_cli.runs import doctor as module
 from mpt_cli.runs.doctor import Backend, DoctorReport, Missing, doctor
-from mpt_cli.runs.doctor_print import print_report, report_rows
+from mpt_cli.runs.doctor_print import print_report, report_rows, report_rows
 from mpt_cli.runs.probe import probe_backend
 
 
@@ -66,10 +66,17 @@ def test_the_default_backend_and_a_place_to_write_decide_the_exit_code(changes: 
     assert report_rows(report)[-1][1].startswith("ready" if code == 0 else "NOT ready")
 
 
-def test_the_report_fits_eighty_columns_without_control_codes() -> None:
+def test_the_report_fits_a_terminal_of_eighty_columns() -> None:
+    stream = io.StringIO()
+    print_report(REPORT, Console(file=stream, width=80, force_terminal=True, color_system=None))
+    assert max(len(line) for line in stream.getvalue().splitlines()) <= 80
+
+
+def test_piped_the_report_has_a_whole_line_for_each_row_and_no_control_codes() -> None:
     stream = io.StringIO()
     print_report(REPORT, Console(file=stream, width=80))
-    assert max(len(line) for line in stream.getvalue().splitlines()) <= 80
+    lines = stream.getvalue().splitlines()
+    assert [line[14:] for line in lines] == [text for _, text in report_rows(REPORT)]
     assert "\x1b" not in stream.getvalue()
 
 

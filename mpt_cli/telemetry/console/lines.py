@@ -18,6 +18,8 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     length = f"{header.epochs} epochs"
     if header.steps_per_epoch:
         length += f" of {count_words(header.steps_per_epoch)} steps"
+    if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
+        length += f", ended after {count_words(header.total_steps)} steps in all"
     rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
     rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
     rows += [("optimizer", header.optimizer), ("backend", header.backend), ("device", header.device)]
@@ -36,7 +38,7 @@ def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[s
     parts += [f"{name} {number_words(value)}" for name, value in beside_loss(snapshot)]
     if header.scaling.mode != "none":
         parts += [f"scale {scale_words(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
-    return [*parts, f"{count_words(snapshot.examples_per_second)} examples/s", seconds_words(seconds)]
+    return [*parts, *rate_parts(snapshot.examples_per_second), seconds_words(seconds)]
 
 
 def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
@@ -49,8 +51,12 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     if header.scaling.mode != "none":
         parts += [f"scale {scale_words(snapshot.loss_scale)}{counter_words(snapshot, header, ' ({})')}"]
         parts += [f"skipped {snapshot.skipped_steps}"]
-    parts.append(f"{count_words(snapshot.examples_per_second)} examples/s")
-    return "  ".join(parts)
+    return "  ".join([*parts, *rate_parts(snapshot.examples_per_second)])
+
+
+def rate_parts(examples_per_second: float | None) -> list[str]:
+    """Empty where nothing was timed."""
+    return [] if examples_per_second is None else [f"{count_words(examples_per_second)} examples/s"]
 
 
 def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
@@ -100,8 +106,7 @@ def _scale_range(summary: Summary) -> str:
 
 
 def _speed(summary: Summary) -> str:
-    parts = [] if summary.examples_per_second is None else [f"{count_words(summary.examples_per_second)} examples/s"]
-    parts.append(f"{seconds_words(summary.seconds)} in all")
+    parts = [*rate_parts(summary.examples_per_second), f"{seconds_words(summary.seconds)} in all"]
     if summary.peak_memory_bytes is not None:
         parts.append(f"at most {bytes_words(summary.peak_memory_bytes)} of memory")
     return ", ".join(parts)

@@ -69,7 +69,8 @@ def cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
     values += [(name, number_words(value), "") for name, value in beside_loss(snapshot)]
     values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
     values += _scale_cells(header, snapshot)
-    values.append(("examples/s", count_words(snapshot.examples_per_second), ""))
+    rate = snapshot.examples_per_second
+    values.append(("examples/s", "–" if rate is None else count_words(rate), ""))
     values.append(("memory", bytes_words(snapshot.memory_bytes), ""))
     return values
 
@@ -81,10 +82,15 @@ def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, 
     streak = snapshot.consecutive_skips
     return [
         ("loss scale", scale_words(snapshot.loss_scale), "magenta"),
-        ("next growth", counter_words(snapshot, header) or "never: fixed", "magenta"),
+        ("next growth", counter_words(snapshot, header) or _movement(header), "magenta"),
         ("skipped", skipped, "yellow" if snapshot.skipped_steps else ""),
         ("skip streak", count_words(streak), "bold red" if streak > 1 else "yellow" if streak else ""),
     ]
+
+
+def _movement(header: RunHeader) -> str:
+    """When a scale that counts no steps will move."""
+    return "never: fixed" if header.scaling.mode == "fixed" else "with the gradients"
 
 
 def table(values: list[tuple[str, str, str]], width: int) -> Table:
