@@ -7,7 +7,7 @@ from rich.console import Console
 
 from mpt_cli.runs import doctor as module
 from mpt_cli.runs.doctor import Backend, DoctorReport, Missing, doctor
-from mpt_cli.runs.doctor_print import print_report, report_rows, report_rows
+from mpt_cli.runs.doctor_print import print_report, report_rows
 from mpt_cli.runs.probe import probe_backend
 
 
