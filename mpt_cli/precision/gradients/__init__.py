@@ -12,6 +12,7 @@ from mpt_cli.precision.gradients.histogram import (
     safe_scales,
     share_flushed,
     share_overflow,
+    share_subnormal,
 )
 from mpt_cli.precision.gradients.logistic import log1pexp
 from mpt_cli.precision.gradients.probe_layer import GradientProbe
@@ -51,4 +52,5 @@ __all__ = [
     "scale_gradient",
     "share_flushed",
     "share_overflow",
+    "share_subnormal",
 ]

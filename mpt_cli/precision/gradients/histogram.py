@@ -69,6 +69,25 @@ def share_flushed(statistics: Counts, scale: float = 1.0, dtype: str = "float16"
     return _share_below(_finite_bins(statistics), find_format(dtype).flush_exponent - _power_of_two(scale))
 
 
+def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them is subnormal in `dtype`: kept, with fewer digits.
+
+    For float16: those of scaled magnitude 2**-25 up to 2**-14; 0.0 if there are no values.
+
+    Raises:
+        ValueError: as `share_flushed`.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> counts = np.asarray(gradient_statistics(np.float32([2.0**-20, 2.0**-3])))
+        >>> share_subnormal(counts), share_subnormal(counts, scale=2.0**10)
+        (0.5, 0.0)
+    """
+    bins = _finite_bins(statistics)
+    below = _share_below(bins, find_format(dtype).min_exponent - _power_of_two(scale))
+    return below - share_flushed(statistics, scale, dtype)
+
+
 def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
     """Share of the nonzero finite values that `scale` times them exceeds `dtype`; 0.0 if there are none.
 
