@@ -13,6 +13,7 @@ from mpt_cli.precision.rules import State, check_bounds, check_scale
 
 EXPONENT_BITS_AT = 23  # float32: the biased exponent starts at this bit
 EXPONENT_BIAS = 127
+SMALLEST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class LogMaxScale:
     `fast = mean of x, weights decaying with beta1; slow, square = means of x and x**2, decaying with beta2` (all three
     divided by 1 - beta**steps, as in Adam);
     `S = 2**floor(log_max - fast - deviations * sqrt(max(square - slow**2, 0)))`, within `min_scale` and `max_scale`.
-    3.09 deviations are the 99.9 % quantile of a normal distribution. A step whose gradients are all 0 tells nothing
-    and changes nothing.
+    3.09 deviations are the 99.9 % quantile of a normal distribution. A step whose scaled gradients are all 0 tells
+    nothing and changes nothing; below 2**-126, where CPU kernels flush float32 to 0, they count as 0.
 
     Source: Kuchaiev et al. 2018, "Mixed-Precision Training for NLP and Speech Recognition with OpenSeq2Seq",
     arXiv:1805.10387, and the `logmax` algorithm of NVIDIA/OpenSeq2Seq. Two things differ from that program: S is
@@ -54,8 +55,8 @@ class LogMaxScale:
         check_scale("deviations", self.deviations)
         for name in ("beta1", "beta2"):
             check_scale(name, getattr(self, name))
-            if not getattr(self, name) < 1:
-                raise ValueError(f"`{name}` must be below 1. Received: {name}={getattr(self, name)}.")
+            if not np.float32(getattr(self, name)) < 1:
+                raise ValueError(f"`{name}` must be below 1, in float32 too. Received: {name}={getattr(self, name)}.")
         check_scale("log_max", self.log_max)
         if not self.log_max <= EXPONENT_BIAS:
             raise ValueError(f"`log_max` must be at most 127, an exponent of 2. Received: log_max={self.log_max}.")
@@ -84,8 +85,8 @@ class LogMaxScale:
     def _exponent(self, scale: Any, measured: Measured) -> tuple[Any, Any]:
         """log2 of the largest true gradient, and whether there is one to learn from."""
         largest: Any = measured.largest
-        seen = ops.logical_and(measured.finite, largest > 0)
-        exponent = ops.log(ops.where(seen, largest, scale) / scale) / math.log(2.0)
+        seen = ops.logical_and(measured.finite, largest >= SMALLEST_NORMAL)
+        exponent = _log2(ops.where(seen, largest, scale)) - _log2(scale)  # the quotient itself may be flushed to 0
         exponent = ops.where(measured.finite, exponent, self.log_max)
         return exponent, ops.logical_or(seen, ops.logical_not(measured.finite))
 
@@ -98,6 +99,15 @@ class LogMaxScale:
 
 def _mean(before: Any, value: Any, beta: float) -> Any:
     return beta * before + (1 - beta) * value
+
+
+def _log2(x: Any) -> Any:
+    """Of a normal float32, the exponent from its bits: exact for powers of two, and 128 for inf."""
+    bits = reinterpret(x, "int32")
+    exponent = ops.right_shift(bits, EXPONENT_BITS_AT) - EXPONENT_BIAS
+    fraction = ops.bitwise_and(bits, 2**EXPONENT_BITS_AT - 1)
+    mantissa = reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
+    return ops.cast(exponent, "float32") + ops.log(mantissa) / math.log(2.0)
 
 
 def _power_of_two(exponent: Any) -> Any:

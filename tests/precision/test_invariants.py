@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, MODES, compiled
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, LossScaleOptimizer, ScaleRule
@@ -98,8 +98,14 @@ def test_a_fixed_scale_never_moves(scale, sequence):
         assert (float(row["scale"]), tally(row)["growths"], tally(row)["backoffs"]) == (scale, 0, 0)
 
 
+LARGEST = float(np.finfo("float32").max)
+
+
+@pytest.mark.slow
 @QUICK
-@given(st.lists(st.tuples(st.booleans(), st.floats(0, 2.0**100, width=32)), max_size=60))
+@example([(True, 2.0**-126)])
+@example([(True, 2.0**-149), (True, 0.0), (True, 2.0**-126), (True, LARGEST), (False, 0.0)])
+@given(st.lists(st.tuples(st.booleans(), st.floats(0, LARGEST, width=32)), max_size=60))
 def test_logmax_is_always_a_power_of_two_within_its_bounds(steps):
     rule = LogMaxScale()
     for row in run(rule, [finite for finite, _ in steps], [size for _, size in steps]):
