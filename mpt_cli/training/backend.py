@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from mpt_cli.errors import ConfigError, MptError, Problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.compile_cache import use_compile_cache
 from mpt_cli.training.distribution import check_device_count
 
 
@@ -74,6 +75,7 @@ def _check_installed(name: str) -> None:
 def _set_variables(settings: Settings) -> None:
     """Environment variables that the frameworks read once, when they are imported."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
+    use_compile_cache(settings, os.environ)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if settings.backend.device == "cpu":
