@@ -50,6 +50,8 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     applied = bool(measured.finite) or optimizer.on_overflow == "apply"
     if applied:
         optimizer.apply_inner(grads, variables, unscaled)
+    elif optimizer.count_skipped_steps:
+        optimizer.inner_optimizer.iterations.assign_add(1)
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
     _assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
@@ -84,11 +86,19 @@ def stateless_apply(
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), list(inner)))
+        skipped = _inner_after_skip(optimizer, inner)
+        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     return new_values, [new_own[name] for name in state.by_name] + new_inner
+
+
+def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
+    inner = optimizer.inner_optimizer
+    if not optimizer.count_skipped_steps:
+        return list(inner_values)
+    return [value + (v is inner.iterations) for v, value in zip(inner.variables, inner_values, strict=True)]
 
 
 def _inner_stateless_apply(

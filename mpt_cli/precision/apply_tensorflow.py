@@ -99,6 +99,9 @@ def _apply_inner_where(
         before, after = state.advance(measured, tf.constant(True))
     else:
         tf.cond(measured.finite, _then_nothing(apply_inner), _then_nothing(lambda: None))
+        if optimizer.count_skipped_steps:
+            iterations = optimizer.inner_optimizer.iterations
+            iterations.assign_add(tf.cast(tf.logical_not(measured.finite), iterations.dtype))
         before, after = state.advance(measured, measured.finite)
     followers = [variables[index] for index in scaled_statistics(variables)]
     for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):

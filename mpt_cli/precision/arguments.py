@@ -42,6 +42,17 @@ def check_on_overflow(on_overflow: Any) -> str:
     return str(on_overflow)
 
 
+def check_counting(count_skipped_steps: Any, inner: Any) -> None:
+    """TypeError or ValueError for `count_skipped_steps` that is no bool, or that `inner` has no use for."""
+    if not isinstance(count_skipped_steps, bool):
+        raise TypeError("`count_skipped_steps` must be True or False. Received: "
+                        f"count_skipped_steps={count_skipped_steps!r}.")
+    if count_skipped_steps and inner.gradient_accumulation_steps:
+        raise ValueError("`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
+                         "would end a group of gradients early. Received: gradient_accumulation_steps="
+                         f"{inner.gradient_accumulation_steps}.")
+
+
 def rule_from(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]) -> ScaleRule:
     """The rule that the constructor's arguments stand for; raises as its docstring says."""
     if not isinstance(dynamic, bool):

@@ -41,7 +41,7 @@ class InnerDelegation:
 
     @property
     def iterations(self) -> Any:
-        """Applied updates: a skipped step leaves it, and with it every schedule, where it is."""
+        """The inner optimizer's count of updates, which schedules follow; `count_skipped_steps` says of which."""
         return self.inner_optimizer.iterations
 
     def set_weights(self, weights: list[Any]) -> None:

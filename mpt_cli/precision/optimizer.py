@@ -4,7 +4,14 @@ from typing import Any
 
 import keras
 
-from mpt_cli.precision.arguments import check_inner, check_on_overflow, check_only_rule, drop_inner_scaling, rule_from
+from mpt_cli.precision.arguments import (
+    check_counting,
+    check_inner,
+    check_on_overflow,
+    check_only_rule,
+    drop_inner_scaling,
+    rule_from,
+)
 from mpt_cli.precision.delegation import InnerDelegation
 from mpt_cli.precision.finite import Measured, all_finite, largest_magnitude, unscale
 from mpt_cli.precision.rules import ScaleRule
@@ -39,6 +46,8 @@ class LossScaleOptimizer(
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
         rule: a `rules.ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
+        count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
+            bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
 
     Raises:
         TypeError: `inner_optimizer` is no Keras optimizer; a number is a bool or text.
@@ -67,6 +76,7 @@ class LossScaleOptimizer(
         *,
         rule: ScaleRule | None = None,
         on_overflow: str = "skip",
+        count_skipped_steps: bool = False,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -76,6 +86,7 @@ class LossScaleOptimizer(
         else:
             check_only_rule(dynamic, initial_scale, dynamic_growth_steps, kwargs)
         on_overflow = check_on_overflow(on_overflow)
+        check_counting(count_skipped_steps, inner_optimizer)
         drop_inner_scaling(inner_optimizer)
         super(keras.optimizers.LossScaleOptimizer, self).__init__(learning_rate=0.0, name=name)
         self._warned: set[str] = set()
@@ -83,6 +94,7 @@ class LossScaleOptimizer(
         self._scaled_gradients: list[Tensor] | None = None
         self._rule = rule
         self._on_overflow = on_overflow
+        self._count_skipped_steps = count_skipped_steps
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
@@ -93,6 +105,11 @@ class LossScaleOptimizer(
         return self._on_overflow
 
     @property
+    def count_skipped_steps(self) -> bool:
+        """Whether a skipped step moves `iterations`."""
+        return self._count_skipped_steps
+
+    @property
     def variables(self) -> list[keras.Variable]:
         """The scale's own variables, then the inner optimizer's."""
         own = self.scale_state.variables if self.scale_state else []
@@ -101,8 +118,10 @@ class LossScaleOptimizer(
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train.
 
-        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas.
+        Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
+        with `count_skipped_steps`.
         """
+        check_counting(self.count_skipped_steps, self.inner_optimizer)
         if keras.backend.backend() == "tensorflow":
             from mpt_cli.precision import apply_tensorflow
 

@@ -26,6 +26,7 @@ class SavedLikeInner:
     scale_state: ScaleState | None
     name: str
     _on_overflow: str
+    _count_skipped_steps: bool
     _rule: ScaleRule
 
     def __dir__(self) -> list[str]:
@@ -56,6 +57,7 @@ class SavedLikeInner:
             "name": self.name,
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "on_overflow": self._on_overflow,
+            "count_skipped_steps": self._count_skipped_steps,
             **config_of(self._rule),
         }
 

@@ -70,11 +70,35 @@ def check_on_overflow(settings: Settings) -> Iterator[Problem]:
         yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, "Use loss_scale.mode=fixed.")
 
 
+def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
+    scale, accumulated = settings.loss_scale, settings.optimizer.gradient_accumulation_steps
+    if scale.schedules_follow == "applied_steps":
+        return
+    if scale.mode == "none" or scale.on_overflow == "apply":
+        chosen = "mode=none" if scale.mode == "none" else "on_overflow=apply"
+        rule = f"must be left out with loss_scale.{chosen}: no step is skipped."
+        yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
+    if accumulated is not None:
+        rule = (f"must be applied_steps with optimizer.gradient_accumulation_steps={accumulated}: a skipped step that "
+                "counts would end a group of gradients early.")
+        yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
+
+
 def check_skip_window(settings: Settings) -> Iterator[Problem]:
     scale = settings.loss_scale
     if scale.max_skip_rate is None and scale.skip_rate_window != _default(scale, "skip_rate_window"):
         rule = "must be left out when loss_scale.max_skip_rate is null: nothing uses it."
         yield Problem("loss_scale.skip_rate_window", rule, scale.skip_rate_window)
+
+
+def check_rollback(settings: Settings) -> Iterator[Problem]:
+    trainer = settings.trainer
+    if trainer.on_unhealthy == "rollback":
+        return
+    for name in ("max_rollbacks", "rollback_learning_rate_factor", "rollback_scale_factor"):
+        if getattr(trainer, name) != _default(trainer, name):
+            rule = "must be left out with trainer.on_unhealthy=stop: nothing uses it."
+            yield Problem(f"trainer.{name}", rule, getattr(trainer, name), "Set trainer.on_unhealthy=rollback.")
 
 
 def check_float8(settings: Settings) -> Iterator[Problem]:
@@ -148,7 +172,10 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_fixed_scale, ("loss_scale.mode", *_SCALE_MOVES)),
     (check_logmax, ("loss_scale.mode", *_SCALE_MOVES, *(f"loss_scale.{name}" for name in _LOGMAX))),
     (check_on_overflow, ("loss_scale.mode", "loss_scale.on_overflow")),
+    (check_schedules_follow, ("loss_scale.schedules_follow", "loss_scale.mode", "loss_scale.on_overflow",
+                              "optimizer.gradient_accumulation_steps")),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
+    (check_rollback, ("trainer",)),
     (check_float8, ("policy.name", "policy.float8")),
     (check_half_variables, ("policy.name", "optimizer.name")),
     (check_distribution, ("distribute.name", "distribute.devices", "backend.name")),

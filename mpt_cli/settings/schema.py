@@ -42,6 +42,8 @@ class LossScale:
     beta2: float = key(0.999, "logmax: decay of its variance", above=0, below=1)
     deviations: float = key(3.09, "logmax: standard deviations kept free below log_max", above=0)
     on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
+    schedules_follow: str = key("applied_steps", "steps that move learning-rate schedules: applied_steps as in Keras 3 "
+                                "or all_steps as in tf.keras", choices=("applied_steps", "all_steps"))
     max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
                                                at_least=1)
     max_skips_at_floor: Optional[int] = key(10, "stop after this many steps skipped with the scale at min_scale, "

@@ -37,7 +37,10 @@ def wrap_optimizer(inner: Any, settings: LossScale, scaling: Scaling) -> LossSca
     if scaling.mode == "none":
         return LossScaleOptimizer(inner, rule=FixedScale(1.0), on_overflow="apply")
     on_overflow = "apply" if settings.on_overflow == "apply" else "skip"
-    return LossScaleOptimizer(inner, rule=_rule(settings, scaling.mode), on_overflow=on_overflow)
+    return LossScaleOptimizer(
+        inner, rule=_rule(settings, scaling.mode), on_overflow=on_overflow,
+        count_skipped_steps=settings.schedules_follow == "all_steps",
+    )  # fmt: skip
 
 
 def _rule(settings: LossScale, mode: str) -> ScaleRule:

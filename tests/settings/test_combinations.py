@@ -19,6 +19,15 @@ _WRONG = [
     (["loss_scale.deviations=2"],
      "loss_scale.deviations: must be left out with loss_scale.mode=auto: only logmax uses it. Received: 2.0. "
      "Use loss_scale.mode=logmax."),
+    (["loss_scale.schedules_follow=all_steps", "loss_scale=none"],
+     "loss_scale.schedules_follow: must be left out with loss_scale.mode=none: no step is skipped. "
+     "Received: 'all_steps'."),
+    (["loss_scale.schedules_follow=all_steps", "loss_scale=fixed", "loss_scale.on_overflow=apply"],
+     "loss_scale.schedules_follow: must be left out with loss_scale.on_overflow=apply: no step is skipped. "
+     "Received: 'all_steps'."),
+    (["loss_scale.schedules_follow=all_steps", "optimizer.gradient_accumulation_steps=2"],
+     "loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
+     "that counts would end a group of gradients early. Received: 'all_steps'."),
     (["loss_scale.on_overflow=abort"],
      "loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale.mode=fixed."),
     (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],

@@ -76,11 +76,12 @@ class TinyRun:
 def tiny_run(
     data: Examples, *, policy: str = "float32", jit: bool = keras.backend.backend() == "jax", capacity: int = 4,
     resident: bool = True, rule: Any = None, inner: Any = None,
+    optimizer: Any = None, shuffle: bool = True,
 ) -> TinyRun:  # fmt: skip
-    optimizer = LossScaleOptimizer(inner or sgd(), rule=rule)
+    optimizer = optimizer or LossScaleOptimizer(inner or sgd(), rule=rule)
     model = compile_tiny(tiny_model(policy), optimizer)
     optimizer.build(model.trainable_variables)
     build_metrics(model, data, 4)
     engine = build_engine(model, jit, Distribution())
-    feed = build_feed(data, engine, BatchPlan(4, capacity, shuffle=True, seed=1), resident)
+    feed = build_feed(data, engine, BatchPlan(4, capacity, shuffle=shuffle, seed=1), resident)
     return TinyRun(model, engine, feed, Ledger(LedgerRules(tuple(v.path for v in model.trainable_variables))))

@@ -61,6 +61,14 @@ def test_one_bad_replica_of_two_skips_the_step_on_both(strategy, bad, by_hand):
     assert (float(found.loss_scale), copies(found.iterations), int(found.dynamic_counter)) == (1.0, [2, 2], 1)
 
 
+def test_iterations_may_count_skipped_steps_once_on_every_replica(strategy):
+    def optimizer():
+        return LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=4.0, count_skipped_steps=True)
+
+    found, _ = custom_loop(strategy, optimizer, [(1.0, INF), (1.0, 1.0), (NAN, 1.0)])
+    assert (copies(found.iterations), int(found.applied_steps)) == ([3, 3], 1)
+
+
 def test_growth_counts_a_step_once_and_not_once_per_replica(strategy):
     def optimizer():
         return LossScaleOptimizer(keras.optimizers.SGD(0.0), initial_scale=4.0, dynamic_growth_steps=2)

@@ -1,0 +1,123 @@
+"""`count_skipped_steps`: `iterations` moves in a skipped step, as in tf.keras, or stays, as in Keras 3."""
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, MODES, compiled, only_on
+
+from mpt_cli.precision import LossScaleOptimizer, keep_skips_whole
+
+INF = np.float32("inf")
+SEQUENCE = np.float32([1.0, INF, 0.5, -INF, np.nan, 1.0, 0.25])
+
+
+def halving_rate() -> keras.optimizers.schedules.LearningRateSchedule:
+    return keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
+
+
+def iterations_and_rates(optimizer: LossScaleOptimizer, mode: str) -> list[tuple[int, float]]:
+    """Both after each step of SEQUENCE."""
+    weight = keras.Variable(0.0)
+    optimizer.build([weight])
+    optimizer.scale_loss(1.0)
+    if BACKEND == "tensorflow" or mode == "eager":
+        step = compiled(lambda gradient: optimizer.apply([gradient], [weight]), mode)
+    else:
+        pure = compiled(lambda own, gradient: optimizer.stateless_apply(own, [gradient], [weight.value])[1], mode)
+
+        def step(gradient):
+            for variable, value in zip(optimizer.variables, pure([v.value for v in optimizer.variables], gradient),
+                                       strict=True):
+                variable.assign(value)
+
+    rows = []
+    for gradient in SEQUENCE:
+        step(keras.ops.convert_to_tensor(gradient))
+        rows.append((int(optimizer.iterations.value), float(optimizer.learning_rate)))
+    return rows
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("count", "iterations"), [(False, [1, 1, 2, 2, 2, 3, 4]), (True, [1, 2, 3, 4, 5, 6, 7])])
+def test_iterations_and_the_schedule_follow_applied_or_all_steps(count, iterations, mode):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(halving_rate()), count_skipped_steps=count)
+    assert iterations_and_rates(optimizer, mode) == [(n, 0.5**n) for n in iterations]
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (4, 3)
+
+
+def trajectory(optimizer, additions) -> tuple[np.ndarray, np.ndarray]:
+    """(iterations, scale) and weights after each step of a noisy parabola."""
+    import tensorflow as tf
+
+    weight, rows, weights = tf.Variable([1.0, -1.0]), [], []
+    targets = tf.constant(np.random.default_rng(7).normal(size=(len(additions), 2)).astype("float32"))
+    optimizer.build([weight])
+
+    @tf.function
+    def step(target, addition):
+        with tf.GradientTape() as tape:
+            scaled = optimizer.get_scaled_loss(tf.reduce_sum((weight - target) ** 2))
+        [gradient] = optimizer.get_unscaled_gradients(tape.gradient(scaled, [weight]))
+        optimizer.apply_gradients([(gradient + addition, weight)])
+
+    for target, addition in zip(targets, additions, strict=True):
+        step(target, addition)
+        rows.append((int(keras.ops.convert_to_numpy(optimizer.iterations)), float(optimizer.loss_scale)))
+        weights.append(weight.numpy())
+    return np.array(rows), np.array(weights)
+
+
+@only_on("tensorflow")
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_iterations_scales_and_weights_are_those_of_tf_keras_at_every_step(name):
+    import tf_keras
+
+    bad = np.random.default_rng(5).random(150) < 0.3
+    additions = np.where(bad, INF, np.float32(0.0))
+    inner = getattr(tf_keras.optimizers.experimental, name)(
+        tf_keras.optimizers.schedules.ExponentialDecay(0.1, 20, 0.5), jit_compile=False)  # fmt: skip
+    theirs = tf_keras.mixed_precision.LossScaleOptimizer(inner, dynamic_growth_steps=4)
+    ours = LossScaleOptimizer(
+        getattr(keras.optimizers, name)(keras.optimizers.schedules.ExponentialDecay(0.1, 20, 0.5)),
+        dynamic_growth_steps=4, count_skipped_steps=True, min_scale=1.0,
+    )  # fmt: skip
+    (expected, expected_weights), (found, weights) = trajectory(theirs, additions), trajectory(ours, additions)
+    np.testing.assert_array_equal(found, expected)
+    assert found[-1, 0] == 150
+    assert int(ours.skipped_steps) == bad.sum() > 20
+    np.testing.assert_allclose(weights, expected_weights, rtol=2e-5, atol=1e-6)  # a rate of other roundings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("whole", [False, True])
+def test_in_fit_and_after_loading(whole, jit_compile, tmp_path):
+    x = np.ones((20, 2), "float32")
+    x[4:12] = INF
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(halving_rate()), count_skipped_steps=True)
+    model.compile(optimizer, "mse", jit_compile=jit_compile)
+    model = keep_skips_whole(model) if whole else model
+    for _ in range(2):
+        model.fit(x, np.ones((20, 1)), batch_size=4, shuffle=False, verbose=0)
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
+        model = keep_skips_whole(model) if whole else model
+        assert model.optimizer.count_skipped_steps
+    assert (int(model.optimizer.iterations.value), int(model.optimizer.applied_steps)) == (10, 6)
+    assert float(model.optimizer.learning_rate) == 0.5**10
+
+
+def test_accumulation_is_refused_at_once_and_when_it_is_set_later():
+    accumulating = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="`count_skipped_steps` does not go with `gradient_accumulation_steps`"):
+        LossScaleOptimizer(accumulating, count_skipped_steps=True)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), count_skipped_steps=True)
+    optimizer.gradient_accumulation_steps = 2
+    with pytest.raises(ValueError, match="would end a group of gradients early"):
+        optimizer.build([keras.Variable(1.0)])
+
+
+def test_it_is_true_or_false():
+    with pytest.raises(TypeError, match=r"`count_skipped_steps` must be True or False\. Received: .*=1"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.5), count_skipped_steps=1)

@@ -1,0 +1,24 @@
+"""`loss_scale.schedules_follow` in the compiled loop: the learning rate that each step records."""
+
+import keras
+import numpy as np
+import pytest
+from tiny import JITS, tiny_data, tiny_run
+
+from mpt_cli.settings.schema import LossScale
+from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.scaling import wrap_optimizer
+
+
+@pytest.mark.parametrize("jit", JITS)
+@pytest.mark.parametrize(("follow", "halvings"), [("applied_steps", [0, 1, 1, 1, 2]), ("all_steps", [0, 1, 2, 3, 4])])
+def test_rates_follow_applied_or_all_steps(follow, halvings, jit):
+    data = tiny_data(20)
+    data.x[4:12] = np.inf  # the second and third step of five
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
+    settings = LossScale(mode="dynamic", schedules_follow=follow)
+    optimizer = wrap_optimizer(keras.optimizers.SGD(schedule), settings, Scaling(mode="dynamic"))
+    run = tiny_run(data, jit=jit, optimizer=optimizer, shuffle=False)
+    rates = np.concatenate([block.column("learning_rate") for block in run.epochs(1)])
+    np.testing.assert_array_equal(rates, [0.5**n for n in halvings])
+    assert (run.ledger.applied, run.ledger.skipped) == (3, 2)
