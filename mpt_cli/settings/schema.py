@@ -110,6 +110,8 @@ class Logger:
     tensorboard: bool = key(False, "tensorboard/ event files")
 
 
+    compile_cache: Optional[str] = key("auto", "folder for compiled programs, so that the next run starts sooner; auto = "
+                                       "in the user's cache folder, null = none")
 @dataclass
 class Distribute:
     """Over how many devices of this machine a batch is split."""
