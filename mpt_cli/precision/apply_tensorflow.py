@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured
 from mpt_cli.precision.float8 import follow_scale, scaled_statistics
+from mpt_cli.precision.scale_state import ScaleState
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -37,6 +38,15 @@ def check_accumulation(inner_optimizer: Any) -> None:
         raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
                          f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
                          f"{replicas} replicas. Use a larger batch, or one replica.")
+
+
+def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
+    """Let `tf.train.Checkpoint` find the scale's variables, which TensorFlow sees only as attributes of the optimizer.
+
+    What a checkpoint restored before held for them is assigned here.
+    """
+    for variable in state.variables:
+        optimizer._track_trackable(variable, name=variable.name, overwrite=True)
 
 
 def all_replicas(flag: Tensor) -> Tensor:

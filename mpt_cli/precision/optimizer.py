@@ -53,6 +53,10 @@ class LossScaleOptimizer(
         TypeError: `inner_optimizer` is no Keras optimizer; a number is a bool or text.
         ValueError: it is wrapped already; a number is out of range; an argument belongs to the inner optimizer.
 
+    Model files and weights files hold everything once, and fit with and without the wrapper. A `tf.train.Checkpoint`
+    (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
+    the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
+
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.
 
@@ -66,6 +70,8 @@ class LossScaleOptimizer(
     >>> float(weight.value), int(optimizer.skipped_steps), float(optimizer.loss_scale)
     (0.5, 1, 512.0)
     """
+
+    built: bool
 
     def __init__(
         self,
@@ -116,17 +122,20 @@ class LossScaleOptimizer(
         return [*own, *self.inner_optimizer.variables]
 
     def build(self, var_list: list[Any]) -> None:
-        """Create the variables; `var_list` are the variables to train.
+        """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
         with `count_skipped_steps`.
         """
+        if self.built:
+            return
         check_counting(self.count_skipped_steps, self.inner_optimizer)
+        self.scale_state = ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             from mpt_cli.precision import apply_tensorflow
 
             apply_tensorflow.check_accumulation(self.inner_optimizer)
-        self.scale_state = ScaleState(self.rule)
+            apply_tensorflow.track_in_checkpoints(self, self.scale_state)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         self._trainable_variables = list(var_list)

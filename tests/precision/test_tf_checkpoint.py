@@ -1,0 +1,100 @@
+"""`tf.train.Checkpoint` of model and optimizer: scale, counters and inner state come back, whenever it is restored."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from backends import only_on
+
+from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
+
+pytestmark = only_on("tensorflow")
+X = np.random.default_rng(0).normal(size=(40, 3)).astype("float32")
+BAD_X = np.where(np.arange(40)[:, None] // 4 == 6, np.float32("inf"), X)
+RULES = {
+    "dynamic": {"initial_scale": 2.0**10, "dynamic_growth_steps": 3, "hysteresis": 2},
+    "fixed": {"dynamic": False, "initial_scale": 8.0},
+    "logmax": {"rule": LogMaxScale()},
+}
+
+
+def network(**arguments) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.01), **arguments), "mse", jit_compile=False)
+    return model
+
+
+def fit(model: keras.Model, x: np.ndarray = X) -> keras.Model:
+    model.fit(x, X[:, :2], batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+def state(model: keras.Model) -> list:
+    return [keras.ops.convert_to_numpy(v).tolist() for v in [*model.variables, *model.optimizer.variables]]
+
+
+def checkpoint(model: keras.Model):
+    import tensorflow as tf
+
+    return tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("built", [True, False])
+def test_restored_before_or_after_build_it_trains_on_as_if_never_stopped(built, name, tmp_path):
+    model = fit(network(**RULES[name]), BAD_X)
+    assert (int(model.optimizer.applied_steps), int(model.optimizer.skipped_steps)) == (9, 1)
+    path = checkpoint(model).save(str(tmp_path / "saved"))
+    again = network(**RULES[name])
+    if built:
+        again.optimizer.build(again.trainable_variables)
+    status = checkpoint(again).restore(path)
+    again.optimizer.build(again.trainable_variables)
+    status.assert_consumed()
+    assert state(again) == state(model)
+    assert state(fit(again)) == state(fit(model))
+    assert int(again.optimizer.seen_steps) == 20
+
+
+FRESH_PROCESS = """
+import json, sys
+sys.path[:0] = [sys.argv[2]]
+import test_tf_checkpoint as here
+model = here.network(**here.RULES["dynamic"])
+status = here.checkpoint(model).restore(sys.argv[1])
+here.fit(model)
+status.assert_consumed()
+print(json.dumps(here.state(model)))
+"""
+
+
+@pytest.mark.slow
+def test_in_a_fresh_process_that_has_not_built_the_optimizer(tmp_path):
+    model = fit(network(**RULES["dynamic"]), BAD_X)
+    path = checkpoint(model).save(str(tmp_path / "saved"))
+    here = Path(__file__).parent
+    paths = os.pathsep.join(map(str, (here.parents[1], here.parent)))
+    done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, path, str(here)], capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == state(fit(model))
+
+
+def test_a_checkpoint_of_the_bare_optimizer_is_restored_into_the_inner_one(tmp_path):
+    import tensorflow as tf
+
+    weight = keras.Variable([1.0, 2.0])
+    plain, ours = keras.optimizers.Adam(0.5), LossScaleOptimizer(keras.optimizers.Adam(0.5))
+    plain.apply([keras.ops.ones((2,))], [weight])
+    path = tf.train.Checkpoint(optimizer=plain).save(str(tmp_path / "plain"))
+    ours.build([weight])
+    tf.train.Checkpoint(optimizer=ours.inner_optimizer).restore(path).assert_consumed()
+    for found, expected in zip(ours.inner_optimizer.variables, plain.variables, strict=True):
+        np.testing.assert_array_equal(found.numpy(), expected.numpy())
