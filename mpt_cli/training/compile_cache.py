@@ -5,16 +5,21 @@ frameworks look programs up by a hash of the whole program, so a stale one is ne
 (the processor, the version) is in the name of the folder.
 """
 
+import atexit
 import hashlib
 import os
 import platform
-from collections.abc import MutableMapping
-from contextlib import suppress
+import shutil
+import warnings
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 
+from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import Settings
 
+LEAST_FREE_BYTES = 2**30
 LARGEST_BYTES = 2 * 2**30  # beyond this the programs that were not used for longest go
 CPU_INFO = Path("/proc/cpuinfo")
 DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "jax": ("jaxlib",)}
@@ -24,25 +29,41 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     """Set the variables that make the framework keep its programs; to be called before it is imported.
 
     Nothing is set where `backend.compile_cache` is null, where the user's own variables choose a place already, and
-    where the folder can't be written.
+    where the folder can't be written or its disk is nearly full.
     """
     if settings.backend.compile_cache is None:
         return
     folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+            return
+        _drop_unfinished(folder)
         drop_oldest(folder, LARGEST_BYTES)
+        _mark_running(folder)
     except OSError:
-        return
-    if not os.access(folder, os.W_OK):
         return
     if settings.backend.name == "jax":
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+        for doing in ("reading", "writing"):  # then JAX compiles, which is all that matters to a run
+            warnings.filterwarnings("ignore", message=f"Error {doing} persistent compilation cache entry")
     elif "persistent_cache_directory" not in environment.get("TF_XLA_FLAGS", ""):
         flag = f"--tf_xla_persistent_cache_directory={folder}"
         environment["TF_XLA_FLAGS"] = f"{environment.get('TF_XLA_FLAGS', '')} {flag}".strip()
+
+
+@contextmanager
+def cache_trouble_explained() -> Iterator[None]:
+    """DataError where TensorFlow gives up because it can't keep a program: the disk has filled up since the start."""
+    try:
+        yield
+    except Exception as error:
+        if "xla_compile_cache" not in str(error):
+            raise
+        raise DataError(f"A compiled program can't be kept: {str(error).splitlines()[0]}. Make room, or set "
+                        "backend.compile_cache=null.") from error
 
 
 def cache_folder(chosen: str, backend: str) -> Path:
@@ -64,6 +85,39 @@ def drop_oldest(folder: Path, largest_bytes: int) -> None:
             return
         path.unlink(missing_ok=True)
         total -= size
+
+
+def _mark_running(folder: Path) -> None:
+    """A file that says this process may be writing; it goes when the process ends by itself."""
+    marker = folder / f"{_marker_prefix()}{os.getpid()}"
+    marker.touch()
+    atexit.register(marker.unlink, missing_ok=True)
+
+
+def _drop_unfinished(folder: Path) -> None:
+    """Delete what was written since the start of a process that was killed: its last file may be half a program."""
+    for marker in folder.glob(f"{_marker_prefix()}*"):
+        if _is_running(int(marker.name.rpartition("-")[2])):
+            continue
+        started = marker.stat().st_mtime
+        for path in folder.iterdir():
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime >= started:
+                    path.unlink()
+
+
+def _marker_prefix() -> str:
+    return f"running-{platform.node()}-"
+
+
+def _is_running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
 
 
 def _version(backend: str) -> str:

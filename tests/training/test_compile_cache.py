@@ -1,0 +1,105 @@
+"""Programs kept on disk: used by the next run, never in the way of one."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.errors import DataError
+from mpt_cli.settings import load_settings
+from mpt_cli.training import compile_cache
+from mpt_cli.training.compile_cache import cache_folder, cache_trouble_explained, drop_oldest, use_compile_cache
+
+KILLED = 2**22 + 1  # beyond the largest process number of Linux
+
+
+def settings(place: str | None, backend: str = "jax"):
+    loaded = load_settings(["conf=digits_mlp", f"backend={backend}"])
+    return replace(loaded, backend=replace(loaded.backend, compile_cache=place))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = cache_folder(str(tmp_path), "jax")
+    made.mkdir()
+    return made
+
+
+def test_each_framework_is_told_in_its_own_words(tmp_path: Path) -> None:
+    jax, tensorflow = {}, {"TF_XLA_FLAGS": "--tf_xla_auto_jit=0"}
+    use_compile_cache(settings(str(tmp_path)), jax)
+    use_compile_cache(settings(str(tmp_path), "tensorflow"), tensorflow)
+    assert jax["JAX_COMPILATION_CACHE_DIR"] == str(cache_folder(str(tmp_path), "jax"))
+    expected = f"--tf_xla_auto_jit=0 --tf_xla_persistent_cache_directory={cache_folder(str(tmp_path), 'tensorflow')}"
+    assert tensorflow == {"TF_XLA_FLAGS": expected}
+
+
+def test_null_and_the_users_own_choice_leave_the_variables_alone(tmp_path: Path) -> None:
+    jax, own = {}, {"JAX_COMPILATION_CACHE_DIR": "mine"}
+    use_compile_cache(settings(None), jax)
+    use_compile_cache(settings(str(tmp_path)), own)
+    assert jax == {} and own["JAX_COMPILATION_CACHE_DIR"] == "mine"
+
+
+def test_a_nearly_full_disk_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 2**80)
+    variables: dict[str, str] = {}
+    use_compile_cache(settings(str(tmp_path)), variables)
+    assert variables == {}
+
+
+def test_what_a_killed_run_may_have_left_half_written_goes(tmp_path: Path, folder: Path) -> None:
+    for name, age in (("before", 10), (f"{compile_cache._marker_prefix()}{KILLED}", 5), ("after", 3)):
+        (folder / name).write_text(name)
+        now = (folder / name).stat().st_mtime
+        os.utime(folder / name, (now - age, now - age))
+    use_compile_cache(settings(str(tmp_path)), {})
+    kept = {path.name for path in folder.iterdir()}
+    assert kept == {"before", f"{compile_cache._marker_prefix()}{os.getpid()}"}
+
+
+def test_the_files_not_used_for_longest_go_first(folder: Path) -> None:
+    for age, name in enumerate(("new", "old", "oldest")):
+        (folder / name).write_bytes(bytes(100))
+        os.utime(folder / name, (1000 - age, 1000 - age))
+    drop_oldest(folder, 250)
+    assert {path.name for path in folder.iterdir()} == {"new", "old"}
+
+
+def test_a_disk_that_filled_up_is_said_in_a_sentence() -> None:
+    with (
+        pytest.raises(DataError, match=r"can't be kept: x/xla_compile_cache__1.pb; No space left.*compile_cache=null"),
+        cache_trouble_explained(),
+    ):
+        raise RuntimeError("x/xla_compile_cache__1.pb; No space left on device")
+    with pytest.raises(RuntimeError, match="other"), cache_trouble_explained():
+        raise RuntimeError("other")
+
+
+def programs(cache: Path) -> dict[Path, int]:
+    found = [*cache.rglob("*-cache"), *cache.rglob("*.pb")]
+    return {path: path.stat().st_mtime_ns for path in found}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_second_run_takes_the_programs_of_the_first_and_ends_with_its_weights(backend: str, tmp_path: Path) -> None:
+    words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "backend.compile_cache=cache"]
+    command = [sys.executable, "-m", "mpt_cli", "train", *words, "logger.console=quiet"]
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}  # as mpt sets it where the user doesn't
+    written = []
+    for name in ("first", "second"):
+        done = subprocess.run([*command, f"run_dir={name}"], cwd=tmp_path, env=quiet, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "")
+        written.append(programs(tmp_path / "cache"))
+    assert written[0] == written[1] and len(written[0]) > 2
+    assert not list((tmp_path / "cache").rglob("running-*"))
+    assert losses(tmp_path / "first") == losses(tmp_path / "second")
+
+
+def losses(run: Path) -> list[object]:
+    return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
