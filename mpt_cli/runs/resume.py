@@ -18,7 +18,7 @@ FIXED = (
     "seed", "model.", "data.", "backend.name", "distribute.", "optimizer.name", "optimizer.use_ema",
     "optimizer.gradient_accumulation_steps", "trainer.batch_size", "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip
-UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "requires", "expect.", "logger.")
+UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "requires", "expect.", "logger.", "backend.compile_cache")
 
 
 def find_run(settings: Settings) -> RunDirectory | None:
