@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.errors import DataError
@@ -126,9 +127,10 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
     session = prepare(start.settings, platform, telemetry, store)
+    telemetry.tally.add(start.events)
+    telemetry.cut_files = partial(cut_back, start.run)
     if start.checkpoint is not None:
         session.resume(start.checkpoint)
-    telemetry.tally.add(start.events)
     for note in start.notes:
         telemetry.message(note)
     return session

@@ -1,6 +1,7 @@
 """How a run ended: from the trainer's state to the summary, its verdict and its exit code."""
 
 import math
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: fl
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = _verdict(session)
     if outcome.stop is not None:
-        explanation = f"Stopped: {outcome.stop}"
+        tried = len(session.trainer.telemetry.tally.rollbacks)
+        after = f" after {tried} rollback{'' if tried == 1 else 's'}" if tried else ""
+        explanation = f"Stopped{after}: {outcome.stop}"
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
     status, exit_code = _status(outcome, verdict)
     unsaved = session.trainer.checkpointer.failure
@@ -46,10 +49,12 @@ def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
 
 def _verdict(session: "Session") -> tuple[str, str]:
     ledger, metrics = session.trainer.ledger, session.trainer.progress.metrics
+    sample = ledger.sample
     spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
     return judge(evidence_from(
         session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
         final_scale=ledger.scale if ledger.seen else None, final_loss=spoiled[0] if spoiled else ledger.last_mean_loss,
+        flushed_share=None if sample is None else sample.flushed_share,
     ))  # fmt: skip
 
 
@@ -65,4 +70,6 @@ def _summary(session: "Session", run_dir: Path, seconds: float, ending: tuple[st
         best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
         peak_memory_bytes=session.peak_memory(), seconds=seconds, recipe=session.assembly.settings.recipe,
         run_dir=str(run_dir), epochs_completed=trainer.progress.epochs_completed,
+        rollbacks=len(trainer.telemetry.tally.rollbacks),
+        gradients=None if ledger.sample is None else asdict(ledger.sample),
     )  # fmt: skip

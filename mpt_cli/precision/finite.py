@@ -1,5 +1,7 @@
 """Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
 
+import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -72,7 +74,7 @@ def largest_magnitude(gradients: list[Tensor], variables: list[Any]) -> Tensor:
 
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
+    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, 0]`."""
     zero = ops.zeros((), dtype="int32")
     nan, inf, first = zero, zero, zero - 1
     for index, gradient in enumerate(gradients):
@@ -83,4 +85,35 @@ def describe_non_finite(gradients: list[Tensor]) -> Tensor:
         inf_here = ops.sum(ops.cast(ops.isinf(values), "int32"))
         first = ops.where(ops.logical_and(first < 0, nan_here + inf_here > 0), zero + index, first)
         nan, inf = nan + nan_here, inf + inf_here
-    return ops.stack([nan, inf, first])
+    return ops.stack([nan, inf, first, zero])
+
+
+def describe_finite(gradients: list[Tensor], variables: list[Any], cond: Callable[..., Any] = ops.cond) -> Tensor:
+    """The same vector for gradients without nan and inf: `[0, 0, -1, 1 where every element of all of them is 0]`."""
+    nothing = ops.convert_to_tensor([0, 0, -1, 0], dtype="int32")
+    return nothing + ops.cast(all_zero(gradients, variables, cond), "int32") * ops.convert_to_tensor([0, 0, 0, 1])
+
+
+def all_zero(gradients: list[Tensor], variables: list[Any], cond: Callable[..., Any] = ops.cond) -> Tensor:
+    """Boolean scalar: no gradient has an element other than 0; statistics that overwrite their variable don't count.
+
+    The smallest gradient is read first, and the others only where that one is all zero: most steps pay for a bias.
+    """
+    trained = [g for g, v in zip(gradients, variables, strict=True) if g is not None and not is_overwritten(v)]
+    if not trained:
+        return ops.convert_to_tensor(False)
+    smallest = min(range(len(trained)), key=lambda index: _known_size(trained[index]))
+    rest = [g for index, g in enumerate(trained) if index != smallest]
+    return cond(_any_nonzero([trained[smallest]]), lambda: ops.convert_to_tensor(False),
+                lambda: ops.logical_not(_any_nonzero(rest)))
+
+
+def _any_nonzero(gradients: list[Tensor]) -> Tensor:
+    flags = [ops.any(ops.not_equal(dense(g), 0)) for g in gradients]
+    return ops.any(ops.stack(flags)) if flags else ops.convert_to_tensor(False)
+
+
+def _known_size(gradient: Tensor) -> float:
+    """Elements; infinite where their number is only known on the device, as that of a sparse gradient."""
+    shape = dense(gradient).shape
+    return float("inf") if any(length is None for length in shape) else math.prod(shape)

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's own train_step uses
 
 from mpt_cli.precision.apply_tensorflow import all_replicas
-from mpt_cli.precision.finite import describe_non_finite
+from mpt_cli.precision.finite import describe_finite, describe_non_finite
 from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
 Tensor = Any
@@ -41,9 +41,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
 
     if optimizer.on_overflow == "apply":
         update_metrics()
-        detail = tf.cond(finite, _nothing_found, lambda: describe_non_finite(grads))
+        detail = tf.cond(finite, lambda: describe_finite(grads, variables), lambda: describe_non_finite(grads))
     else:
-        detail = _update_or_put_back(finite, update_metrics, kept, before, grads)
+        detail = _update_or_put_back(finite, update_metrics, kept, before, (grads, variables))
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
     return metrics_of(model), record
@@ -59,19 +59,20 @@ def _build(model: Any, data: Any) -> None:
 
 
 def _update_or_put_back(
-    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor], grads: list[Tensor]
-) -> Tensor:
-    """`describe_non_finite`; on several replicas variables can't be assigned inside a condition."""
+    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor],
+    gradients: tuple[list[Tensor], list[Any]],
+) -> Tensor:  # fmt: skip
+    """What `gradients` (with their variables) are like; on several replicas nothing can be assigned in a condition."""
     inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
 
     def applied() -> Tensor:
         update_metrics()
-        return _nothing_found()
+        return describe_finite(*gradients)
 
     def skipped() -> Tensor:
         if inside:
             _assign(kept, before)
-        return describe_non_finite(grads)
+        return describe_non_finite(gradients[0])
 
     detail = tf.cond(finite, applied, skipped)
     if not inside:
@@ -82,10 +83,6 @@ def _update_or_put_back(
 def _assign(variables: list[Any], values: list[Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
-
-
-def _nothing_found() -> Tensor:
-    return tf.constant([0, 0, -1])
 
 
 def _batch_size(x: Any) -> Tensor:

@@ -78,6 +78,18 @@ class Trainer:
     metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
     max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
                                               "null = never", at_least=1)
+    max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
+                                            "was exactly 0, null = never", at_least=1)
+    gradient_health_every_steps: Optional[int] = key(
+        500, "steps between samples of the gradients where anything computes in float16 (flushed to zero, norm, "
+        "head-room), the first at step 100 at the latest; null = never", at_least=1)
+    on_unhealthy: str = key("stop", "what a broken health rule does: stop the run, or rollback to the last good "
+                            "checkpoint and go on with lower rates", choices=("stop", "rollback"))
+    max_rollbacks: int = key(3, "rollback: how often at most; the next broken rule stops the run", at_least=1)
+    rollback_learning_rate_factor: float = key(0.5, "rollback: factor of the learning rate each time, under a schedule "
+                                               "too", above=0, at_most=1)
+    rollback_scale_factor: float = key(0.5, "rollback: factor of the loss scale each time, after a rule of loss_scale",
+                                       above=0, at_most=1)
     checkpoint_every_steps: Optional[int] = key(None, "steps between checkpoints, null = not by steps", at_least=1)
     checkpoint_every_epochs: Optional[int] = key(None, "epochs between checkpoints, null = not by epochs", at_least=1)
     checkpoint_every_minutes: Optional[float] = key(
@@ -98,6 +110,8 @@ class Backend:
     device: str = key("auto", "auto: GPU where there is one; gpu without one is an error",
                       choices=("auto", "cpu", "gpu"))
     memory_growth: bool = key(True, "take GPU memory as needed instead of all of it")
+    compile_cache: Optional[str] = key("auto", "folder for compiled programs, so that the next run starts sooner; auto = "
+                                       "in the user's cache folder, null = none")
 
 
 @dataclass
@@ -110,8 +124,6 @@ class Logger:
     tensorboard: bool = key(False, "tensorboard/ event files")
 
 
-    compile_cache: Optional[str] = key("auto", "folder for compiled programs, so that the next run starts sooner; auto = "
-                                       "in the user's cache folder, null = none")
 @dataclass
 class Distribute:
     """Over how many devices of this machine a batch is split."""

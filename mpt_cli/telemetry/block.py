@@ -7,12 +7,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
-INTS = ("finite", "counter", "nan", "inf", "first_bad")
+INTS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
 
 
 @dataclass(frozen=True)
 class Block:
-    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 5), columns as named above.
+    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
+    `zero` is 1 where every element of every gradient was 0.
 
     `metrics` are the epoch's running metrics after the last step.
     """

@@ -1,12 +1,14 @@
 """The one object the trainer talks to: hands everything to every sink and keeps the tally for the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Self
 
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.tally import EventTally
+
+CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
 
 
 class Telemetry:
@@ -28,6 +30,7 @@ class Telemetry:
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
+        self.cut_files: CutFiles = _no_files  # what takes lines out of the files of the run
         self._trouble: str | None = None
 
     def start(self, header: RunHeader) -> None:
@@ -64,6 +67,15 @@ class Telemetry:
         for sink in self.sinks:
             sink.flush()
 
+    def cut_back(self, step: int, epochs_completed: int) -> None:
+        """Forget what was reported after `step`, in the files too: the run goes on from there a second time."""
+        for sink in self.sinks:
+            sink.release()
+        self.tally = EventTally()
+        self.tally.add(self.cut_files(step, epochs_completed))
+        for sink in self.sinks:
+            sink.take_up(step)
+
     def message(self, text: str) -> None:
         for sink in self.sinks:
             sink.message(text)
@@ -92,3 +104,7 @@ class Telemetry:
         except Exception:
             if error is None:  # what ended the run matters more than what closing it met
                 raise
+
+
+def _no_files(step: int, epochs_completed: int) -> list[Event]:
+    return []

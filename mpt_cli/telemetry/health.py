@@ -8,6 +8,7 @@ from mpt_cli.telemetry.ledger import Ledger
 
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a longer streak is no settling.
 SETTLING_SKIPS = 29
+ZERO_GRADIENTS = "trainer.max_zero_gradients"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Health:
 
     def check(self, ledger: Ledger) -> Stop | None:
         """The first rule that a step since the last question broke, or None."""
-        for rule in (self._overflow, self._floor, self._streak, self._rate, self._loss):
+        for rule in (self._overflow, self._floor, self._streak, self._rate, self._loss, self._zero):
             stop = rule(ledger)
             if stop is not None:
                 return stop
@@ -64,11 +65,12 @@ class Health:
 
     def _floor(self, ledger: Ledger) -> Stop | None:
         limit = self.loss_scale.max_skips_at_floor
-        if limit is None or self.loss_scale.mode == "fixed" or ledger.floor_skips < limit:
+        if limit is None or self.loss_scale.mode == "fixed" or ledger.peak_floor_skips < limit:
             return None
         floor = scale_words(self.loss_scale.min_scale)
-        evidence = f"{ledger.floor_skips} steps were skipped though the loss scale is at its floor, {floor}"
-        return Stop("loss_scale.max_skips_at_floor", evidence, self._advice(ledger, ledger.floor_skips))
+        skips = ledger.peak_floor_skips
+        evidence = f"{skips} steps were skipped though the loss scale is at its floor, {floor}"
+        return Stop("loss_scale.max_skips_at_floor", evidence, self._advice(ledger, skips))
 
     def _streak(self, ledger: Ledger) -> Stop | None:
         limit = self.loss_scale.max_consecutive_skips
@@ -93,6 +95,24 @@ class Health:
             f"the loss was not finite in {ledger.peak_bad_losses} applied steps in a row",
             "Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without "
             "loss scaling set loss_scale=dynamic.",
+        )
+
+    def _zero(self, ledger: Ledger) -> Stop | None:
+        limit = self.trainer.max_zero_gradients
+        if limit is None or ledger.peak_zero_steps < limit:
+            return None
+        evidence = f"every gradient was exactly 0 in {ledger.peak_zero_steps} applied steps in a row"
+        return Stop(ZERO_GRADIENTS, evidence, self._lift(ledger))
+
+    def _lift(self, ledger: Ledger) -> str:
+        """What to try against gradients that are zero: a higher scale where one is seen to help."""
+        sample = ledger.sample
+        if sample is not None and sample.step == ledger.seen and sample.flushed_share > 0:
+            higher = "loss_scale=dynamic" if self.loss_scale.mode == "none" else "raise loss_scale.initial_scale"
+            return f"float16 flushed them to zero, a higher loss scale keeps them: {higher}."
+        return (
+            "No loss scale brings them back: look for a loss that does not depend on the weights, for units that are "
+            "dead (a lower optimizer.learning_rate), or for targets that are met already."
         )
 
     def _advice(self, ledger: Ledger, skips: int) -> str:

@@ -1,14 +1,14 @@
 """Turns the per-step records of the compiled loop into totals and events. Nothing is sampled: every step counts."""
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.telemetry.block import Block
-from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.tally import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW
 
 FLAGS = ("window", "forward")  # the fields of a ledger that are arrays of booleans
@@ -33,12 +33,12 @@ class LedgerRules:
 class Ledger:
     """Totals over all steps so far.
 
-    `non_finite_losses` counts applied steps in a row whose loss was not finite; `floor_skips` those skipped since the
-    scale came to its floor. `window` holds one boolean per recent step, true for a skip, newest last; `forward` one per
-    recent skip, true where the loss was already not finite.
+    `non_finite_losses` counts applied steps in a row whose loss was not finite, `zero_steps` those whose gradients were
+    all zero; `floor_skips` steps skipped since the scale came to its floor. `window` holds one boolean per recent step,
+    true for a skip, newest last; `forward` one per recent skip, true where the loss was already not finite.
 
-    The `peak_*` values are the highest that streak of skips, streak of bad losses and skip rate reached at any step of
-    the last `absorb`, so that no rule depends on where a call into the compiled loop ends.
+    The `peak_*` values are the highest that these streaks and the skip rate reached at any step of the last `absorb`,
+    so that no rule depends on where a call into the compiled loop ends.
     """
 
     rules: LedgerRules
@@ -50,26 +50,31 @@ class Ledger:
     longest_streak: int = 0
     applied_in_epoch: int = 0
     non_finite_losses: int = 0
+    zero_steps: int = 0
     scale: float = math.nan
     lowest_scale: float = math.inf
     highest_scale: float = -math.inf
     counter: int = 0
     learning_rate: float = math.nan
     floor_skips: int = 0
-    is_sound: bool = True  # whether loss and gradients of the last applied step were finite
+    is_sound: bool = True  # whether loss and gradients of the last applied step were finite, and not all zero
     peak_skips: int = 0
     peak_bad_losses: int = 0
+    peak_zero_steps: int = 0
+    peak_floor_skips: int = 0
     peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     forward: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
+    sample: GradientSample | None = None  # the latest
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
         """The totals as a JSON object, for a checkpoint."""
-        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", *FLAGS)]
+        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", "sample", *FLAGS)]
         kept = {name: getattr(self, name) for name in names}
+        kept["sample"] = None if self.sample is None else asdict(self.sample)
         return {**kept, **{name: getattr(self, name).astype(int).tolist() for name in FLAGS}}
 
     def resume(self, position: dict[str, Any]) -> None:
@@ -77,6 +82,8 @@ class Ledger:
         for name, value in position.items():
             if name in FLAGS:
                 setattr(self, name, np.asarray(value, bool))
+            elif name == "sample":
+                self.sample = None if value is None else GradientSample(**value)
             else:
                 setattr(self, name, float(value) if isinstance(value, str) else value)
 
@@ -118,8 +125,10 @@ class Ledger:
         self.consecutive_skips, self.peak_skips = _streaks(skips, self.consecutive_skips)
         self.longest_streak = max(self.longest_streak, self.peak_skips)
         self.non_finite_losses, self.peak_bad_losses = _streaks(lost[applied], self.non_finite_losses)
+        zero = block.column("zero").astype(bool)
+        self.zero_steps, self.peak_zero_steps = _streaks(zero[applied], self.zero_steps)
         if applied.any():
-            self.is_sound = bool((block.finite & ~lost)[applied][-1])
+            self.is_sound = bool((block.finite & ~lost & ~zero)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
         self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
@@ -131,10 +140,16 @@ class Ledger:
         self.scale = float(after[-1])
         self.counter = int(block.column("counter")[-1])
         self.learning_rate = float(block.column("learning_rate")[-1])
-        at_floor = before <= np.float32(self.rules.min_scale)
-        since = int(np.flatnonzero(~at_floor)[-1]) + 1 if not at_floor.all() else 0
-        earlier = self.floor_skips if since == 0 else 0
-        self.floor_skips = earlier + int((~applied)[since:].sum())
+        self._count_at_floor(before <= np.float32(self.rules.min_scale), ~applied)
+
+    def _count_at_floor(self, at_floor: Flags, skips: Flags) -> None:
+        self.peak_floor_skips = 0
+        if not at_floor.any():
+            self.floor_skips = 0
+            return
+        for is_there, skipped in zip(at_floor.tolist(), skips.tolist(), strict=True):
+            self.floor_skips = self.floor_skips + skipped if is_there else 0
+            self.peak_floor_skips = max(self.peak_floor_skips, self.floor_skips)
 
     def _peak_rate(self, skips: Flags) -> float:
         """Highest skip rate over any whole window that ends in this block and begins after the first window."""

@@ -1,6 +1,7 @@
 """The values telemetry is made of. Plain frozen data: the trainer makes them, console and files show them."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 
@@ -52,13 +53,32 @@ class Event:
 
     step: int
     epoch: int
-    kind: str  # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling
+    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the run
+    # went back to the checkpoint of `step`)
+    kind: str
     scale_before: float
     scale_after: float
     nan: int = 0
     inf: int = 0
     variable: str | None = None  # the first variable whose gradient was not finite
-    cause: str | None = None  # forward: the loss was already non-finite; backward: only gradients were
+    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken
+    cause: str | None = None
+    from_step: int | None = None  # of a rollback: the step at which the rule was broken
+
+
+@dataclass(frozen=True)
+class GradientSample:
+    """What the gradients of one batch were like, after `step`. Shares are of the elements that are not really zero.
+
+    `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before the
+    largest one passes 65504, None where all are zero.
+    """
+
+    step: int
+    norm: float
+    flushed_share: float  # zero at this loss scale, but not at a higher one
+    subnormal_share: float  # below 2^-14 in layers that compute in float16, where bits are lost
+    headroom_doublings: float | None
 
 
 @dataclass(frozen=True)
@@ -83,6 +103,7 @@ class Snapshot:
     epoch_end: bool = False
     step_in_epoch: int = 0
     memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
+    gradients: GradientSample | None = None  # on the lines at which they were sampled
 
 
 @dataclass(frozen=True)
@@ -107,3 +128,5 @@ class Summary:
     recipe: str = ""
     run_dir: str = ""
     epochs_completed: int = 0
+    rollbacks: int = 0
+    gradients: dict[str, Any] | None = None  # the latest `GradientSample`

@@ -31,6 +31,12 @@ class Sink:
     def flush(self) -> None:
         """Everything so far into the files."""
 
+    def release(self) -> None:
+        """Let go of files whose lines after a certain step are about to be cut off, everything so far in them."""
+
+    def take_up(self, step: int) -> None:
+        """Go on in them: the run is back at `step`."""
+
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
 

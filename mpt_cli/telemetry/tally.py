@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mpt_cli.telemetry.records import Event
 
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 
@@ -23,6 +24,7 @@ class EventTally:
     forward_skips: int = 0
     lowest_scale: float | None = None
     highest_scale: float | None = None
+    rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
 
     def add(self, events: Iterable[Event]) -> None:
@@ -38,6 +40,8 @@ class EventTally:
             self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
+        elif event.kind == ROLLBACK:
+            self.rollbacks.append(event)
         scales = [event.scale_before, event.scale_after]
         self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
         self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])

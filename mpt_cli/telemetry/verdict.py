@@ -52,8 +52,9 @@ class Evidence:
 
 
 def evidence_from(
-    tally: EventTally, scaling: Scaling, *, applied_steps: int, final_scale: float | None, final_loss: float | None
-) -> Evidence:
+    tally: EventTally, scaling: Scaling, *, applied_steps: int, final_scale: float | None, final_loss: float | None,
+    flushed_share: float | None = None,
+) -> Evidence:  # fmt: skip
     """The evidence of a run whose every event is in `tally`; `applied_steps` as the optimizer counted them."""
     skips = () if scaling.applies_overflows else tuple(tally.skip_steps)
     return Evidence(
@@ -66,6 +67,7 @@ def evidence_from(
         forward_skips=tally.forward_skips,
         final_scale=final_scale,
         final_loss=final_loss,
+        flushed_share=flushed_share,
     )
 
 
@@ -128,12 +130,12 @@ def _chronic(evidence: Evidence) -> tuple[str, str] | None:
 
 
 def _too_low(evidence: Evidence) -> tuple[str, str] | None:
-    if evidence.scaling.mode == "none":
-        return None
     flushed = evidence.flushed_share
     if flushed is not None and flushed > FLUSHED_SHARE:
         words = f"{100 * flushed:.0f}% of the gradient elements were flushed to zero{_at_scale(evidence)}. "
         return TOO_LOW, f"{words}{_raise_scale(evidence)}"
+    if evidence.scaling.mode == "none":
+        return None
     if evidence.final_scale is not None and evidence.final_scale <= USELESS_SCALE:
         words = f"The scale ended at {scale_words(evidence.final_scale)}, which lifts no gradient out of underflow. "
         return TOO_LOW, f"{words}{_raise_scale(evidence)}"
@@ -156,13 +158,16 @@ def _healthy_words(evidence: Evidence) -> str:
         if evidence.bad_steps:
             words += f", {count_words(evidence.bad_steps)} of them with gradients that were not finite"
         if evidence.scaling.mode == "none":
-            return f"{words}; {_unscaled_words(evidence.scaling)}"
+            return f"{words}; {_unscaled_words(evidence)}"
         return f"{words}{_at_scale(evidence)}."
     return f"{_skipped_words(evidence)}, few enough to do no harm."
 
 
-def _unscaled_words(scaling: Scaling) -> str:
-    if not scaling.is_needed:
+def _unscaled_words(evidence: Evidence) -> str:
+    if evidence.scaling.is_needed and evidence.flushed_share is not None:
+        lost = f"{100 * evidence.flushed_share:.2g}% of the gradient elements were flushed to zero"
+        return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."
+    if not evidence.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
     return (
         "the loss was not scaled although layers compute in float16, so every gradient below 2^-24 was lost. If the "
@@ -202,6 +207,8 @@ def _skipped_words(evidence: Evidence) -> str:
 
 
 def _at_scale(evidence: Evidence) -> str:
+    if evidence.scaling.mode == "none":
+        return " without loss scaling"
     return "" if evidence.final_scale is None else f" at scale {scale_words(evidence.final_scale)}"
 
 
@@ -225,6 +232,8 @@ def _lower_fixed_scale(evidence: Evidence) -> str:
 
 
 def _raise_scale(evidence: Evidence) -> str:
+    if evidence.scaling.mode == "none":
+        return "Use loss_scale=dynamic."
     if evidence.scaling.mode == "fixed":
         return "Raise loss_scale.initial_scale or use loss_scale.mode=dynamic."
     if not evidence.skip_steps:

@@ -47,6 +47,7 @@ class Assembly:
     resident: bool
     replicas: int
     warnings: tuple[str, ...]
+    schedule_steps: int | None  # over which a learning-rate schedule runs
 
     @property
     def total_steps(self) -> int | None:
@@ -75,7 +76,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         compile_model(settings, model, data, optimizer)
         build_metrics(model, data.train, settings.trainer.batch_size)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit_compile, resident, distribution.replicas, tuple(warnings))  # fmt: skip
+                    jit_compile, resident, distribution.replicas, tuple(warnings), total_steps)  # fmt: skip
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:

@@ -26,6 +26,7 @@ class Rhythm:
     epochs: int | None
     seconds: float | None
     monitor: str | None = None
+    settled_only: bool = False  # not within a streak of skips: a rollback needs a place before the trouble
 
     @classmethod
     def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "Rhythm":
@@ -37,7 +38,8 @@ class Rhythm:
             raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
         minutes = settings.checkpoint_every_minutes
         seconds = None if minutes is None else 60.0 * minutes
-        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor)
+        settled_only = settings.on_unhealthy == "rollback"
+        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,8 @@ class Checkpointer:
         return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        if self._is_due(progress, ledger):
+        in_trouble = self.rhythm.settled_only and ledger.consecutive_skips > 0
+        if self._is_due(progress, ledger) and not in_trouble:
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:

@@ -48,6 +48,15 @@ class Engine(Protocol):
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
 
+    def recompile(self) -> None:
+        """Compile the training step again: something that is part of it has changed, such as a schedule."""
+
+    def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
+        """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
+
+    def compare(self, base: list[Any], raised: list[Any]) -> list[float]:
+        """`gradients.compare` as plain numbers."""
+
 
 def build_engine(model: Any, jit_compile: bool, distribution: Distribution, around: Around | None = None) -> Engine:
     """The engine of the running backend for a built `model`; `around` wraps its training step (`faults`)."""

@@ -7,6 +7,7 @@ way no step waits for the host: even their number and their records stay on the 
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +21,7 @@ from mpt_cli.precision.step import StepRecord, metrics_of
 from mpt_cli.precision.step_jax import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
 from mpt_cli.training.engine import Around, Rows, convolves, flat_metrics
+from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
 
@@ -43,12 +45,19 @@ class JaxEngine:
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         compiled = jax.jit if jit_compile else _as_it_is
-        self._train_many = compiled(self._train_loop, donate_argnums=0)
-        self._train_one = compiled(self._train_step, donate_argnums=0)
+        self._compiled = compiled
+        self.recompile()
         self._evaluate_many = compiled(self._evaluate_loop, donate_argnums=2)
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
+        self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
+        self._compare = jax.jit(partial(compare, model))
         self._results = jax.jit(self._metric_results)
         self._fresh = jax.jit(self._fresh_metrics)
+
+    def recompile(self) -> None:
+        # lambdas, because JAX takes two references to one method for the same function, and its program with it
+        self._train_many = self._compiled(lambda *given: self._train_loop(*given), donate_argnums=0)
+        self._train_one = self._compiled(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: jax.device_put(a, self._everywhere), arrays)
@@ -90,6 +99,21 @@ class JaxEngine:
 
     def weights_are_finite(self) -> bool:
         return bool(all_finite([variable.value for variable in self.model.trainable_variables]))
+
+    def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
+        model = self.model
+        lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+        state = tuple([v.value for v in variables] for variables in lists)
+        return self._gradients(state, source, self.place(row), jnp.float32(scale))
+
+    def compare(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
+        return [float(value) for value in np.asarray(self._compare(base, raised))]
+
+    def _gradients_of(self, state: Any, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
+        weights, frozen, metrics = state
+        batch = self._batch(source, row)
+        gradient = jax.grad(lambda weights: pure_loss(self.model, (weights, frozen, metrics), batch) * scale)
+        return kept_gradients(gradient(weights), self.model.trainable_variables)
 
     def _metric_results(self, values: list[Tensor]) -> dict[str, Tensor]:
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=True))):

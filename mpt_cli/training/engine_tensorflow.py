@@ -1,6 +1,7 @@
 """The compiled loop on TensorFlow: a `tf.function` around a `tf.while_loop` over training steps."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
 from mpt_cli.training.engine import Around, Rows, flat_metrics
+from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
 
@@ -24,10 +26,16 @@ class TensorFlowEngine:
     def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: Around | None = None) -> None:
         self.model, self.strategy = model, strategy
         self._step = around(train_step) if around else train_step
-        self._train = tf.function(self._train_loop, jit_compile=jit_compile, autograph=False)
+        self.jit_compile = jit_compile
+        self.recompile()
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
+        self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
+        self._compare = tf.function(partial(compare, model), jit_compile=jit_compile, autograph=False)
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(model.get_metrics_result, autograph=False)
+
+    def recompile(self) -> None:
+        self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
 
     def place(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
@@ -46,6 +54,26 @@ class TensorFlowEngine:
 
     def weights_are_finite(self) -> bool:
         return bool(all_finite([variable.value for variable in self.model.trainable_variables]))
+
+    def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
+        return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
+
+    def compare(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
+        return [float(value) for value in self._compare(base, raised).numpy()]
+
+    def _gradients_of(self, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
+        """On several replicas those of the first, before they are added up: there they are flushed or not."""
+        model = self.model
+
+        def differentiate(source: Any, row: Tensor) -> list[Tensor]:
+            lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+            state = tuple([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(state[0])
+                scaled = pure_loss(model, state, _batch(source, row)) * scale
+            return kept_gradients(tape.gradient(scaled, state[0]), lists[0])
+
+        return list(self._on_replicas(differentiate, source, row))
 
     def _train_loop(self, source: Any, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Any]:
         capacity = rows.shape[0]
@@ -109,7 +137,8 @@ def _batch(source: Any, rows: Tensor) -> Any:
 
 
 def _shared(floats: Tensor, ints: Tensor) -> tuple[Tensor, Tensor]:
-    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable."""
+    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable,
+    whether the gradients of all were zero."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return floats, ints
@@ -117,7 +146,8 @@ def _shared(floats: Tensor, ints: Tensor) -> tuple[Tensor, Tensor]:
     gathered = context.all_gather(ints[None, 2:], axis=0)
     first = tf.reduce_max(gathered[:, 2])
     counts = tf.reduce_sum(gathered[:, :2], axis=0)
-    return tf.concat([[loss], floats[1:]], 0), tf.concat([ints[:2], counts, [first]], 0)
+    zero = tf.reduce_min(gathered[:, 3])
+    return tf.concat([[loss], floats[1:]], 0), tf.concat([ints[:2], counts, [first, zero]], 0)
 
 
 def _floats(record: StepRecord) -> Tensor:

@@ -6,6 +6,7 @@ The moving average (EMA) is likewise taken after every batch, while `ema_overwri
 """
 
 from dataclasses import fields
+from typing import Any
 
 import keras
 from keras.optimizers import schedules
@@ -29,6 +30,16 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     del arguments["name"], arguments["schedule"]
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
     return getattr(keras.optimizers, class_name)(**arguments)
+
+
+def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:
+    """Give a built optimizer `factor` times the learning rate of `settings`, the whole of its schedule included.
+
+    Returns whether steps compiled before must be compiled again: a schedule is part of the program.
+    """
+    rate = build_learning_rate(settings.schedule, float(settings.learning_rate) * factor, total_steps)
+    optimizer.learning_rate = rate
+    return not isinstance(rate, float)
 
 
 def build_learning_rate(

@@ -23,6 +23,7 @@ def examine(trainer: Trainer, model: Any, stop: Stop) -> dict[str, Any]:
         "epoch": trainer.progress.epoch,
         "checkpoint_step": trainer.checkpointer.saved_step,
         "loss_scale": ledger.scale,
+        "gradients": None if ledger.sample is None else asdict(ledger.sample),
         "scale_trace": [[e.step, e.scale_after] for e in events if e.scale_after != e.scale_before],
         "latest_events": [asdict(event) for event in events],
         "last_batch": _describe_batch(trainer),

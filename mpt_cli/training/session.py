@@ -6,7 +6,7 @@ from typing import Any
 
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.precision import Policy
+from mpt_cli.precision import Policy, computes_in_float16
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import Health, Stop
@@ -16,11 +16,12 @@ from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_
 from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
+from mpt_cli.training.compile_cache import cache_trouble_explained
 from mpt_cli.training.memory import peak_memory
 from mpt_cli.training.postmortem import examine
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.rollback import Rollback, restore
+from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.scaling import describe_scaling
-from mpt_cli.training.state import restore_state
 from mpt_cli.training.trainer import Outcome, Plan, Trainer
 
 
@@ -33,7 +34,11 @@ class Session:
 
     def fit(self) -> Outcome:
         """Train until the plan, a health rule or a signal ends it."""
-        return self.trainer.fit()
+        trainer = self.trainer
+        if self.assembly.settings.trainer.on_unhealthy == "rollback":
+            trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
+        with cache_trouble_explained():
+            return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path) -> None:
         """After the last step: averaged weights into the model, and the model into its file.
@@ -53,21 +58,8 @@ class Session:
         return examine(self.trainer, self.assembly.model, stop)
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer.
-
-        What settings may change in between is set again afterwards: the learning rate and the growth of the scale.
-        """
-        parts, trainer, optimizer = self.assembly, self.trainer, self.assembly.optimizer
-        before = str(checkpoint.position["scaling_mode"])
-        restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
-        trainer.checkpointer.resume(checkpoint)
-        trainer.progress = Progress.from_position(checkpoint.position["progress"])
-        trainer.ledger.resume(checkpoint.position["ledger"])
-        rate = parts.settings.optimizer
-        if rate.schedule.name == "constant" and not rate.schedule.warmup_steps:
-            optimizer.learning_rate = rate.learning_rate
-        if optimizer.dynamic_growth_steps is not None:
-            optimizer.dynamic_growth_steps = parts.settings.loss_scale.growth_steps
+        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
+        restore(self.assembly, self.trainer, checkpoint)
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
@@ -109,7 +101,12 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     origin = Origin(parts.scaling.mode, parts.data.fingerprint)
     checkpointer = Checkpointer(store, rhythm, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
-    return Session(parts, Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer))
+    runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
+    if trainer.gradient_health_every_steps is not None and computes_in_float16(parts.model):
+        runner.sampler = Sampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
+    if trainer.on_unhealthy == "rollback":
+        runner.recover = Rollback(parts, runner)
+    return Session(parts, runner)
 
 
 def save_for_inference(model: Any, path: Path) -> None:

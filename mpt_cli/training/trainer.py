@@ -1,18 +1,20 @@
 """The training loop on the host: epochs, logging, validation, and the reasons to stop."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
 from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import Health, Stop
+from mpt_cli.telemetry.health import ZERO_GRADIENTS, Health, Stop
 from mpt_cli.telemetry.ledger import Ledger
-from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.telemetry.records import GradientSample, Snapshot
 from mpt_cli.training.checkpointer import Checkpointer
 from mpt_cli.training.engine import Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.interruption import Interruption
 from mpt_cli.training.memory import memory_in_use
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.stopwatch import Stopwatch
 
 
@@ -51,6 +53,8 @@ class Trainer:
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
+        self.sampler: Sampler | None = None  # None where nothing computes in float16
+        self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -64,6 +68,8 @@ class Trainer:
                 self._finish_epoch(is_whole=False)  # it was killed between its last step and its last line
             while not self._is_over():
                 self._run_epoch()
+                if self._stop is not None and self.recover(self._stop):
+                    self._stop = None
             if self._stop is None:
                 self.checkpointer.save(self.progress, self.ledger)
             if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
@@ -132,9 +138,30 @@ class Trainer:
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self.ledger.seen % self.plan.log_every_steps == 0:
             self._log(block.metrics)
-        self._stop = self.health.check(self.ledger)
+        self._stop = self._judge()
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
+
+    def _judge(self) -> Stop | None:
+        stop = self.health.check(self.ledger)
+        if stop is None or stop.key != ZERO_GRADIENTS or self.sampler is None:
+            return stop
+        self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
+        return self.health.check(self.ledger)
+
+    def _sample(self, sampler: Sampler) -> GradientSample | None:
+        assert self.last_piece is not None
+        sample = sampler.take(self.last_piece, self.ledger.seen, self.ledger.scale)
+        self.ledger.sample = sample or self.ledger.sample
+        return sample
+
+    def _sample_if_due(self) -> GradientSample | None:
+        """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption."""
+        step, every = self.ledger.seen, self.plan.log_every_steps
+        if self.sampler is None or step % every or not self.sampler.is_due(step, every):
+            return None
+        self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
+        return self._sample(self.sampler)
 
     def _finish_epoch(self, is_whole: bool) -> None:
         """Validate and report. An epoch that `max_steps` cut short is saved as it stands first, to be gone on with."""
@@ -154,7 +181,8 @@ class Trainer:
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.logged_step = self.ledger.seen
-        self.telemetry.snapshot(self._snapshot(self.ledger.take_mean_loss(), self._of_applied(metrics)))
+        snapshot = self._snapshot(self.ledger.take_mean_loss(), self._of_applied(metrics))
+        self.telemetry.snapshot(replace(snapshot, gradients=self._sample_if_due()))
 
     def _of_applied(self, metrics: dict[str, float]) -> dict[str, float]:
         """Metrics of the epoch so far; nothing where no step was applied, which Keras gives as 0."""
@@ -170,3 +198,7 @@ class Trainer:
             metrics={name: value for name, value in metrics.items() if name != "loss"},
             step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
         )  # fmt: skip
+
+
+def _never(stop: Stop) -> bool:
+    return False

@@ -27,7 +27,7 @@ def after(
     ledger = Ledger(LedgerRules(min_scale=floor), window_steps=window)
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
-        ints = np.array([[mark == ".", 0, 0, 0, 0] for mark in marks], np.int32)
+        ints = np.array([[mark == ".", 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
         ledger.absorb(Block(floats, ints, {}), 1)
     return ledger
 

@@ -1,6 +1,5 @@
 """The loop on the host, over an engine that only pretends to train."""
 
-import math
 import os
 import signal
 from dataclasses import dataclass, field
@@ -51,7 +50,7 @@ class PatternEngine:
         numbers = [float(first + i + 1) for i in range(count)]
         self.losses += [loss for loss, step in zip(numbers, steps, strict=True) if step.finite]
         floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
-        ints = [[s.finite, s.counter, 0, 1 - s.finite, 0] for s in steps]
+        ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 0] for s in steps]
         return Done(Block(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics()))
 
     def evaluate(self, source: Any, rows: Any, count: int) -> None:
@@ -262,6 +261,6 @@ def test_a_snapshot_holds_the_state_of_its_step():
     line = run.record.lines[0]
     assert (line.step, line.applied_steps, line.skipped_steps, line.consecutive_skips) == (4, 3, 1, 0)
     assert (line.loss_scale, line.scale_counter, line.learning_rate) == (8.0, 1, pytest.approx(0.1))
-    assert line.memory_bytes > 0 and math.isfinite(line.examples_per_second)
+    assert line.memory_bytes > 0 and line.examples_per_second is None  # the only call so far compiled
 
 

@@ -3,12 +3,14 @@
 from mpt_cli.telemetry.console.words import (
     bytes_words,
     count_words,
+    fraction_words,
     number_words,
+    sample_words,
     scale_words,
     seconds_words,
     share_words,
 )
-from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
 
 LABEL_WIDTH = 13
 
@@ -51,6 +53,8 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     if header.scaling.mode != "none":
         parts += [f"scale {scale_words(snapshot.loss_scale)}{counter_words(snapshot, header, ' ({})')}"]
         parts += [f"skipped {snapshot.skipped_steps}"]
+    if snapshot.gradients is not None:
+        parts += [f"{label} {value}" for label, value in sample_words(snapshot.gradients)]
     return "  ".join([*parts, *rate_parts(snapshot.examples_per_second)])
 
 
@@ -81,6 +85,10 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     rows.append(("skipped", f"{count_words(skipped)} of {count_words(seen)} steps ({share_words(skipped, seen)})"))
     if summary.final_loss_scale is not None:
         rows.append(("loss scale", f"{scale_words(summary.final_loss_scale)} at the end{_scale_range(summary)}"))
+    if summary.rollbacks:
+        rows.append(("rollbacks", f"{summary.rollbacks}, each from the last good checkpoint with lower rates"))
+    if summary.gradients is not None:
+        rows.append(("gradients", _gradients(GradientSample(**summary.gradients))))
     rows += [("speed", _speed(summary)), ("files", summary.run_dir)]
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
     return [(label, text) for label, text in rows if text]
@@ -103,6 +111,14 @@ def _scale_range(summary: Summary) -> str:
     if low is None or high is None or low == high:
         return ""
     return f", {scale_words(low)} to {scale_words(high)} on the way"
+
+
+def _gradients(sample: GradientSample) -> str:
+    lost, room = (value for _, value in sample_words(sample))
+    return (
+        f"{lost} flushed to zero, {fraction_words(sample.subnormal_share)} subnormal, head-room {room}, norm "
+        f"{number_words(sample.norm)} (step {count_words(sample.step)})"
+    )
 
 
 def _speed(summary: Summary) -> str:

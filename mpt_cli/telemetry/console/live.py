@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -12,7 +13,7 @@ from rich.text import Text
 from mpt_cli.telemetry.console.lines import epoch_parts, final_rows, header_rows
 from mpt_cli.telemetry.console.narrator import Narrator
 from mpt_cli.telemetry.console.screen import Position, screen, wrapped
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.verdict import GOOD_VERDICTS
 
@@ -31,6 +32,7 @@ class LiveConsole(Sink):
         self._narrator = Narrator(NARRATE_SECONDS)
         self._header: RunHeader | None = None
         self._snapshot: Snapshot | None = None
+        self._sample: GradientSample | None = None  # the latest
         self._position = Position()
         self._epoch_started_at = time.monotonic()
         self._live = Live(
@@ -59,7 +61,8 @@ class LiveConsole(Sink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._narrator.recount(snapshot)
-        self._snapshot = snapshot
+        self._sample = snapshot.gradients or self._sample
+        self._snapshot = replace(snapshot, gradients=self._sample)
         if snapshot.epoch_end and self._header is not None:
             now = time.monotonic()
             self._tell(self._narrator.sentences(at_once=True))

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mpt_cli.telemetry.console.lines import epoch_parts, final_rows, header_rows, interval_line, labelled
 from mpt_cli.telemetry.console.narrator import Narrator
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
@@ -25,6 +26,7 @@ class PlainConsole(Sink):
         self._header: RunHeader | None = None
         self._started_at = self._epoch_started_at = clock()
         self._interval_told_at = float("-inf")
+        self._sample: GradientSample | None = None  # the latest, until it is told
 
     def start(self, header: RunHeader) -> None:
         self._header = header
@@ -44,13 +46,15 @@ class PlainConsole(Sink):
         assert self._header is not None
         now = self._clock()
         self._narrator.recount(snapshot)
+        self._sample = snapshot.gradients or self._sample
         if snapshot.epoch_end:
             self._write(self._narrator.sentences(at_once=True))
             self._write(["  ".join(epoch_parts(snapshot, self._header, now - self._epoch_started_at))])
             self._epoch_started_at = now
         elif now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
-            self._write([interval_line(snapshot, self._header)])
+            self._write([interval_line(replace(snapshot, gradients=self._sample), self._header)])
+            self._sample = None
 
     def message(self, text: str) -> None:
         self._write([text])

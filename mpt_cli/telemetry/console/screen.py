@@ -10,7 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.telemetry.console.lines import beside_loss, counter_words
-from mpt_cli.telemetry.console.words import bytes_words, count_words, number_words, scale_words, share_words
+from mpt_cli.telemetry.console.words import (
+    bytes_words,
+    count_words,
+    number_words,
+    sample_words,
+    scale_words,
+    share_words,
+)
 from mpt_cli.telemetry.records import RunHeader, Snapshot
 
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
@@ -69,6 +76,8 @@ def cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
     values += [(name, number_words(value), "") for name, value in beside_loss(snapshot)]
     values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
     values += _scale_cells(header, snapshot)
+    if snapshot.gradients is not None:
+        values += [(label, value, "magenta") for label, value in sample_words(snapshot.gradients)]
     rate = snapshot.examples_per_second
     values.append(("examples/s", "–" if rate is None else count_words(rate), ""))
     values.append(("memory", bytes_words(snapshot.memory_bytes), ""))

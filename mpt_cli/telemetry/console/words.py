@@ -2,6 +2,8 @@
 
 import math
 
+from mpt_cli.telemetry.records import GradientSample
+
 
 def scale_words(scale: float | None) -> str:
     """A loss scale: plain up to 2^20, a power of two above that or below 1 as such.
@@ -66,10 +68,28 @@ def count_words(count: float) -> str:
     return f"{count:,.0f}" if count >= 100 or count == round(count) else f"{count:.1f}"
 
 
+def sample_words(sample: GradientSample) -> list[tuple[str, str]]:
+    """What a sample says of the scale, as label and value: too low, and how far from too high.
+
+    >>> sample_words(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
+    [('flushed to 0', '1.2%'), ('head-room', '2^9')]
+    """
+    room = "all zero" if sample.headroom_doublings is None else f"2^{math.floor(sample.headroom_doublings)}"
+    return [("flushed to 0", fraction_words(sample.flushed_share)), ("head-room", room)]
+
+
 def share_words(part: int, whole: int) -> str:
     """
     >>> share_words(3, 120), share_words(1, 9000), share_words(0, 0)
     ('2.5%', '0.011%', '0%')
     """
-    share = 100 * part / whole if whole else 0.0
+    return fraction_words(part / whole if whole else 0.0)
+
+
+def fraction_words(fraction: float) -> str:
+    """
+    >>> fraction_words(0.025), fraction_words(0.00011), fraction_words(0.0)
+    ('2.5%', '0.011%', '0%')
+    """
+    share = 100 * fraction
     return "0%" if share == 0 else f"{share:.1f}%" if share >= 0.1 else f"{share:.2g}%"

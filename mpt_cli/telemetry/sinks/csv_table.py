@@ -9,10 +9,11 @@ from typing import Any
 
 from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.jsonl import snapshot_fields
+from mpt_cli.telemetry.sinks.jsonl import SAMPLED, snapshot_fields
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
-OWN_COLUMNS = tuple(field.name for field in fields(Snapshot) if field.name != "metrics")
+OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients")),
+               *(f"gradient_{name}" for name in SAMPLED))  # fmt: skip
 
 
 class CsvSink(Sink):
@@ -49,6 +50,12 @@ class CsvSink(Sink):
 
     def flush(self) -> None:
         self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+    def take_up(self, step: int) -> None:
+        self._file.open()
 
     def close(self) -> None:
         self._file.close()

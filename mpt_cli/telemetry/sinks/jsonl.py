@@ -2,21 +2,25 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, RunHeader, Snapshot
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 from mpt_cli.telemetry.strict_json import strict_json
 
+SAMPLED = tuple(field.name for field in fields(GradientSample) if field.name != "step")
+
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
-    """The snapshot as one flat dict: its own fields, then the metrics by name (a field's name wins)."""
-    fields = {**vars(snapshot)}
-    metrics = fields.pop("metrics")
-    return {**fields, **{name: value for name, value in metrics.items() if name not in fields}}
+    """The snapshot as one flat dict: its own fields, the sample of the gradients as `gradient_*` (None where there is
+    none), then the metrics by name (a field's name wins)."""
+    own = {**vars(snapshot)}
+    metrics, sample = own.pop("metrics"), own.pop("gradients")
+    own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in SAMPLED}
+    return {**own, **{name: value for name, value in metrics.items() if name not in own}}
 
 
 class JsonlSink(Sink):
@@ -54,6 +58,14 @@ class JsonlSink(Sink):
     def flush(self) -> None:
         self._metrics.flush()
         self._events.flush()
+
+    def release(self) -> None:
+        self._metrics.close()
+        self._events.close()
+
+    def take_up(self, step: int) -> None:
+        self._metrics.open()
+        self._events.open()
 
     def close(self) -> None:
         try:

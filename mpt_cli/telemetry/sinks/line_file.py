@@ -31,11 +31,15 @@ class LineFile:
         self._pending_bytes = 0
         self._flushed_at = clock()
         self.trouble: str | None = None
+        self.open()
+
+    def open(self) -> None:
+        """Append to the file as it is now; also after `close`, when somebody else may have changed it."""
         try:
-            repair_tail(path)
-            self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            repair_tail(self.path)
+            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         except OSError as error:
-            raise _cannot_write(path, error) from error
+            raise _cannot_write(self.path, error) from error
 
     def add(self, line: str) -> None:
         data = line.encode() + b"\n"

@@ -11,6 +11,7 @@ from pathlib import Path
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sinks.jsonl import SAMPLED
 
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
 
@@ -27,7 +28,7 @@ class TensorBoardSink(Sink):
 
     The record writer is used rather than EventFileWriter, which starts a thread and imports TensorFlow where it is
     installed: three seconds that a run on JAX needn't pay. A resumed run's file begins with a session start, at which
-    TensorBoard forgets the points that an earlier attempt wrote for the same and later steps.
+    TensorBoard forgets the points that were written before for the same and later steps; so does a rollback.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,12 +49,15 @@ class TensorBoardSink(Sink):
     def start(self, header: RunHeader) -> None:
         self._begins_anew = header.attempt > 1
 
+    def take_up(self, step: int) -> None:
+        self._begins_anew = True
+
     def snapshot(self, snapshot: Snapshot) -> None:
         if snapshot.epoch_end:
             self._write(snapshot.step, {"epoch/loss": snapshot.loss, **_prefixed("epoch/", snapshot.metrics)})
         else:
             own = {name: getattr(snapshot, name) for name in INTERVAL_FIELDS}
-            self._write(snapshot.step, {**snapshot.metrics, **own})
+            self._write(snapshot.step, {**snapshot.metrics, **own, **_sampled(snapshot)})
         with _as_data_error(self._folder):
             self._writer.flush()
 
@@ -84,6 +88,11 @@ def _as_data_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{folder} can't be written: {error.strerror}. Check free space and permissions.") from error
+
+
+def _sampled(snapshot: Snapshot) -> dict[str, float | None]:
+    sample = snapshot.gradients
+    return {} if sample is None else {f"gradients/{name}": getattr(sample, name) for name in SAMPLED}
 
 
 def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float | None]:
