@@ -38,13 +38,13 @@ class CheckpointStore:
         for kind in (LATEST, BEST):
             self._drop(kind, [later for later in self.steps(kind) if later > step])
 
-    def newest(self) -> Checkpoint | None:
-        """The latest checkpoint that is whole; None when the folder has none.
+    def newest(self, before: int | None = None) -> Checkpoint | None:
+        """The latest checkpoint that is whole, of a step below `before`; None when the folder has none.
 
         A damaged one is reported and the one before it is taken. DataError when there are checkpoints and none is
         whole: starting again from the beginning must be the user's choice.
         """
-        steps = self.steps()
+        steps = [step for step in self.steps() if before is None or step < before]
         for step in reversed(steps):
             try:
                 return read_checkpoint(self.folder, _name(LATEST, step))
