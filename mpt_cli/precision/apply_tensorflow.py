@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured
-from mpt_cli.precision.float8 import follow_scale, scaled_statistics
+from mpt_cli.precision.float8 import follow_scale, largest_magnitudes, scaled_statistics
 from mpt_cli.precision.scale_state import ScaleState
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     check_accumulation(optimizer.inner_optimizer)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         measured = _over_replicas(context, optimizer.measure(grads, variables, unscaled))
+        if context.num_replicas_in_sync > 1:
+            grads = _with_largest(grads, variables, lambda g: list(context.all_gather(g[None], axis=0)))
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, unscaled))
@@ -83,10 +85,21 @@ def _apply_on_replicas(
         largest = tf.reduce_max(tf.stack(strategy.experimental_local_results(largest)))
     measured = Measured(tf.reduce_all(tf.stack(strategy.experimental_local_results(each.finite))), largest)
 
+    grads = _with_largest(grads, variables, strategy.experimental_local_results)
+
     def apply_inner() -> None:
         extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
 
     _apply_inner_where(optimizer, measured, variables, apply_inner)
+
+
+def _with_largest(grads: list[Tensor], variables: list[Any], of_replicas: Callable[[Any], Any]) -> list[Tensor]:
+    """`grads` with the float8 statistics among them reduced; `of_replicas` gives the values of one on each replica."""
+    reduced = list(grads)
+    for index in largest_magnitudes(variables):
+        if grads[index] is not None:
+            reduced[index] = tf.reduce_max(tf.stack(of_replicas(grads[index])), axis=0)
+    return reduced
 
 
 def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:

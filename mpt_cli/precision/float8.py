@@ -13,6 +13,7 @@ from mpt_cli.precision.finite import is_overwritten
 
 Tensor = Any
 HISTORY, SCALE = "outputs_grad_amax_history", "outputs_grad_scale"  # as keras.layers.Dense names them
+ALL = {f"{what}_{kind}" for what in ("inputs", "kernel", "outputs_grad") for kind in ("amax_history", "scale")}
 
 
 def scaled_statistics(variables: list[Any]) -> list[int]:
@@ -21,6 +22,15 @@ def scaled_statistics(variables: list[Any]) -> list[int]:
         index for index, v in enumerate(variables)
         if is_overwritten(v) and (v.name.endswith(HISTORY) or v.name.endswith(SCALE))
     ]
+
+
+def largest_magnitudes(variables: list[Any]) -> list[int]:
+    """Indices of those `variables` that are float8 statistics: over several replicas the largest value counts.
+
+    Each replica sees its share of the batch. Keras assigns what each one saw to its own copy, so that the copies of
+    one variable differ, and a model saved or evaluated elsewhere gets the first one's.
+    """
+    return [index for index, v in enumerate(variables) if is_overwritten(v) and v.name in ALL]
 
 
 def follow_scale(variables: list[Any], values: list[Tensor], scale_before: Tensor, scale_after: Tensor) -> list[Tensor]:
