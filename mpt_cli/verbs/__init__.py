@@ -3,7 +3,9 @@
 VERBS = {
     "train": "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10",
     "sweep": "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2",
-    "report": "a sweep's table and page once more, from what lies in its directory",
+    "diagnose": "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
+    "compare": "one recipe under several precisions, side by side: mpt compare conf=digits_cnn",
+    "report": "one page of a run, of several overlaid, of a sweep or of a comparison",
     "reproduce": "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml",
     "verify-resume": "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp",
     "evaluate": "metrics of a finished run's model",

@@ -10,7 +10,7 @@ from mpt_cli.settings.locate import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import VARIANTS
 from mpt_cli.verbs import VERBS
 
-_OF_CONFIGURATION = ("train", "sweep", "check", "show", "verify-resume")
+_OF_CONFIGURATION = ("train", "sweep", "compare", "check", "show", "verify-resume", "diagnose")
 _OF_A_PATH = ("conf", "run_dir", "resume", "data.path", "model.path")
 _LIST_KINDS = ("recipes", "models", "data", "policies", "optimizers", "keys")
 

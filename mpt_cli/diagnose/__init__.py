@@ -1,0 +1,1 @@
+"""What a model's gradients need of a loss scale, measured; and which layer made a run overflow."""

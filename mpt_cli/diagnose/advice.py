@@ -1,0 +1,170 @@
+"""What a diagnosis means and what to do about it, in sentences and as lines of a configuration."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from mpt_cli.diagnose.diagnosis import Diagnosis
+from mpt_cli.diagnose.ranges import Gradients, LayerRange
+from mpt_cli.diagnose.verification import Trial
+from mpt_cli.precision.gradients import INFS, SafeScales, share_flushed
+from mpt_cli.telemetry.console.words import scale_words
+
+NONE_IN_FLOAT16 = "nothing flows in float16"
+
+
+def sentences(found: Diagnosis) -> list[tuple[str, str]]:
+    """(label, text) in the order in which a person wants to know."""
+    rows = [("examined", _examined(found)), *_drift(found), ("safe", _safe(found))]
+    if found.keep_in_float32:
+        rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
+                     + ", ".join(found.keep_in_float32)))  # fmt: skip
+    rows += [("scale", text) for text in _recommendation(found)]
+    rows += [("verified", _verified(trial)) for trial in found.trials]
+    rows += [("edge", text) for text in _edge(found)]
+    return [*rows, ("bfloat16", _bfloat16(found)), *(("updates", text) for text in _updates(found))]
+
+
+def config_lines(found: Diagnosis) -> list[str]:
+    """YAML that a recipe needs for the recommendation."""
+    lines: list[str] = []
+    for path, value in config_keys(found).items():
+        *sections, name = path
+        heads = [f"{'  ' * depth}{section}:" for depth, section in enumerate(sections)]
+        new = heads[next((i for i, head in enumerate(heads) if head not in lines), len(heads)) :]
+        lines += [*new, f"{'  ' * len(sections)}{name}: {value}"]
+    return lines
+
+
+def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
+    """The same as keys with their values in YAML: a power of two is written as such."""
+    keys: dict[tuple[str, ...], str] = {}
+    keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
+    if found.recommended is not None:
+        bounds = found.settings.loss_scale
+        keys["loss_scale", "initial_scale"] = power_words(found.recommended)
+        if found.recommended > bounds.max_scale:
+            keys["loss_scale", "max_scale"] = power_words(found.recommended)
+        if found.recommended < bounds.min_scale:
+            keys["loss_scale", "min_scale"] = power_words(found.recommended)
+    return keys
+
+
+def power_words(scale: float) -> str:
+    """
+    >>> power_words(1024.0)
+    '2**10'
+    """
+    return f"2**{int(np.log2(scale))}"
+
+
+def window_words(window: SafeScales | None) -> str:
+    """
+    >>> window_words(SafeScales(-3, 20)), window_words(SafeScales(5, 4))
+    ('2^-3 … 2^20', 'none')
+    """
+    if window is None:
+        return "any"
+    lowest = "any" if window.lowest_power <= -126 else f"2^{window.lowest_power}"
+    return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
+
+
+def share_words(share: float | None) -> str:
+    """
+    >>> share_words(0.12345), share_words(0.0), share_words(0.00004), share_words(None)
+    ('12.3%', '0', '0.004%', '-')
+    """
+    if share is None:
+        return "-"
+    percent = 100 * share
+    return "0" if percent == 0 else f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.1g}%"
+
+
+def _examined(found: Diagnosis) -> str:
+    steps = ", ".join(str(point.step) for point in found.points)
+    what = f"{found.settings.recipe} under {found.policy.name}"
+    if not found.examines_own_policy:
+        what += f" (the run's own {found.settings.policy.name} has no float16)"
+    return f"{what}, against float32 with the same weights; {found.batches} batches at step {steps}"
+
+
+def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
+    if len(found.points) > 1:
+        for point in found.points:
+            yield "drift", f"step {point.step}: loss {point.loss:.4g}, safe scales {window_words(point.window)}"
+
+
+def _safe(found: Diagnosis) -> str:
+    if found.window is None:
+        return f"any scale: {NONE_IN_FLOAT16}"
+    if found.drifts:
+        return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
+    if found.window.empty:
+        return "no scale: even with the layers below in float32 something overflows or is flushed"
+    return f"scales {window_words(found.window)}: nothing overflows, little is flushed to zero"
+
+
+def _recommendation(found: Diagnosis) -> Iterator[str]:
+    if found.recommended is None:
+        return
+    if found.forward_overflows:
+        yield "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does"
+    yield f"loss_scale.initial_scale={power_words(found.recommended)} recommended"
+    now = found.points[0]
+    share = share_words(_flushed(now.layers, found.loss_scale))
+    mode = "without loss scaling" if found.loss_scale == 1 else f"at the run's own {scale_words(found.loss_scale)}"
+    yield f"{mode}, {share} of the gradients in float16 become zero at step {now.step}"
+
+
+def _verified(trial: Trial) -> str:
+    """What was met, and what was predicted beside it."""
+    if not trial.loss_is_finite:
+        return f"{scale_words(trial.scale)}: the loss itself is not finite in float16"
+    expected = "predicted" if trial.predicted_overflow else "not predicted"
+    if trial.overflows:
+        return f"{scale_words(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
+    overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
+    flushed = f"{share_words(trial.flushed)} flushed ({share_words(trial.predicted_flushed)} predicted)"
+    return f"{scale_words(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
+
+
+def _edge(found: Diagnosis) -> Iterator[str]:
+    if found.trials and found.highest_safe is None:
+        yield "real float16 passes overflow near the predicted highest scale and well below it"
+    elif found.highest_safe is not None:
+        predicted = min(point.window.highest_power for point in found.points if point.window is not None)
+        yield f"highest safe scale predicted 2^{predicted}, met 2^{found.highest_safe}"
+
+
+def _bfloat16(found: Diagnosis) -> str:
+    counts = [g.counts for layer in found.points[0].layers for g in layer.gradients]
+    lost = _share([share_flushed(c, dtype="bfloat16") for c in counts], [float(c[:INFS].sum()) for c in counts])
+    return f"mixed_bfloat16 needs no loss scaling: {share_words(lost)} flushed, its range is that of float32"
+
+
+def _updates(found: Diagnosis) -> Iterator[str]:
+    """Shares over all weights at the last point at which anything moved; which dtype has to do with it."""
+    for point in reversed(found.points):
+        moving = [layer.updates for layer in point.layers if layer.updates is not None]
+        if not moving:
+            continue
+        sizes = [float(row.moved) for row in moving]
+        lost16 = _share([row.lost_float16 for row in moving], sizes)
+        lost_b = _share([row.lost_bfloat16 for row in moving], sizes)
+        kept = sorted({layer.variable_dtype for layer in point.layers if layer.weights is not None})
+        where = f"weights are {' and '.join(kept)} here"
+        none = ", so none is lost" if kept == ["float32"] else ""
+        yield (f"at step {point.step} rounding would lose {share_words(lost16)} of the updates in float16 weights, "
+               f"{share_words(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
+        return
+    yield "none: the learning rate is 0 at these steps"
+
+
+def _flushed(layers: Sequence[LayerRange], scale: float) -> float:
+    bound: list[Gradients] = [g for layer in layers for g in layer.gradients if g.is_bound]
+    power = float(2.0 ** np.floor(np.log2(scale)))
+    return _share([share_flushed(g.counts, power) for g in bound], [float(g.counts[:INFS].sum()) for g in bound])
+
+
+def _share(shares: Sequence[float], sizes: Sequence[float]) -> float:
+    return float(np.dot(shares, sizes) / max(sum(sizes), 1.0))

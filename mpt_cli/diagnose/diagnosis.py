@@ -1,0 +1,137 @@
+"""What `mpt diagnose conf=…` finds, and the story of finding it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from mpt_cli.diagnose.examination import Examination, Point, Request
+from mpt_cli.diagnose.ranges import common_window
+from mpt_cli.diagnose.verification import Trial
+from mpt_cli.diagnose.windows import ScaleBounds, is_within, layers_without_scale, recommended_scale
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.settings.schema import Policy, Settings
+from mpt_cli.telemetry.console.words import scale_words
+from mpt_cli.training.backend import Platform
+
+ROUNDS = 3  # attempts at finding the layers to keep in float32
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The answer.
+
+    `window` is safe at every point. It is None where nothing flows in float16, and empty where gradients drift out of
+    every window or no scale fits all layers. `keep_in_float32` are layers without which a scale was found: `points`,
+    `window`, `recommended` and `trials` are then of the model with these in float32. `highest_safe` is the power of two
+    that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
+    """
+
+    settings: Settings
+    platform: Platform
+    policy: Policy
+    batches: int
+    points: list[Point]
+    window: SafeScales | None
+    recommended: float | None
+    keep_in_float32: list[str] = field(default_factory=list)
+    trials: list[Trial] = field(default_factory=list)
+    highest_safe: int | None = None
+    verified_step: int = 0
+
+    @property
+    def examines_own_policy(self) -> bool:
+        """Whether the run itself has float16; otherwise its model was examined under mixed_float16."""
+        return self.policy.name == self.settings.policy.name
+
+    @property
+    def loss_scale(self) -> float:
+        """The run's own at the first point, 1.0 without scaling."""
+        return self.points[0].loss_scale
+
+    @property
+    def forward_overflows(self) -> bool:
+        """Whether float16 loses the loss itself, which no scale can mend."""
+        return any(not trial.loss_is_finite for trial in self.trials)
+
+    @property
+    def drifts(self) -> bool:
+        """Whether each point has a safe scale and no scale is safe at all of them."""
+        each = [point.window for point in self.points]
+        return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
+
+
+def diagnose(settings: Settings, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
+    """Measure, recommend, verify. Leaves nothing behind; `say` hears what is going on.
+
+    Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
+    NumericalError where the loss or its gradients are not finite in float32.
+    """
+    say(f"{settings.recipe}: building it three times, as it is, in float32 and in float16")
+    examination = Examination(settings, platform, request)
+    _check_steps(request, examination.parts.total_steps)
+    for step in sorted(set(request.at_steps)):
+        say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
+        examination.measure_at(step)
+    kept = _keep_some_in_float32(examination, say)
+    points = examination.points()
+    window = common_window([point.window for point in points])
+    if window is None:
+        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None)
+    return _verified(examination, window, kept, say)
+
+
+def _check_steps(request: Request, total_steps: int | None) -> None:
+    last = max(request.at_steps)
+    if total_steps is not None and last > total_steps:
+        raise ConfigError(Problem("--at-steps", f"must be at most the {total_steps} steps of the run.", last,
+                                  "Lower it, or raise trainer.epochs."))  # fmt: skip
+
+
+def _keep_some_in_float32(examination: Examination, say: Callable[[str], None]) -> list[str]:
+    """Names of layers, in as few rounds as it takes until every point has a safe scale or nothing more helps."""
+    kept: list[str] = []
+    for _ in range(ROUNDS):
+        more = [name for point in examination.points() for name in _without_scale(examination, point)]
+        more = [name for name in dict.fromkeys(more) if name not in kept]
+        if not more:
+            break
+        kept += more
+        say(f"no scale fits all layers; trying again with {', '.join(kept)} in float32")
+        examination.keep_in_float32(kept)
+    return kept
+
+
+def _without_scale(examination: Examination, point: Point) -> list[str]:
+    """The layers to keep in float32 at one point; with those that take an output whose gradient doesn't fit.
+
+    That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.
+    """
+    if point.window is None or not point.window.empty:
+        return []
+    windows = {layer.name: layer.window for layer in point.layers if layer.window is not None}
+    power, names = layers_without_scale(windows)
+    sent_back = [x.name for x in point.layers if x.name in names and x.activations is not None
+                 and not is_within(power, x.activations.window)]  # fmt: skip
+    return examination.layers_around(names, sent_back)
+
+
+def _verified(
+    examination: Examination, window: SafeScales, kept: list[str], say: Callable[[str], None]
+) -> Diagnosis:
+    """Try the recommended scale, one below and those around the edge on real float16 passes."""
+    settings, binding = examination.settings, examination.binding_point()
+    bounds = ScaleBounds(settings.loss_scale.min_scale, settings.loss_scale.max_scale)
+    predicted = binding.window if window.empty else window
+    assert predicted is not None
+    recommended = recommended_scale(predicted, bounds)
+    say(f"verifying {scale_words(recommended)} by real float16 passes, with scales above and below it")
+    verifier = examination.verifier()
+    highest = verifier.highest_safe(predicted)
+    if highest is not None and highest < predicted.highest_power:
+        recommended = min(recommended, 2.0 ** (highest - 1))
+    for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
+        verifier.try_scale(scale)
+    return Diagnosis(
+        settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
+        recommended, kept, verifier.trials(), highest, binding.step,
+    )  # fmt: skip

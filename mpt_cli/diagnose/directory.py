@@ -1,0 +1,91 @@
+"""Where a diagnosis is kept, and the names of its files."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from mpt_cli.errors import DataError
+from mpt_cli.runs.atomic import write_atomic
+from mpt_cli.telemetry.records import SCHEMA_VERSION
+from mpt_cli.telemetry.strict_json import strict_json
+
+
+@dataclass(frozen=True)
+class DiagnosisDirectory:
+    """A directory of its own beside the runs of the recipe; it holds no config.yaml, so that no run is looked for."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, path: str | None, parent: Path) -> Self:
+        """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
+        chosen = Path(path).expanduser() if path is not None else _unused(parent / f"diagnose-{_now()}")
+        try:
+            chosen.mkdir(parents=True, exist_ok=True)
+            taken = any(chosen.iterdir())
+        except OSError as error:
+            raise DataError(f"{chosen} can't be written: {error.strerror}. Choose another --out.") from error
+        if taken:
+            raise DataError(f"{chosen} is not empty. Nothing in it was changed; choose another --out.")
+        return cls(chosen)
+
+    @classmethod
+    @contextmanager
+    def making(cls, path: str | None, parent: Path) -> Iterator[Self]:
+        """`create`, and taken back where the block ends with an error."""
+        directory = cls.create(path, parent)
+        try:
+            yield directory
+        except BaseException:
+            directory.discard()
+            raise
+
+    def discard(self) -> None:
+        """Take back a directory nothing was written into, and the two above it where they are empty then."""
+        for folder in (self.path, *list(self.path.parents)[:2]):
+            if folder.resolve() == Path.cwd() or any(folder.iterdir()):
+                return
+            folder.rmdir()
+
+    @property
+    def diagnosis_json(self) -> Path:
+        return self.path / "diagnosis.json"
+
+    @property
+    def gradients_png(self) -> Path:
+        return self.path / "gradients.png"
+
+    @property
+    def gradients_svg(self) -> Path:
+        return self.path / "gradients.svg"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of a diagnosis of scales; that of an overflow has no pictures."""
+        return self.diagnosis_json, self.gradients_png, self.gradients_svg
+
+    def write(self, content: dict[str, Any]) -> None:
+        write_atomic(self.diagnosis_json, strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2) + "\n")
+
+
+def check_target(target: str | None) -> None:
+    """DataError where the file exists or its folder doesn't, before anything is measured."""
+    if target is None:
+        return
+    path = Path(target).expanduser()
+    if path.exists():
+        raise DataError(f"{path} exists already. Nothing was changed; give another --write.")
+    if not path.parent.is_dir():
+        raise DataError(f"{path} can't be written: there is no folder {path.parent}.")
+
+
+def _now() -> str:
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _unused(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}-{number}") for number in range(2, 100))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())

@@ -1,0 +1,104 @@
+"""Keys and choices put into the text of a recipe; every comment and all else stays as it is."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+
+def set_key(text: str, path: Sequence[str], value: str) -> str:
+    """The text with `value`, written in YAML, at `path`: in place of the old one, or on a line of its own.
+
+    >>> set_key("loss_scale:\\n  mode: fixed  # why\\n", ["loss_scale", "mode"], "dynamic")
+    'loss_scale:\\n  mode: dynamic  # why\\n'
+    >>> set_key("loss_scale:\\n  mode: fixed\\n", ["loss_scale", "initial_scale"], "2**10")
+    'loss_scale:\\n  initial_scale: 2**10\\n  mode: fixed\\n'
+    >>> set_key("seed: 1", ["a", "b"], "2")
+    'seed: 1\\na:\\n  b: 2\\n'
+    """
+    node = yaml.compose(text)
+    if node is None:
+        return text + "\n".join(_nested(path, value, 0)) + "\n"
+    for depth, name in enumerate(path):
+        found = _value_of(node, name)
+        if found is None:
+            return _insert(text, node, path[depth:], value, is_top=depth == 0)
+        if isinstance(found, yaml.ScalarNode) and (depth == len(path) - 1 or found.value in ("", "null", "~")):
+            return _replace(text, found, path[depth + 1 :], value)
+        node = found
+    return text[: node.start_mark.index] + value + text[node.end_mark.index :]  # a mapping or a list as a whole
+
+
+def set_choice(text: str, group: str, name: str) -> str:
+    """The text with `- group: name` in its `defaults` list, or `group.name` where the group is written out.
+
+    >>> set_choice("defaults:\\n  - policy: float32\\n  - model: mlp\\n", "policy", "float16")
+    'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
+    >>> set_choice("defaults:\\n  - model: mlp\\n", "policy", "float16")
+    'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
+    """
+    node = yaml.compose(text)
+    section = None if node is None else _value_of(node, group)
+    if section is not None and _value_of(section, "name") is not None:
+        return set_key(text, [group, "name"], name)
+    defaults = None if node is None else _value_of(node, "defaults")
+    if not isinstance(defaults, yaml.SequenceNode) or not defaults.value or defaults.flow_style:
+        return f"defaults:\n  - {group}: {name}\n{text}" if defaults is None else text
+    for entry in defaults.value:
+        for key, value in entry.value if isinstance(entry, yaml.MappingNode) else []:
+            if str(key.value).removeprefix("override ").strip().removeprefix("/") == group:
+                return text[: value.start_mark.index] + name + text[value.end_mark.index :]
+    start = text.rindex("-", 0, defaults.value[0].start_mark.index)
+    return f"{text[:start]}- {group}: {name}\n{' ' * _column(text, start)}{text[start:]}"
+
+
+def _value_of(node: Any, name: str) -> Any:
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    return next((value for key, value in pairs if str(key.value) == name), None)
+
+
+def _replace(text: str, scalar: Any, below: Sequence[str], value: str) -> str:
+    """`value` for a scalar; where there are keys `below` an empty one, which becomes a section."""
+    start, end = scalar.start_mark.index, scalar.end_mark.index
+    if not below:
+        space = "" if text[start - 1 : start].isspace() and start < end else " "
+        return text[:start] + space + value + text[end:]
+    line_end = text.find("\n", end)
+    at = len(text) if line_end < 0 else line_end
+    indent = _indent(text, start) + 2
+    return text[:start] + text[end:at] + "\n" + "\n".join(_nested(below, value, indent)) + text[at:]
+
+
+def _insert(text: str, mapping: Any, path: Sequence[str], value: str, is_top: bool) -> str:
+    """New keys: first in their section, or at the end of the file."""
+    start = mapping.start_mark.index
+    if is_top:
+        return text.rstrip("\n") + "\n" + "\n".join(_nested(path, value, 0)) + "\n"
+    if mapping.flow_style:
+        inner = value
+        for name in reversed(path[1:]):
+            inner = f"{{{_written(name)}: {inner}}}"
+        return f"{text[: start + 1]}{_written(path[0])}: {inner}{', ' if mapping.value else ''}{text[start + 1 :]}"
+    column = _column(text, start)
+    lines = _nested(path, value, column)
+    return text[:start] + "\n".join(lines).lstrip() + "\n" + " " * column + text[start:]
+
+
+def _nested(path: Sequence[str], value: str, indent: int) -> list[str]:
+    *sections, name = path
+    lines = [f"{' ' * (indent + 2 * depth)}{_written(section)}:" for depth, section in enumerate(sections)]
+    return [*lines, f"{' ' * (indent + 2 * len(sections))}{_written(name)}: {value}"]
+
+
+def _written(name: str) -> str:
+    """A key in YAML, in quotes where it needs them."""
+    return str(yaml.safe_dump(name, default_flow_style=True, width=10**6)).partition("\n")[0]
+
+
+def _column(text: str, index: int) -> int:
+    return index - (text.rfind("\n", 0, index) + 1)
+
+
+def _indent(text: str, index: int) -> int:
+    line = text[text.rfind("\n", 0, index) + 1 :]
+    return len(line) - len(line.lstrip(" "))

@@ -1,0 +1,117 @@
+"""Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.verbs.common import add_json, add_words, print_json
+
+_EXAMPLES = """examples:
+  mpt diagnose conf=digits_cnn
+  mpt diagnose conf=underflow loss_scale=none --at-steps 0,100,400
+  mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
+  mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
+  mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
+  mpt diagnose runs/overflow/RUN --step 7         at that step
+
+It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    add_words(parser)
+    parser.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
+    parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
+    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
+                        "default: the last one that did")  # fmt: skip
+    parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
+    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
+                        "or in the run directory")  # fmt: skip
+    add_json(parser)
+    parser.epilog = _EXAMPLES
+
+
+def run(arguments: argparse.Namespace) -> int:
+    run_dirs = [word for word in arguments.words if "=" not in word and Path(word).expanduser().is_dir()]
+    _check(arguments, run_dirs)
+    if run_dirs:
+        from mpt_cli.verbs.diagnose_run import diagnose_run
+
+        return diagnose_run(run_dirs[0], arguments, _speaker(arguments))
+    return _diagnose_recipe(arguments, _speaker(arguments))
+
+
+def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from mpt_cli.diagnose.one_device import on_one_device
+    from mpt_cli.job import with_drawn_seed
+    from mpt_cli.settings import load_settings
+
+    steps = _read_steps(arguments.at_steps)
+    settings = with_drawn_seed(on_one_device(load_settings(arguments.words), say))
+    from mpt_cli.diagnose.directory import DiagnosisDirectory, check_target
+    from mpt_cli.runs.directory import default_parent
+    from mpt_cli.training.backend import prepare_backend
+
+    check_target(arguments.write)
+    with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
+        platform = prepare_backend(settings)
+        from mpt_cli.diagnose.content import diagnosis_content
+        from mpt_cli.diagnose.diagnosis import diagnose
+        from mpt_cli.diagnose.examination import Request
+        from mpt_cli.diagnose.picture import write_pictures
+        from mpt_cli.diagnose.recipe_copy import write_recipe_copy
+
+        found = diagnose(settings, platform, Request(steps, arguments.batches or 8), say)
+        content = {**diagnosis_content(found), "directory": str(directory.path)}
+        write_pictures(found, directory.gradients_png, directory.gradients_svg)
+        directory.write(content)
+    if arguments.write:
+        write_recipe_copy(arguments.write, arguments.words, found)
+    if arguments.json:
+        print_json(content)
+    else:
+        from rich.console import Console
+
+        from mpt_cli.diagnose.table import print_diagnosis
+
+        files = [*directory.files, *([arguments.write] if arguments.write else [])]
+        print_diagnosis(found, [str(file) for file in files], Console(file=sys.stdout, highlight=False))
+    return OK
+
+
+def _speaker(arguments: argparse.Namespace) -> Callable[[str], None]:
+    """Where progress is said: on standard output, or beside the JSON on standard error."""
+    stream = sys.stderr if arguments.json else sys.stdout
+    return lambda text: print(text, file=stream, flush=True)
+
+
+def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
+    problems = []
+    for_runs = {"--step": arguments.step}
+    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
+    for name, value in (for_recipes if run_dirs else for_runs).items():
+        if value is not None:
+            needed = "a recipe: mpt diagnose conf=…" if run_dirs else "a run directory: mpt diagnose RUN_DIR"
+            problems.append(Problem(name, f"must be given with {needed}.", value))
+    if run_dirs and len(arguments.words) > 1:
+        others = [word for word in arguments.words if word != run_dirs[0]]
+        problems.append(Problem("RUN_DIR", "must stand alone: a run has its own configuration.", " ".join(others)))
+    if arguments.batches is not None and arguments.batches < 1:
+        problems.append(Problem("--batches", "must be at least 1.", arguments.batches))
+    if arguments.step is not None and arguments.step < 1:
+        problems.append(Problem("--step", "must be at least 1.", arguments.step))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _read_steps(text: str | None) -> tuple[int, ...]:
+    """
+    >>> _read_steps("0,100"), _read_steps(None)
+    ((0, 100), (0,))
+    """
+    words = [word.strip() for word in (text or "0").split(",")]
+    if not all(word.isdigit() for word in words):
+        rule = "must be whole numbers with commas between them, as in 0,100,500."
+        raise ConfigError(Problem("--at-steps", rule, text))
+    return tuple(sorted({int(word) for word in words}))
