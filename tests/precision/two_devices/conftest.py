@@ -5,6 +5,8 @@
 
 import os
 
+import pytest
+
 collect_ignore_glob: list[str] = []
 if os.environ.get("MPT_TWO_DEVICES") != "1":
     collect_ignore_glob = ["test_*.py"]
@@ -15,3 +17,11 @@ elif os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
 else:
     os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
+
+
+@pytest.fixture(scope="session")
+def strategy():
+    """One for all tests: the collective operations of a second one in the same process get in its way."""
+    import tensorflow as tf
+
+    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])

@@ -17,11 +17,10 @@ BAD_X = X.copy()
 BAD_X[20:24] = np.inf
 
 
-def two_devices():
+@pytest.fixture
+def two_devices(request):
     if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope()
+        return request.getfixturevalue("strategy").scope()
     devices = keras.distribution.list_devices()
     return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False).scope()
 
@@ -54,8 +53,8 @@ def statistics(model) -> list[tuple[str, list[np.ndarray]]]:
 
 
 @pytest.mark.parametrize("x", [X, BAD_X], ids=["clean", "bad on one device"])
-def test_statistics_are_those_of_one_device_with_the_whole_batch(x):
-    both, one = fitted(two_devices(), x), fitted(contextlib.nullcontext(), x)
+def test_statistics_are_those_of_one_device_with_the_whole_batch(two_devices, x):
+    both, one = fitted(two_devices, x), fitted(contextlib.nullcontext(), x)
     assert int(both.optimizer.applied_steps) == int(one.optimizer.applied_steps) == (5 if x is BAD_X else 6)
     assert float(both.optimizer.loss_scale) == float(one.optimizer.loss_scale)
     assert len(statistics(both)) == 6
@@ -67,8 +66,7 @@ def test_statistics_are_those_of_one_device_with_the_whole_batch(x):
 
 
 @only_on("tensorflow")
-def test_with_keras_s_own_optimizer_alone_each_replica_keeps_its_own():
-    """Its LossScaleOptimizer fails here with "Shape mismatch in the collective instance"."""
-    copies = dict(statistics(fitted(two_devices(), X, scaled=False)))
+def test_with_keras_s_own_optimizer_alone_each_replica_keeps_its_own(two_devices):
+    copies = dict(statistics(fitted(two_devices, X, scaled=False)))
     assert not np.array_equal(*copies["inputs_amax_history"])
     assert np.ptp(copies["inputs_scale"]) > 0.03

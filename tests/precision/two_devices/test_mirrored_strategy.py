@@ -11,13 +11,6 @@ pytestmark = only_on("tensorflow")
 INF, NAN = np.float32("inf"), np.float32("nan")
 
 
-@pytest.fixture(scope="module")
-def strategy():
-    import tensorflow as tf
-
-    return tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-
-
 def copies(variable) -> list[np.ndarray]:
     """The value on each replica."""
     return [value.numpy() for value in variable.value.values]
