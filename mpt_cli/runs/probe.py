@@ -18,10 +18,14 @@ MATRIX_SIZE = {"cpu": 512, "gpu": 4096}
 IMAGE_SHAPE = {"cpu": (16, 32, 32, 32), "gpu": (128, 56, 56, 64)}  # batch, height, width, channels
 
 
-def probe_backend(backend: str, measure: bool = True) -> dict[str, Any]:
-    """Run the probe and read its answer; `works` is False with an `error` where there was none."""
+def probe_backend(backend: str, measure: bool = True, jit_compile: bool = True) -> dict[str, Any]:
+    """Run the probe and read its answer; `works` is False with an `error` where there was none.
+
+    `jit_compile` False times TensorFlow without XLA, as models that convolve are trained on a CPU.
+    """
     environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, "-m", "mpt_cli.runs.probe", backend, "measure" if measure else "quick"]
+    manner = "quick" if not measure else "measure" if jit_compile else "plain"
+    command = [sys.executable, "-m", "mpt_cli.runs.probe", backend, manner]
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=environment, check=False
@@ -35,23 +39,23 @@ def probe_backend(backend: str, measure: bool = True) -> dict[str, Any]:
     return answer
 
 
-def measure_backend(backend: str, measure: bool) -> dict[str, Any]:
+def measure_backend(backend: str, measure: bool, jit_compile: bool = True) -> dict[str, Any]:
     """What this process finds; imports Keras."""
     import keras
 
     devices = [name.lower() for name in keras.distribution.list_devices()]
     kinds = sorted({"gpu" if "gpu" in name or "cuda" in name else "cpu" for name in devices} | {"cpu"})
-    timings = [row for kind in kinds for row in _timings(backend, kind)] if measure else []
+    timings = [row for kind in kinds for row in _timings(backend, kind, jit_compile)] if measure else []
     return {"works": True, "keras": keras.__version__, "devices": devices, "timings": timings}
 
 
-def _timings(backend: str, kind: str) -> list[dict[str, Any]]:
+def _timings(backend: str, kind: str, jit_compile: bool) -> list[dict[str, Any]]:
     import keras
 
     rows = []
     with keras.device(f"{kind}:0"):
         for operation, build in (("matmul", _matmul), ("conv", _conv)):
-            times = {dtype: _best_seconds(_compiled(backend, build(kind, dtype))) for dtype in DTYPES}
+            times = {dtype: _best_seconds(_compiled(backend, build(kind, dtype), jit_compile)) for dtype in DTYPES}
             for dtype in DTYPES:
                 speed = times["float32"] / times[dtype]
                 row = {"device": kind, "operation": operation, "dtype": dtype, "seconds": times[dtype]}
@@ -79,8 +83,8 @@ def _conv(kind: str, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
     return conv, [keras.ops.cast(images, dtype), keras.ops.cast(kernel, dtype)]
 
 
-def _compiled(backend: str, work: tuple[Callable[..., Any], list[Any]]) -> Callable[[], Any]:
-    """Under XLA, as training is by default."""
+def _compiled(backend: str, work: tuple[Callable[..., Any], list[Any]], jit_compile: bool) -> Callable[[], Any]:
+    """Under XLA, as most training is by default; JAX has nothing else."""
     function, arguments = work
     if backend == "jax":
         import jax
@@ -89,7 +93,7 @@ def _compiled(backend: str, work: tuple[Callable[..., Any], list[Any]]) -> Calla
     else:
         import tensorflow as tf
 
-        compiled = tf.function(function, jit_compile=True)
+        compiled = tf.function(function, jit_compile=jit_compile)
     return lambda: compiled(*arguments)
 
 
@@ -111,4 +115,4 @@ def _seconds(call: Callable[[], Any], calls: int) -> float:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure_backend(sys.argv[1], sys.argv[2] == "measure")))
+    print(json.dumps(measure_backend(sys.argv[1], sys.argv[2] != "quick", sys.argv[2] != "plain")))

@@ -6,14 +6,12 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import LOCK, RunDirectory, default_parent
 from mpt_cli.runs.summary import read_json, write_json
 from mpt_cli.sweep.plan import Job, Plan
-
-DEFAULT_PARENT = "sweeps"
 
 
 @dataclass(frozen=True)
@@ -37,30 +35,31 @@ class SweepDirectory:
     """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
 
     path: Path
+    verb: ClassVar[str] = "sweep"  # that wrote it: names the file of its plan, and the folder above
 
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
         """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
-        chosen = Path(path).expanduser() if path else _default_path(recipe)
+        chosen = Path(path).expanduser() if path else _default_path(f"{cls.verb}s", recipe)
         try:
             chosen.mkdir(parents=True, exist_ok=True)
             taken = any(entry.name != LOCK for entry in chosen.iterdir())
         except OSError as error:
-            raise DataError(f"sweep_dir {chosen} can't be written: {error.strerror}. Choose another.") from error
+            raise DataError(f"{cls.verb}_dir {chosen} can't be written: {error.strerror}. Choose another.") from error
         if taken:
             raise DataError(
-                f"sweep_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
-                f"`mpt sweep --resume {chosen}`, or choose another."
+                f"{cls.verb}_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
+                f"`mpt {cls.verb} --resume {chosen}`, or choose another."
             )
         return cls(chosen)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """The directory of an earlier sweep; DataError when there is none or it isn't one."""
-        found = cls(Path(path).expanduser())
-        if not found.sweep_json.is_file():
-            why = f"it has no {found.sweep_json.name}" if found.path.is_dir() else "it does not exist"
-            raise DataError(f"{found.path} is not a sweep directory: {why}. Give the folder that `mpt sweep` wrote.")
+        found, verb = cls(Path(path).expanduser()), cls.verb
+        if not found.plan_json.is_file():
+            why = f"it has no {found.plan_json.name}" if found.path.is_dir() else "it does not exist"
+            raise DataError(f"{found.path} is not a {verb} directory: {why}. Give the folder that `mpt {verb}` wrote.")
         return found
 
     def lock(self) -> AbstractContextManager[None]:
@@ -68,8 +67,8 @@ class SweepDirectory:
         return RunDirectory(self.path).lock()
 
     @property
-    def sweep_json(self) -> Path:
-        return self.path / "sweep.json"
+    def plan_json(self) -> Path:
+        return self.path / f"{self.verb}.json"
 
     @property
     def results_csv(self) -> Path:
@@ -111,17 +110,17 @@ class SweepDirectory:
         jobs = [{**asdict(job), "command": job.command} for job in plan.jobs]
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
         content = {**facts, "recipe": plan.recipe, "varied": plan.varied, "jobs": jobs, "duplicates": duplicates}
-        write_json(self.sweep_json, content)
+        write_json(self.plan_json, content)
 
     def read_plan(self) -> tuple[Plan, dict[str, Any]]:
-        """The plan, and what else sweep.json tells; DataError when it is damaged."""
-        facts = read_json(self.sweep_json)
+        """The plan, and what else stands beside it; DataError when it is damaged."""
+        facts = read_json(self.plan_json)
         try:
             jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
             return Plan(facts["varied"], jobs, facts["recipe"], duplicates), facts
         except (KeyError, TypeError) as error:
-            raise DataError(f"{self.sweep_json} is damaged: {error}.") from error
+            raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
     def write_ending(self, job: Job, ending: Ending) -> None:
         write_json(self.ending_json(job), asdict(ending))
@@ -135,6 +134,6 @@ class SweepDirectory:
             return None
 
 
-def _default_path(recipe: str) -> Path:
+def _default_path(parent: str, recipe: str) -> Path:
     folder = default_parent(recipe).name
-    return Path(DEFAULT_PARENT) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return Path(parent) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"

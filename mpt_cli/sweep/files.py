@@ -6,7 +6,7 @@ from typing import Any
 
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.summary import write_json
-from mpt_cli.sweep.page import page
+from mpt_cli.sweep.page import write_sweep_page
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import JobResult
 from mpt_cli.sweep.table import markdown
@@ -20,7 +20,7 @@ def write_results(found: SweepResults) -> None:
     write_json(found.sweep.results_json, results_dict(found))
     write_atomic(found.sweep.results_csv, results_csv(found))
     write_atomic(found.sweep.results_md, markdown(found))
-    write_atomic(found.sweep.report_html, page(found))
+    write_sweep_page(found, found.sweep.report_html)
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:

@@ -4,12 +4,12 @@ import statistics
 import time
 from collections.abc import Sequence
 
+from mpt_cli.report.traces import metric_course
 from mpt_cli.sweep.child import Child, Work
 from mpt_cli.sweep.directory import Ending, SweepDirectory
 from mpt_cli.sweep.objective import Objective
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.queue import Watch
-from mpt_cli.sweep.traces import metric_course
 from mpt_cli.training.progress import MONITORED
 
 FEWEST_OTHERS = 3  # a median of fewer says little

@@ -1,36 +1,41 @@
-"""The pictures of the report, as SVG that takes its text colour from the page around it."""
+"""The pictures of a sweep: what the varied keys do, and its runs overlaid."""
 
-import io
-import re
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Sequence
 
+from mpt_cli.errors import DataError
+from mpt_cli.report import curves
+from mpt_cli.report.looks import Look, distinct_look
+from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.story import RunStory, read_story
 from mpt_cli.settings.numbers import read_number
 from mpt_cli.sweep.ranking import SEED, SweepResults
 from mpt_cli.sweep.results import JobResult
-from mpt_cli.sweep.traces import read_lines, scale_course
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 INITIAL_SCALE = "loss_scale.initial_scale"
-MOST_TRACES = 40
-_INK = "#010203"  # stands for currentColor, which matplotlib can't write
-_COLOURS = ("#2a7fd4", "#e07b00", "#2f9e44", "#d6336c", "#7950f2", "#1098ad", "#a07000", "#868e96")
+MOST_RUNS = 100  # whose lines are read for a page
 
 
-def plots(found: SweepResults) -> list[tuple[str, str]]:
-    """(caption, SVG) of each picture that these results have the data for."""
-    pictures = []
+def pictures(found: SweepResults) -> list[Picture]:
+    """Objective and skips over the key that is varied in numbers, then the curves of the runs."""
     key = _horizontal_key(found)
-    if key is not None:
-        name = key.rpartition(".")[2]
-        pictures.append((f"{found.objective.name} over {name}", _draw(lambda axes: _objective(axes, found, key))))
-        pictures.append((f"skipped steps over {name}", _draw(lambda axes: _skips(axes, found, key))))
-    shown = [result for result in _ranked(found) if result.summary.get("final_loss_scale") is not None]
-    if shown:
-        more = f" (the first {MOST_TRACES} of {len(shown)} jobs)" if len(shown) > MOST_TRACES else ""
-        pictures.append((f"loss scale over steps{more}", _draw(lambda axes: _traces(axes, found, shown[:MOST_TRACES]))))
-    return pictures
+    own = [] if key is None else [_objective(found, key), _skips(found, key)]
+    return [*(picture for picture in own if picture.curves), *curves.pictures(run_stories(found))]
+
+
+def run_stories(found: SweepResults) -> list[RunStory]:
+    """The runs in order of their rank, as far as they began; each named after its varied keys."""
+    stories = []
+    for result in ranked(found)[:MOST_RUNS]:
+        try:
+            stories.append(read_story(result.run_dir, result.job.name))
+        except DataError:  # a job that never began has no directory
+            continue
+    return stories
+
+
+def ranked(found: SweepResults) -> list[JobResult]:
+    return [result for row in found.configurations for result in row.results]
 
 
 def _horizontal_key(found: SweepResults) -> str | None:
@@ -44,36 +49,44 @@ def _number(result: JobResult, key: str) -> float | None:
     return None if number is None else float(number)
 
 
-def _ranked(found: SweepResults) -> list[JobResult]:
-    return [result for row in found.configurations for result in row.results]
+def _objective(found: SweepResults, key: str) -> Picture:
+    def value(result: JobResult) -> float | None:
+        return found.objective.value(result.summary) if result.is_good else None
+
+    title = f"{found.objective.name} over {key.rpartition('.')[2]}"
+    return _picture("objective", title, found.objective.name, (found, key, value))
 
 
-def _objective(axes: "Axes", found: SweepResults, key: str) -> None:
-    _series(axes, found, key, lambda result: found.objective.value(result.summary) if result.is_good else None)
-    axes.set_ylabel(found.objective.name)
+def _skips(found: SweepResults, key: str) -> Picture:
+    def value(result: JobResult) -> float | None:
+        return None if (share := result.skipped_share) is None else 100 * share
+
+    return _picture("skipped", f"Skipped steps over {key.rpartition('.')[2]}", "skipped steps, %", (found, key, value))
 
 
-def _skips(axes: "Axes", found: SweepResults, key: str) -> None:
-    _series(axes, found, key, lambda result: None if (s := result.skipped_share) is None else 100 * s)
-    axes.set_ylabel("skipped steps, %")
-    axes.set_ylim(bottom=0)
+_Values = tuple[SweepResults, str, Callable[[JobResult], float | None]]
 
 
-def _series(axes: "Axes", found: SweepResults, key: str, value: Any) -> None:
+def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
     """A point per job and a line through the means, a colour for each setting of the other varied keys."""
+    found, key, value = values
     series: dict[str, dict[float, list[float]]] = {}
     for result in found.results:
         x, y = _number(result, key), value(result)
-        if x is not None and y is not None and abs(y) < float("inf"):
+        if x is not None and y is not None and math.isfinite(y):
             series.setdefault(_label(result, key), {}).setdefault(x, []).append(y)
-    for index, (label, points) in enumerate(sorted(series.items())):
-        colour = _COLOURS[index % len(_COLOURS)]
-        xs = sorted(points)
-        axes.plot(xs, [sum(points[x]) / len(points[x]) for x in xs], "-", color=colour, label=label)
-        axes.plot([x for x in xs for _ in points[x]], [y for x in xs for y in points[x]], "o", color=colour, ms=4)
-    _scale_x(axes, key, sorted({x for points in series.values() for x in points}))
-    axes.set_xlabel(key)
-    _legend(axes, len(series))
+    drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
+             for curve in _means_and_points(label or "mean", points, distinct_look(place))]  # fmt: skip
+    base = _log_base(key, sorted({x for points in series.values() for x in points}))
+    return Picture(name, title, y_label, drawn, x_label=key, log_base_x=base, from_zero=name == "skipped")
+
+
+def _means_and_points(label: str, points: dict[float, list[float]], look: Look) -> list[Curve]:
+    xs = sorted(points)
+    means = Curve(label, xs, [sum(points[x]) / len(points[x]) for x in xs], look)
+    jobs = [(x, y) for x in xs for y in points[x]]
+    alone = Look(look.colour, "", marker="o")
+    return [means, Curve(label, [x for x, _ in jobs], [y for _, y in jobs], alone, is_part=True)]
 
 
 def _label(result: JobResult, key: str) -> str:
@@ -81,50 +94,6 @@ def _label(result: JobResult, key: str) -> str:
     return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
 
 
-def _scale_x(axes: "Axes", key: str, xs: list[float]) -> None:
-    if xs and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0]):
-        axes.set_xscale("log", base=2 if "scale" in key else 10)
-
-
-def _traces(axes: "Axes", found: SweepResults, shown: list[JobResult]) -> None:
-    """One line per job in the colour of its configuration; dashed where the job failed."""
-    labels: dict[str, str] = {}
-    for result in shown:
-        label = _label(result, SEED)
-        is_new = label not in labels
-        colour = labels.setdefault(label, _COLOURS[len(labels) % len(_COLOURS)])
-        events = list(read_lines(result.run_dir / "events.jsonl"))
-        course = scale_course(events, result.run_dir / "metrics.jsonl")
-        style = "-" if result.is_good else "--"
-        axes.plot([step for step, _ in course], [scale for _, scale in course], style, color=colour, lw=1.2,
-                  label=label if is_new else None)  # fmt: skip
-    axes.set_yscale("log", base=2)
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss scale")
-    _legend(axes, len(labels))
-
-
-def _legend(axes: "Axes", count: int) -> None:
-    if 1 < count <= 16:
-        axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.01, 1), borderaxespad=0)
-
-
-def _draw(fill: Any) -> str:
-    """An SVG without a background. Drawn off screen, without pyplot's global state."""
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    inked = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "grid.color")
-    style: dict[Any, Any] = {
-        **dict.fromkeys(inked, _INK), "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True,
-        "grid.alpha": 0.15, "svg.fonttype": "none", "svg.hashsalt": "mpt", "font.family": "sans-serif", "font.size": 9,
-    }  # fmt: skip
-    with rc_context(style):
-        figure = Figure(figsize=(7.5, 3.4), layout="tight", facecolor="none")
-        fill(figure.subplots())
-        for axes in figure.axes:
-            axes.set_facecolor("none")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None})
-    svg = text.getvalue().replace(_INK, "currentColor")
-    return re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg"):], flags=re.S)
+def _log_base(key: str, xs: Sequence[float]) -> int | None:
+    is_wide = bool(xs) and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0])
+    return (2 if "scale" in key else 10) if is_wide else None

@@ -10,12 +10,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mpt_cli.report.traces import latest_line
 from mpt_cli.sweep.child import Child, Work
 from mpt_cli.sweep.directory import Ending, SweepDirectory
 from mpt_cli.sweep.queue import Watch
 from mpt_cli.sweep.results import GOOD, JobResult, read_job
 from mpt_cli.sweep.screen import Screen
-from mpt_cli.sweep.traces import latest_line
 from mpt_cli.telemetry.console.words import count_words, number_words, scale_words, seconds_words, share_words
 from mpt_cli.training.progress import MONITORED
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, DataError
+from mpt_cli.report.traces import read_lines, settled_step
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.summary import read_summary
 from mpt_cli.sweep.directory import Ending, SweepDirectory
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.traces import read_lines, settled_step
 from mpt_cli.telemetry.console.words import seconds_words
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"

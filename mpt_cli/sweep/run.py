@@ -20,7 +20,7 @@ from mpt_cli.sweep.plan import Job, Plan, make_plan
 from mpt_cli.sweep.progress import Progress
 from mpt_cli.sweep.queue import GRACE_SECONDS, Limits, Queue, Watch
 from mpt_cli.sweep.ranking import SweepResults, read_results
-from mpt_cli.sweep.results import FAILED, GOOD, gravest_code, read_job
+from mpt_cli.sweep.results import FAILED, GOOD, JobResult, gravest_code, read_job
 from mpt_cli.sweep.screen import Screen
 
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -47,12 +47,12 @@ class Options:
     launch: Launch = field(default=train_command)
 
 
-def split_words(words: Sequence[str]) -> tuple[list[str], str | None]:
-    """The words of the jobs, and the sweep_dir among them."""
-    places = [word.removeprefix("sweep_dir=").strip("'\"") for word in words if word.startswith("sweep_dir=")]
+def split_words(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
+    """The words of the jobs, and the place that `key` among them gives."""
+    places = [word.removeprefix(f"{key}=").strip("'\"") for word in words if word.startswith(f"{key}=")]
     if len(places) > 1:
-        raise ConfigError(Problem("sweep_dir", "must be given once.", places[-1]))
-    return [word for word in words if not word.startswith("sweep_dir=")], places[0] if places else None
+        raise ConfigError(Problem(key, "must be given once.", places[-1]))
+    return [word for word in words if not word.startswith(f"{key}=")], places[0] if places else None
 
 
 def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple[SweepResults, int]:
@@ -62,9 +62,7 @@ def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple
     plan = make_plan(own, screen.say)
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
-        shared = thread_environment(_limits(plan.jobs, options).workers, os.environ)
-        plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
-        sweep.write_plan(plan, _facts(words, options))
+        plan = begin(sweep, plan, plan_facts(["mpt", "sweep", *words], options), options)
         return _run(sweep, plan, plan.jobs, options, screen)
 
 
@@ -73,13 +71,26 @@ def resume_sweep(path: str, options: Options, screen: Screen) -> tuple[SweepResu
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         plan, _ = sweep.read_plan()
-        left = []
-        for result in (read_job(sweep, job) for job in plan.jobs):
-            if result.status not in GOOD:
-                left.append(result.job)
-            if result.status == FAILED:
-                sweep.set_aside(result.job)
-        return _run(sweep, plan, left, options, screen)
+        return _run(sweep, plan, jobs_left(sweep, plan), options, screen)
+
+
+def begin(sweep: SweepDirectory, plan: Plan, facts: dict[str, Any], options: Options) -> Plan:
+    """Write the plan, with each job's share of the cores in it; returns it so."""
+    shared = thread_environment(_limits(plan.jobs, options).workers, os.environ)
+    plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
+    sweep.write_plan(plan, facts)
+    return plan
+
+
+def jobs_left(sweep: SweepDirectory, plan: Plan) -> list[Job]:
+    """What is not good yet; what a failed job left behind is set aside."""
+    left = []
+    for result in (read_job(sweep, job) for job in plan.jobs):
+        if result.status not in GOOD:
+            left.append(result.job)
+        if result.status == FAILED:
+            sweep.set_aside(result.job)
+    return left
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -101,21 +112,34 @@ def _count(jobs: Sequence[Job]) -> str:
 def _run(
     sweep: SweepDirectory, plan: Plan, jobs: Sequence[Job], options: Options, screen: Screen
 ) -> tuple[SweepResults, int]:
-    facts, limits = sweep.read_plan()[1], _limits(jobs, options)
-    for line in [*duplicate_lines(plan), _opening(sweep, jobs, limits)]:
+    watches: list[Watch] = []
+    if options.stop_behind_median:
+        objective = options.objective or sweep.read_plan()[1]["objective"]
+        watches.append(MedianRule(sweep, plan.jobs, choose_objective(objective, []) if objective else None))
+    for line in duplicate_lines(plan):
         screen.say(line)
-    work = [_work(sweep, job, options, Path(facts["working_directory"])) for job in jobs]
-    with Progress(screen, sweep, len(jobs), limits.workers) as progress:
-        watches: list[Watch] = [progress]
-        if options.stop_behind_median:
-            objective = options.objective or facts["objective"]
-            watches.append(MedianRule(sweep, plan.jobs, choose_objective(objective, []) if objective else None))
-        queue = Queue(limits, lambda done, ending: sweep.write_ending(done.job, ending), watches)
-        stopped_by = queue.run(work)
+    stopped_by = run_jobs(sweep, jobs, options, screen, watches)
     found = read_results(sweep, options.objective)
     write_results(found)
+    return found, exit_code(stopped_by, found.results)
+
+
+def run_jobs(
+    sweep: SweepDirectory, jobs: Sequence[Job], options: Options, screen: Screen, watches: Sequence[Watch] = ()
+) -> signal.Signals | None:
+    """Run these jobs of the sweep, each as a process of its own; returns the signal that ended it before its time."""
+    facts, limits = sweep.read_plan()[1], _limits(jobs, options)
+    screen.say(_opening(sweep, jobs, limits))
+    work = [_work(sweep, job, options, Path(facts["working_directory"])) for job in jobs]
+    with Progress(screen, sweep, len(jobs), limits.workers) as progress:
+        queue = Queue(limits, lambda done, ending: sweep.write_ending(done.job, ending), [progress, *watches])
+        return queue.run(work)
+
+
+def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
+    """130 or 143 where a signal ended it, else what its jobs came to."""
     codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-    return found, codes[stopped_by] if stopped_by is not None else gravest_code(found.results)
+    return codes[stopped_by] if stopped_by is not None else gravest_code(list(results))
 
 
 def _limits(jobs: Sequence[Job], options: Options) -> Limits:
@@ -143,8 +167,9 @@ def _work(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Work:
     return Work(job, options.launch(job, path / job.name), sweep.log(job), cwd, attempt=attempt)
 
 
-def _facts(words: Sequence[str], options: Options) -> dict[str, Any]:
+def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
+    """What stands beside the plan: how and where it was started."""
     return {
-        "command_line": ["mpt", "sweep", *words], "working_directory": str(Path.cwd()),
+        "command_line": [*command_line], "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "objective": options.objective,
     }  # fmt: skip

@@ -1,30 +1,140 @@
-"""The summary of a sweep once more, from what lies in its directory: table, results files and report.html."""
+"""One page of a run, of several runs overlaid, of a sweep or of a comparison: opens from disk, needs no network."""
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mpt_cli.errors import OK
+from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.verbs.common import add_json, print_json
+
+if TYPE_CHECKING:
+    from mpt_cli.report.story import RunStory
+
+_EXAMPLES = """examples:
+  mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
+  mpt report runs/digits_mlp/* --out all.html       runs overlaid
+  mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy
+  mpt report compares/digits_cnn/COMPARE
+
+A run that is still going on, was killed or has damaged files gets a page that says what is missing."""
+PAGE = "report.html"
+Report = Callable[[Sequence[Path], argparse.Namespace], None]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("sweep_dir", metavar="SWEEP_DIR", help="a sweep directory, as in sweeps/digits_mlp/SWEEP")
-    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="rank by something else")
+    parser.add_argument("directories", nargs="+", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare "
+                        "wrote; of several, all their runs in one page")  # fmt: skip
+    parser.add_argument("--out", metavar="FILE", help=f"where the page goes; default: {PAGE} in the directory, of "
+                        f"several {PAGE} here")  # fmt: skip
+    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="rank a sweep, or compare, by something else")
     add_json(parser)
-    parser.epilog = "example:\n  mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy"
+    parser.epilog = _EXAMPLES
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from mpt_cli.report.write import check_replaceable
+
+    paths = [Path(path).expanduser() for path in arguments.directories]
+    if arguments.out:
+        check_replaceable(Path(arguments.out))
+    report = _report_of(paths[0]) if len(paths) == 1 else _report_runs
+    if report is _report_runs and arguments.objective:
+        raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
+    report(paths, arguments)
+    return OK
+
+
+def _report_of(path: Path) -> "Report":
+    from mpt_cli.compare.directory import CompareDirectory
+    from mpt_cli.sweep.directory import SweepDirectory
+
+    if SweepDirectory(path).plan_json.is_file():
+        return _report_sweep
+    return _report_compare if CompareDirectory(path).plan_json.is_file() else _report_runs
+
+
+def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     from mpt_cli.sweep.directory import SweepDirectory
     from mpt_cli.sweep.files import results_dict, write_results
+    from mpt_cli.sweep.page import write_sweep_page
     from mpt_cli.sweep.ranking import read_results
     from mpt_cli.sweep.screen import Screen
     from mpt_cli.sweep.table import print_results
 
-    found = read_results(SweepDirectory.open(arguments.sweep_dir), arguments.objective)
-    write_results(found)
+    found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
+    if arguments.out:
+        write_sweep_page(found, Path(arguments.out))
+    else:
+        write_results(found)
     if arguments.json:
         print_json(results_dict(found))
     else:
         print_results(found, Screen(sys.stdout))
-    return OK
+
+
+def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from mpt_cli.compare.directory import CompareDirectory
+    from mpt_cli.compare.files import comparison_dict, write_comparison
+    from mpt_cli.compare.page import write_compare_page
+    from mpt_cli.compare.results import read_comparison
+    from mpt_cli.compare.table import print_comparison
+    from mpt_cli.sweep.screen import Screen
+
+    found = read_comparison(CompareDirectory.open(paths[0]), arguments.objective)
+    if arguments.out:
+        write_compare_page(found, Path(arguments.out))
+    else:
+        write_comparison(found)
+    if arguments.json:
+        print_json(comparison_dict(found))
+    else:
+        print_comparison(found, Screen(sys.stdout))
+
+
+def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from mpt_cli.report.run_page import write_run_page
+    from mpt_cli.report.run_words import headline
+
+    stories = _stories([run for path in paths for run in _runs_in(path)])
+    own = paths[0] / PAGE if len(stories) == 1 else Path(PAGE)
+    page = Path(arguments.out) if arguments.out else own
+    write_run_page(stories, page)
+    if arguments.json:
+        runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
+                 "verdict": story.verdict, "missing": story.gaps} for story in stories]  # fmt: skip
+        print_json({"page": str(page), "runs": runs})
+        return
+    for story in stories:
+        print("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps]))
+    print(f"page  {page}")
+
+
+def _runs_in(path: Path) -> list[Path]:
+    """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
+    from mpt_cli.compare.directory import CompareDirectory
+    from mpt_cli.runs.directory import RunDirectory
+    from mpt_cli.sweep.directory import SweepDirectory
+
+    for kind in (SweepDirectory, CompareDirectory):
+        directory = kind(path)
+        if directory.plan_json.is_file():
+            runs = [directory.run(job) for job in directory.read_plan()[0].jobs]
+            return [run.path for run in runs if run.config_yaml.is_file()]
+    if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
+        inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
+        hint = f" It holds {len(inside)} runs: mpt report {path}/*" if inside else ""
+        raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
+                        f"or compare.json.{hint}")  # fmt: skip
+    return [path]
+
+
+def _stories(paths: Sequence[Path]) -> "list[RunStory]":
+    """Named by their folders, with the one above where two are called the same."""
+    from mpt_cli.report.story import read_story
+
+    names = [path.resolve().name for path in paths]
+    labels = [name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
+              for name, path in zip(names, paths, strict=True)]  # fmt: skip
+    return [read_story(path, label) for path, label in zip(paths, labels, strict=True)]

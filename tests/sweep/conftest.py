@@ -12,6 +12,6 @@ from mpt_cli.sweep import page, run
 def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Their pages have no pictures, which would take most of the time; their share of the cores is not fixed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "plots", lambda found: [])
+    monkeypatch.setattr(page, "pictures", lambda found: [])
     monkeypatch.setattr(run, "thread_environment", lambda workers, environment: {})
     return Stubs()

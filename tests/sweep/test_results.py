@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.report.traces import latest_line, settled_step
 from mpt_cli.sweep import page, plots
 from mpt_cli.sweep.columns import columns, narrow
 from mpt_cli.sweep.files import write_results
@@ -16,7 +17,6 @@ from mpt_cli.sweep.objective import choose_objective
 from mpt_cli.sweep.ranking import read_results
 from mpt_cli.sweep.results import last_sentence
 from mpt_cli.sweep.table import plain_lines
-from mpt_cli.sweep.traces import latest_line, scale_course, settled_step
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
@@ -122,7 +122,7 @@ class Tags(HTMLParser):
 
 
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
-    monkeypatch.setattr(page, "plots", plots.plots)
+    monkeypatch.setattr(page, "pictures", plots.pictures)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()
@@ -131,7 +131,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
     assert tags.fetched == [] and tags.open == []
     assert not re.search(r"@import|url\((?!#)|<script", text)
     assert "<b>&" not in text and "&lt;b&gt;&amp;" in text
-    assert text.count("<svg") == 3 and "currentColor" in text and "#010203" not in text
+    assert text.count("<svg") == 6 and "currentColor" in text and "#010203" not in text
     assert "prefers-color-scheme: dark" in text
     assert "mpt train conf=digits_mlp" in text
 
@@ -185,15 +185,11 @@ def test_the_step_at_which_the_scale_has_settled(kinds, seen, applied, step):
     assert settled_step([{"step": at, "kind": kind} for at, kind in kinds], seen, applied) == step
 
 
-def test_the_course_of_the_scale(tmp_path):
+def test_the_latest_line_is_the_last_whole_one(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
     metrics.write_text('{"step": 9, "loss_scale": 4.0}\n{"step": 12, "loss_sc')
-    events = [{"step": step, "scale_before": before, "scale_after": 4.0} for step, before in ((3, 8.0), (5, 4.0))]
     assert latest_line(metrics) == {"step": 9, "loss_scale": 4.0}
-    assert scale_course(events, metrics) == [(0, 8.0), (3, 8.0), (3, 4.0), (5, 4.0), (9, 4.0)]
-    assert scale_course(events[1:], tmp_path / "none") == [(0, 4.0), (5, 4.0)]  # fixed, and all overflows
-    assert scale_course([], metrics) == [(0, 4.0), (9, 4.0)]
-    assert scale_course([], tmp_path / "none") == [] and latest_line(tmp_path / "none") is None
+    assert latest_line(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize(

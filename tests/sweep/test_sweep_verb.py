@@ -65,7 +65,7 @@ def test_bad_usage_is_a_sentence_and_code_2(tmp_path, monkeypatch, capsys, words
 
 def test_a_report_is_of_a_sweep(tmp_path, capsys):
     assert main(["report", str(tmp_path)]) == 3
-    assert "is not a sweep directory: it has no sweep.json" in capsys.readouterr().err
+    assert "is no directory of a run, a sweep or a comparison" in capsys.readouterr().err
 
 
 def test_the_parent_imports_no_framework(tmp_path):

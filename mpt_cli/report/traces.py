@@ -1,7 +1,7 @@
-"""Reads a run's JSON lines: its latest state, the course of its loss scale, a metric over its steps."""
+"""Reads a run's JSON lines: its latest state, when its loss scale had settled, a metric over its steps."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,13 +11,18 @@ from mpt_cli.telemetry.tally import GROWTH, OVERFLOW
 _TAIL_BYTES = 8192
 
 
-def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line; the last one may be half written, and a file that is not there has none."""
+def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+    """Every line that can be read; a file that is not there has none.
+
+    `tell_damaged` is called for each other line, but not for a last one without an end, which may be being written.
+    """
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
                 if (found := _object(line)) is not None:
                     yield found
+                elif line.endswith("\n"):
+                    tell_damaged()
     except OSError:
         return
 
@@ -38,22 +43,6 @@ def metric_course(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
     """(step, value) at each end of an epoch."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
     return [(int(line["step"]), float(line[name])) for line in lines if line.get(name) is not None]
-
-
-def scale_course(events: list[dict[str, Any]], metrics_jsonl: Path) -> list[tuple[int, float]]:
-    """(step, loss scale) at the start, before and after each change, at the last event and the last logged step."""
-    points: list[tuple[int, float]] = []
-    for event in events:
-        before, after = float(event["scale_before"]), float(event["scale_after"])
-        points += [(0, before)] if not points else []
-        points += [(int(event["step"]), before), (int(event["step"]), after)] if before != after else []
-    if events:
-        points.append((int(events[-1]["step"]), float(events[-1]["scale_after"])))
-    last = latest_line(metrics_jsonl)
-    if last is not None:
-        points += [(0, float(last["loss_scale"]))] if not points else []
-        points.append((int(last["step"]), float(last["loss_scale"])))
-    return points
 
 
 def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:

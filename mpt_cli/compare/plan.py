@@ -1,0 +1,103 @@
+"""From the words to the jobs: what differs between the runs, and the seeds over which it is repeated."""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep.grammar import read_grid
+from mpt_cli.sweep.plan import Job, Plan, make_plan
+from mpt_cli.sweep.ranking import SEED
+
+POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
+# Only one value each: with two, the runs would not be the same training any more.
+_HELD = ("conf", "data", "model", "optimizer")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What one of the compared configurations is, as far as the table and the verdict need it."""
+
+    overrides: dict[str, str]
+    policy: str
+    batch_size: int
+    loss_scale: str
+
+
+def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[Plan, list[Setup]]:
+    """The jobs, round by round: each seed is a round in which every configuration runs once.
+
+    Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.
+    """
+    words = [*words] if _varied(words) else [*_without_policy(words), POLICIES]
+    _check(words, seeds)
+    plan = make_plan(_with_seed_first(words, seeds))
+    setups: dict[str, Setup] = {}
+    for job in plan.jobs:
+        own = without_seed(job)
+        if str(own) not in setups:
+            setups[str(own)] = _setup(own, job)
+    if len(setups) < 2:
+        raise ConfigError(Problem("policy", "must have at least two values to compare.", None, f"As in {POLICIES}."))
+    return replace(plan, jobs=_in_turns(plan.jobs)), list(setups.values())
+
+
+def without_seed(job: Job) -> dict[str, str]:
+    """What sets the job's configuration apart from the others."""
+    return {key: value for key, value in job.overrides.items() if key != SEED}
+
+
+def _varied(words: Sequence[str]) -> bool:
+    return any(key != SEED for key in read_grid(words).varied) or any(word.startswith("policy=") for word in words)
+
+
+def _without_policy(words: Sequence[str]) -> list[str]:
+    return [word for word in words if not word.startswith("policy=")]
+
+
+def _check(words: Sequence[str], seeds: int | None) -> None:
+    grid = read_grid(words)
+    problems = [
+        Problem(key, "must have one value: what is compared must be the same training.", None,
+                "`mpt sweep` ranks trainings that differ.")
+        for key in grid.varied if key.split(".")[0] in _HELD
+    ]  # fmt: skip
+    if seeds is not None and seeds < 1:
+        problems.append(Problem("--seeds", "must be >= 1.", seeds))
+    if seeds is not None and SEED in grid.varied:
+        problems.append(Problem("--seeds", "must be left out where seed= has several values.", seeds))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _with_seed_first(words: Sequence[str], seeds: int | None) -> list[str]:
+    """One seed for all configurations, on record; the first key varies slowest, so that the seeds are the rounds."""
+    own = [word for word in words if word.partition("=")[0].lstrip("+~") == SEED]
+    rest = [word for word in words if word not in own]
+    if SEED in read_grid(own).varied:
+        return [*own, *rest]
+    one_of_each = [assignment.words[0] for assignment in read_grid(rest).assignments if assignment.words]
+    found = load_settings([*one_of_each, *own])
+    first = found.seed if found.seed is not None else secrets.randbelow(2**31)
+    return [f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *rest]
+
+
+def _setup(overrides: dict[str, str], job: Job) -> Setup:
+    settings = load_settings(job.words)
+    policy = settings.policy.name + (" with float8" if settings.policy.float8 else "")
+    return Setup(overrides, policy, settings.trainer.batch_size, settings.loss_scale.mode)
+
+
+def _in_turns(jobs: Sequence[Job]) -> list[Job]:
+    rounds: dict[str | None, list[Job]] = {}
+    for job in jobs:
+        rounds.setdefault(job.overrides.get(SEED), []).append(job)
+    turns = [members[::-1] if index % 2 else members for index, members in enumerate(rounds.values())]
+    return [job for members in turns for job in members]
+
+
+def read_setups(facts: dict[str, Any]) -> list[Setup]:
+    """Back from compare.json."""
+    return [Setup(**entry) for entry in facts["setups"]]
