@@ -1,13 +1,14 @@
 """Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
 
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
+Cond = Callable[[Tensor, Callable[[], Tensor], Callable[[], Tensor]], Tensor]
 
 
 class Measured(NamedTuple):
@@ -57,24 +58,47 @@ def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor) -> lis
     ]
 
 
+def magnitude(gradient: Tensor) -> Tensor:
+    """float32 scalar: the largest magnitude in a gradient, inf where it holds inf or nan, 0 where it is empty.
+
+    One pass says whether it is finite, whether it is all zero and how large it is. The comparison, not `isfinite`, and
+    a maximum, not `all`, are what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
+    """
+    size = ops.abs(dense(gradient))
+    infinite = ops.cast(float("inf"), size.dtype)
+    shown = ops.minimum(size, FLOAT32_MAX) if keras.backend.standardize_dtype(size.dtype) == "float64" else size
+    known = ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
+    return ops.cast(ops.max(known, initial=0), "float32")
+
+
 def all_finite(gradients: list[Tensor]) -> Tensor:
     """Boolean scalar: no inf or nan in any of `gradients`, which may hold None (no gradient) and IndexedSlices."""
-    flags = [ops.all(ops.isfinite(dense(g))) for g in gradients if g is not None]
-    return ops.all(ops.stack(flags))
+    return _largest([g for g in gradients if g is not None]) < float("inf")
 
 
 def largest_magnitude(gradients: list[Tensor], variables: list[Any]) -> Tensor:
-    """float32 scalar; nan or inf where a gradient holds one. Statistics that overwrite their variable don't count."""
-    largest = [
-        ops.cast(ops.max(ops.abs(dense(g)), initial=0), "float32")
-        for g, v in zip(gradients, variables, strict=True)
-        if g is not None and not is_overwritten(v)
-    ]
-    return ops.max(ops.stack(largest)) if largest else ops.zeros((), "float32")
+    """float32 scalar; inf where a gradient holds inf or nan. Statistics that overwrite their variable don't count."""
+    return _largest([g for g, v in zip(gradients, variables, strict=True) if g is not None and not is_overwritten(v)])
+
+
+def _largest(gradients: list[Tensor]) -> Tensor:
+    if not gradients:
+        return ops.zeros((), "float32")
+    return ops.max(ops.stack([magnitude(gradient) for gradient in gradients]))
+
+
+def describe_gradients(gradients: list[Tensor], variables: list[Any], finite: Tensor, cond: Cond = ops.cond) -> Tensor:
+    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, all are 0]`.
+
+    The elements are counted only where `finite` is false.
+    """
+    zero = ops.cast(ops.equal(largest_magnitude(gradients, variables), 0), "int32")
+    nothing = ops.convert_to_tensor([0, 0, -1], dtype="int32")
+    return ops.append(cond(finite, lambda: nothing, lambda: describe_non_finite(gradients)), zero)
 
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, 0]`."""
+    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
     zero = ops.zeros((), dtype="int32")
     nan, inf, first = zero, zero, zero - 1
     for index, gradient in enumerate(gradients):
@@ -85,35 +109,4 @@ def describe_non_finite(gradients: list[Tensor]) -> Tensor:
         inf_here = ops.sum(ops.cast(ops.isinf(values), "int32"))
         first = ops.where(ops.logical_and(first < 0, nan_here + inf_here > 0), zero + index, first)
         nan, inf = nan + nan_here, inf + inf_here
-    return ops.stack([nan, inf, first, zero])
-
-
-def describe_finite(gradients: list[Tensor], variables: list[Any], cond: Callable[..., Any] = ops.cond) -> Tensor:
-    """The same vector for gradients without nan and inf: `[0, 0, -1, 1 where every element of all of them is 0]`."""
-    nothing = ops.convert_to_tensor([0, 0, -1, 0], dtype="int32")
-    return nothing + ops.cast(all_zero(gradients, variables, cond), "int32") * ops.convert_to_tensor([0, 0, 0, 1])
-
-
-def all_zero(gradients: list[Tensor], variables: list[Any], cond: Callable[..., Any] = ops.cond) -> Tensor:
-    """Boolean scalar: no gradient has an element other than 0; statistics that overwrite their variable don't count.
-
-    The smallest gradient is read first, and the others only where that one is all zero: most steps pay for a bias.
-    """
-    trained = [g for g, v in zip(gradients, variables, strict=True) if g is not None and not is_overwritten(v)]
-    if not trained:
-        return ops.convert_to_tensor(False)
-    smallest = min(range(len(trained)), key=lambda index: _known_size(trained[index]))
-    rest = [g for index, g in enumerate(trained) if index != smallest]
-    return cond(_any_nonzero([trained[smallest]]), lambda: ops.convert_to_tensor(False),
-                lambda: ops.logical_not(_any_nonzero(rest)))
-
-
-def _any_nonzero(gradients: list[Tensor]) -> Tensor:
-    flags = [ops.any(ops.not_equal(dense(g), 0)) for g in gradients]
-    return ops.any(ops.stack(flags)) if flags else ops.convert_to_tensor(False)
-
-
-def _known_size(gradient: Tensor) -> float:
-    """Elements; infinite where their number is only known on the device, as that of a sparse gradient."""
-    shape = dense(gradient).shape
-    return float("inf") if any(length is None for length in shape) else math.prod(shape)
+    return ops.stack([nan, inf, first])

@@ -15,7 +15,7 @@ class StepRecord(NamedTuple):
 
     `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
     step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; `detail` is the int32 vector
-    of `finite.describe_non_finite` or `describe_finite`.
+    of `finite.describe_gradients`.
     """
 
     loss: Tensor

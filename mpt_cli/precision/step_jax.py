@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision import apply_jax
-from mpt_cli.precision.finite import describe_finite, describe_non_finite
+from mpt_cli.precision.finite import describe_gradients
 from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
 Tensor = Any
@@ -37,10 +37,7 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
         return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
 
     new_metrics = apply_jax.cond(applied, update_metrics, lambda: list(metrics))
-    variables = model.trainable_variables
-    detail = apply_jax.cond(
-        finite, lambda: describe_finite(grads, variables, apply_jax.cond), lambda: describe_non_finite(grads)
-    )
+    detail = describe_gradients(grads, model.trainable_variables, finite, apply_jax.cond)
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):

@@ -8,7 +8,7 @@ import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's own train_step uses
 
 from mpt_cli.precision.apply_tensorflow import all_replicas
-from mpt_cli.precision.finite import describe_finite, describe_non_finite
+from mpt_cli.precision.finite import describe_gradients
 from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
 Tensor = Any
@@ -41,9 +41,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
 
     if optimizer.on_overflow == "apply":
         update_metrics()
-        detail = tf.cond(finite, lambda: describe_finite(grads, variables), lambda: describe_non_finite(grads))
     else:
-        detail = _update_or_put_back(finite, update_metrics, kept, before, (grads, variables))
+        _update_or_put_back(finite, update_metrics, kept, before)
+    detail = describe_gradients(grads, variables, finite, tf.cond)
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
     return metrics_of(model), record
@@ -59,25 +59,23 @@ def _build(model: Any, data: Any) -> None:
 
 
 def _update_or_put_back(
-    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor],
-    gradients: tuple[list[Tensor], list[Any]],
-) -> Tensor:  # fmt: skip
-    """What `gradients` (with their variables) are like; on several replicas nothing can be assigned in a condition."""
+    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
+) -> None:
+    """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
     inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
 
     def applied() -> Tensor:
         update_metrics()
-        return describe_finite(*gradients)
+        return tf.constant(0)
 
     def skipped() -> Tensor:
         if inside:
             _assign(kept, before)
-        return describe_non_finite(gradients[0])
+        return tf.constant(0)
 
-    detail = tf.cond(finite, applied, skipped)
+    tf.cond(finite, applied, skipped)
     if not inside:
         _assign(kept, [tf.where(finite, v, old) for v, old in zip(kept, before, strict=True)])
-    return detail
 
 
 def _assign(variables: list[Any], values: list[Tensor]) -> None:
