@@ -72,12 +72,12 @@ def window_words(window: SafeScales | None) -> str:
 def share_words(share: float | None) -> str:
     """
     >>> share_words(0.12345), share_words(0.0), share_words(0.00004), share_words(None)
-    ('12.3%', '0', '0.004%', '-')
+    ('12.3%', '0%', '0.004%', '-')
     """
     if share is None:
         return "-"
     percent = 100 * share
-    return "0" if percent == 0 else f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.1g}%"
+    return "0%" if percent == 0 else f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.1g}%"
 
 
 def _examined(found: Diagnosis) -> str:
@@ -137,7 +137,7 @@ def _edge(found: Diagnosis) -> Iterator[str]:
 
 
 def _bfloat16(found: Diagnosis) -> str:
-    counts = [g.counts for layer in found.points[0].layers for g in layer.gradients]
+    counts = [g.counts for layer in found.layers for g in layer.gradients]
     lost = _share([share_flushed(c, dtype="bfloat16") for c in counts], [float(c[:INFS].sum()) for c in counts])
     return f"mixed_bfloat16 needs no loss scaling: {share_words(lost)} flushed, its range is that of float32"
 

@@ -30,7 +30,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
             "trials": [_trial(trial) for trial in found.trials],
         },
         "advice": [text for _, text in sentences(found)],
-        "layers": _layers(found.points[0].layers, scales),
+        "layers": _layers(found.layers, scales),
         "points": [_point(point, scales) for point in found.points],
     }  # fmt: skip
 

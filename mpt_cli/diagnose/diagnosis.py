@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from mpt_cli.diagnose.examination import Examination, Point, Request
-from mpt_cli.diagnose.ranges import common_window
+from mpt_cli.diagnose.ranges import LayerRange, common_window
 from mpt_cli.diagnose.verification import Trial
 from mpt_cli.diagnose.windows import ScaleBounds, is_within, layers_without_scale, recommended_scale
 from mpt_cli.errors import ConfigError, Problem
@@ -33,10 +33,10 @@ class Diagnosis:
     points: list[Point]
     window: SafeScales | None
     recommended: float | None
+    verified_step: int
     keep_in_float32: list[str] = field(default_factory=list)
     trials: list[Trial] = field(default_factory=list)
     highest_safe: int | None = None
-    verified_step: int = 0
 
     @property
     def examines_own_policy(self) -> bool:
@@ -47,6 +47,16 @@ class Diagnosis:
     def loss_scale(self) -> float:
         """The run's own at the first point, 1.0 without scaling."""
         return self.points[0].loss_scale
+
+    @property
+    def layers(self) -> list[LayerRange]:
+        """Those of the first point."""
+        return self.points[0].layers
+
+    @property
+    def verified_point(self) -> Point:
+        """The point whose highest safe scale is the lowest, on which scales were tried."""
+        return next(point for point in self.points if point.step == self.verified_step)
 
     @property
     def forward_overflows(self) -> bool:
@@ -76,7 +86,7 @@ def diagnose(settings: Settings, platform: Platform, request: Request, say: Call
     points = examination.points()
     window = common_window([point.window for point in points])
     if window is None:
-        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None)
+        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None, points[0].step)
     return _verified(examination, window, kept, say)
 
 
@@ -133,5 +143,5 @@ def _verified(
         verifier.try_scale(scale)
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
-        recommended, kept, verifier.trials(), highest, binding.step,
+        recommended, binding.step, kept, verifier.trials(), highest,
     )  # fmt: skip

@@ -53,7 +53,7 @@ def _draw(found: Diagnosis) -> "Figure":
         axes.set_ylim(LEAST_SHARE, 2.0)
         axes.set_xlim(lowest - 0.8, highest + 0.8)
         axes.set_ylabel("share of all values")
-    rows[0].legend(frameon=False, fontsize=8, loc="upper right")
+    figure.legend(*rows[0].get_legend_handles_labels(), frameon=False, fontsize=8, loc="outside lower center", ncols=2)
     rows[-1].set_xlabel("exponent: magnitudes from 2^x up to 2^(x+1)")
     steps = ", ".join(str(point.step) for point in found.points)
     figure.suptitle(f"{found.settings.recipe}: gradients of the float16 layers, measured in float32, step {steps}",
@@ -83,7 +83,8 @@ def _shares(total: Any) -> Any:
 def _bars(axes: "Axes", total: Any, power: int, colour: str, label: str, offset: float) -> None:
     shares = _shares(total)
     places = np.flatnonzero(shares)
-    axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=label, zorder=2)
+    zeros = f"{label} ({100 * total[ZEROS] / max(total.sum(), 1.0):.2g} % are exact zeros)"
+    axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=zeros, zorder=2)
 
 
 def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
@@ -101,10 +102,9 @@ def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
 
 
 def _title(scale: float, outputs: Any, weights: Any) -> str:
-    """The shares of the nonzero values that are flushed, and how many were zero to begin with."""
+    """The shares of the nonzero values that become zero or lose digits."""
     named = (("outputs", outputs), ("weights", weights))
-    parts = [f"{name} {100 * share_flushed(total, scale):.3g} % flushed, {100 * share_subnormal(total, scale):.3g} % "
-             "subnormal" for name, total in named if largest_exponent(total) is not None]  # fmt: skip
-    what = "without scaling" if scale == 1 else f"loss scale {scale_words(scale)}"
-    zeros = outputs[ZEROS] / max(outputs.sum(), 1.0)
-    return f"{what}: {'; '.join(parts)} ({100 * zeros:.3g} % of outputs' gradients are exact zeros)"
+    shares = [(name, 100 * share_flushed(total, scale), 100 * share_subnormal(total, scale))
+              for name, total in named if largest_exponent(total) is not None]  # fmt: skip
+    parts = [f"of {name} {flushed:.2g} % flushed, {subnormal:.2g} % subnormal" for name, flushed, subnormal in shares]
+    return f"{'without scaling' if scale == 1 else f'loss scale {scale_words(scale)}'}: {'; '.join(parts)}"

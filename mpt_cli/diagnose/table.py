@@ -2,27 +2,34 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.diagnose.advice import config_lines, sentences, share_words, window_words
+from mpt_cli.diagnose.advice import config_lines, sentences
 from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.examination import Point
 from mpt_cli.diagnose.ranges import LayerRange
 from mpt_cli.diagnose.rows import print_rows
 from mpt_cli.diagnose.verification import power_of_two_below
-from mpt_cli.precision.gradients import share_flushed, share_subnormal
-from mpt_cli.telemetry.console.words import scale_words
+from mpt_cli.precision.gradients import SafeScales, share_flushed, share_subnormal
 
+LEGEND = """max 2^: exponent of the largest; ×S: share flushed to zero at loss scale S;
+subn.: share subnormal at the run's scale; safe 2^: exponents of safe scales;
+lost %: updates that rounding would lose in float16/bfloat16 weights"""
 MOST_LAYERS = 40  # on the console; the file has all
+MOST_LAYERS_OF_EACH = 12  # of a model with more only the step that binds the scale is shown
 
 
 def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) -> None:
     """At 80 columns and more in a terminal; piped, aligned plain lines as wide as they need to be."""
-    for point in found.points:
+    shown = found.points if len(found.layers) <= MOST_LAYERS_OF_EACH else [found.verified_point]
+    for point in shown:
         _print_point(found, point, console)
+    if len(shown) < len(found.points):
+        console.print("the layers at the other steps are in diagnosis.json", soft_wrap=True)
     rows = [*sentences(found), *(("config", line) for line in config_lines(found)), *(("file", f) for f in files)]
     print_rows(rows, console)
 
@@ -38,6 +45,7 @@ def _print_point(found: Diagnosis, point: Point, console: Console) -> None:
         for row in ([title], titles, *rows):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
             console.out(line.rstrip(), highlight=False)
+    console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(shown) < len(point.layers):
         console.print(f"and {len(point.layers) - len(shown)} more layers, which bind less, in diagnosis.json")
 
@@ -55,8 +63,8 @@ def most_telling(layers: Sequence[LayerRange]) -> list[LayerRange]:
 
 def _titles(found: Diagnosis, point: Point) -> list[str]:
     """The shares stand for no scaling, the run's own scale and the recommended one, each once."""
-    return ["layer", "largest", *(f"×{scale_words(scale)}" for scale in _scales(found, point)), "subn.", "safe scales",
-            "lost updates"]  # fmt: skip
+    scales = [f"×{_short_scale(scale)}" for scale in _scales(found, point)]
+    return ["layer", "max 2^", *scales, "subn.", "safe 2^", "lost %"]
 
 
 def _scales(found: Diagnosis, point: Point) -> list[float]:
@@ -71,15 +79,35 @@ def _cells(found: Diagnosis, point: Point, layer: LayerRange) -> list[str]:
     flushed = [max((share_flushed(counts, power) for counts in bound), default=None) for power in powers]
     now = power_of_two_below(point.loss_scale)
     subnormal = max((share_subnormal(counts, now) for counts in bound), default=None)
-    window = window_words(layer.window) if bound else layer.compute_dtype
+    window = _powers(layer.window) if bound else layer.compute_dtype
     updates = layer.updates
-    lost = "-" if updates is None else f"{share_words(updates.lost_float16)} {share_words(updates.lost_bfloat16)}"
-    return [layer.name, f"2^{max(exponents)}" if exponents else "0", *map(share_words, flushed),
-            share_words(subnormal), window, lost]  # fmt: skip
+    lost = "-" if updates is None else f"{100 * updates.lost_float16:.0f}/{100 * updates.lost_bfloat16:.0f}"
+    largest = f"{max(exponents)}" if exponents else "-"
+    return [layer.name, largest, *map(_short, flushed), _short(subnormal), window, lost]
+
+
+def _powers(window: SafeScales | None) -> str:
+    if window is None:
+        return "any"
+    lowest = "any" if window.lowest_power <= -126 else str(window.lowest_power)
+    return "none" if window.empty else f"{lowest}…{window.highest_power}"
+
+
+def _short(share: float | None) -> str:
+    """Few letters: what is less than a ten-thousandth is said to be that."""
+    if share is None or share == 0:
+        return "-" if share is None else "0"
+    return "<.01%" if share < 1e-4 else f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
+
+
+def _short_scale(scale: float) -> str:
+    power = power_of_two_below(scale)
+    return f"2^{int(np.log2(power))}" if power == scale and scale != 1 else f"{scale:g}"
 
 
 def _rich_table(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left", padding=(0, 1, 0, 0))
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False,
+                  show_edge=False)  # fmt: skip
     for name in titles:
         is_layer = name == "layer"
         table.add_column(name, justify="left" if is_layer else "right", overflow="fold", no_wrap=not is_layer)
