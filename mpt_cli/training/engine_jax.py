@@ -52,6 +52,7 @@ class JaxEngine:
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
         self._compare = jax.jit(partial(compare, model))
         self._results = jax.jit(self._metric_results)
+        self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics)
 
     def recompile(self) -> None:
@@ -98,7 +99,7 @@ class JaxEngine:
         return flat_metrics(self._results([v.value for v in self.model.metrics_variables]))
 
     def weights_are_finite(self) -> bool:
-        return bool(all_finite([variable.value for variable in self.model.trainable_variables]))
+        return bool(self._all_finite([variable.value for variable in self.model.trainable_variables]))
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         model = self.model

@@ -33,6 +33,7 @@ class TensorFlowEngine:
         self._compare = tf.function(partial(compare, model), jit_compile=jit_compile, autograph=False)
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(model.get_metrics_result, autograph=False)
+        self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
 
     def recompile(self) -> None:
         self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
@@ -53,7 +54,7 @@ class TensorFlowEngine:
         return flat_metrics(self._results())
 
     def weights_are_finite(self) -> bool:
-        return bool(all_finite([variable.value for variable in self.model.trainable_variables]))
+        return bool(self._all_finite())
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
@@ -86,6 +87,9 @@ class TensorFlowEngine:
 
         _, floats, ints = _loop(body, count, floats, ints)
         return floats.stack(), ints.stack(), self.model.get_metrics_result()
+
+    def _weights_all_finite(self) -> Tensor:
+        return all_finite([variable.value for variable in self.model.trainable_variables])
 
     def _evaluate_loop(self, source: Any, rows: Tensor, count: Tensor) -> None:
         def body(i: Tensor) -> tuple[Tensor]:
