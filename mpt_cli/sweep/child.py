@@ -15,13 +15,18 @@ from mpt_cli.sweep.plan import Job
 
 @dataclass(frozen=True)
 class Work:
-    """A job and how its process is started. Its standard error goes to the end of `log`."""
+    """A job and how its process is started. Its standard error goes to the end of `log`.
+
+    `began` is a file whose coming is the job's beginning, where its process may have to wait first; None: it begins
+    with its process.
+    """
 
     job: Job
     command: Sequence[str]
     log: Path
     cwd: Path | None = None
     attempt: int = 1
+    began: Path | None = None
 
 
 class Child:
@@ -30,6 +35,7 @@ class Child:
     def __init__(self, work: Work, environment: dict[str, str], gpus: Sequence[str] = ()) -> None:
         self.work, self.gpus = work, gpus
         self.started_at = time.monotonic()
+        self._is_waiting = work.began is not None
         self.asked_at: float | None = None
         self.cause: str | None = None
         self.limit_seconds: float | None = None
@@ -64,11 +70,17 @@ class Child:
 
     def keep_time(self, timeout_seconds: float | None, grace_seconds: float) -> None:
         """Ends the job when its time is over, and kills it when it has not ended in the time it was given to."""
-        if timeout_seconds is not None and self.seconds > timeout_seconds and self.asked_at is None:
+        if self._is_waiting:
+            self._look_whether_it_began()
+        elif timeout_seconds is not None and self.seconds > timeout_seconds and self.asked_at is None:
             self.limit_seconds = timeout_seconds
             self.stop("timeout")
         if self.asked_at is not None and time.monotonic() - self.asked_at > grace_seconds:
             self.kill()
+
+    def _look_whether_it_began(self) -> None:
+        if self.work.began is not None and self.work.began.exists():
+            self.started_at, self._is_waiting = time.monotonic(), False
 
     def ending(self) -> Ending:
         """Waits for the end, and ends what the job left behind in its group."""

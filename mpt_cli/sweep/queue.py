@@ -3,8 +3,7 @@
 import os
 import signal
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -42,26 +41,32 @@ class Limits:
 
 
 class Queue:
-    """Runs the work in its order. `record` is called with each ending before anyone else hears of it."""
+    """Runs the work in its order. `record` is called with each ending before anyone else hears of it.
+
+    The next piece of work is asked for only when there is room for it: what comes last may depend on how the first
+    ended.
+    """
 
     def __init__(self, limits: Limits, record: Callable[[Work, Ending], None], watches: Sequence[Watch] = ()) -> None:
         self.limits, self.record, self.watches = limits, record, watches
         self.pool = GpuPool(limits.gpus, limits.workers)
         self.running: list[Child] = []
+        self._source: Iterator[Work] = iter(())
+        self._next: Work | None = None
 
-    def run(self, work: Sequence[Work]) -> signal.Signals | None:
+    def run(self, work: Iterable[Work]) -> signal.Signals | None:
         """Until all has ended, or a signal asked to stop: then running jobs end cleanly, and the signal is returned.
 
         A second Ctrl-C kills them.
         """
-        waiting = deque(work)
+        self._source = iter(work)
         with Interruption() as interruption, _hangup_as_termination():
             try:
-                while self.running or waiting:
+                while self.running or self._has_next():
                     if interruption.requested is not None:
-                        waiting.clear()
+                        self._source, self._next = iter(()), None
                         self._stop_all()
-                    self._start_what_fits(waiting)
+                    self._start_what_fits()
                     self._tick()
                     time.sleep(POLL_SECONDS)
             except KeyboardInterrupt:
@@ -70,12 +75,18 @@ class Queue:
                 self._kill_all()
         return interruption.requested
 
-    def _start_what_fits(self, waiting: "deque[Work]") -> None:
-        while waiting and len(self.running) < self.limits.workers:
-            gpus = self.pool.take(waiting[0].job.gpus)
+    def _has_next(self) -> bool:
+        if self._next is None:
+            self._next = next(self._source, None)
+        return self._next is not None
+
+    def _start_what_fits(self) -> None:
+        while len(self.running) < self.limits.workers and self._has_next() and self._next is not None:
+            gpus = self.pool.take(self._next.job.gpus)
             if gpus is None:
                 return
-            self._start(waiting.popleft(), gpus)
+            work, self._next = self._next, None
+            self._start(work, gpus)
 
     def _start(self, work: Work, gpus: list[str]) -> None:
         try:

@@ -18,6 +18,7 @@ FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
 _BUG_NOTE = "This is a bug in mpt"
+_SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for it where it runs elsewhere
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def last_sentence(log: Path) -> str:
     except OSError:
         return ""
     said = [line for line in lines if line and not line.startswith(_BUG_NOTE)]
-    messages = [re.sub(r"^mpt train: ", "", line) for line in said if line.startswith("mpt train: ")]
+    messages = [_SPEAKER.sub("", line) for line in said if _SPEAKER.match(line)]
     return (messages or said or [""])[-1]
 
 

@@ -3,7 +3,8 @@
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +15,7 @@ from mpt_cli.sweep.capacity import fitting_workers, thread_environment, usable_c
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.files import write_results
+from mpt_cli.sweep.launchers.launcher import Launcher
 from mpt_cli.sweep.median import MedianRule
 from mpt_cli.sweep.objective import choose_objective
 from mpt_cli.sweep.plan import Job, Plan, make_plan
@@ -37,7 +39,7 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is run; `launch` gives the command of a job's process."""
+    """How a sweep is run; `launch` gives the command of a job's process, `launcher` the place where it runs."""
 
     workers: int | None = None
     timeout_seconds: float | None = None
@@ -45,6 +47,7 @@ class Options:
     stop_behind_median: bool = False
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
+    launcher: Launcher | None = None
 
 
 def split_words(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
@@ -76,7 +79,7 @@ def resume_sweep(path: str, options: Options, screen: Screen) -> tuple[SweepResu
 
 def begin(sweep: SweepDirectory, plan: Plan, facts: dict[str, Any], options: Options) -> Plan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = thread_environment(_limits(plan.jobs, options).workers, os.environ)
+    shared = share_of_cores(limits_for(plan.jobs, options).workers, options)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
     sweep.write_plan(plan, facts)
     return plan
@@ -128,12 +131,33 @@ def run_jobs(
     sweep: SweepDirectory, jobs: Sequence[Job], options: Options, screen: Screen, watches: Sequence[Watch] = ()
 ) -> signal.Signals | None:
     """Run these jobs of the sweep, each as a process of its own; returns the signal that ended it before its time."""
-    facts, limits = sweep.read_plan()[1], _limits(jobs, options)
-    screen.say(_opening(sweep, jobs, limits))
-    work = [_work(sweep, job, options, Path(facts["working_directory"])) for job in jobs]
-    with Progress(screen, sweep, len(jobs), limits.workers) as progress:
+    limits = limits_for(jobs, options)
+    screen.say(_opening(sweep, jobs, limits, options))
+    if not jobs:
+        return None
+    with session(options, limits.workers) as opened:
+        cwd = Path(sweep.read_plan()[1]["working_directory"])
+        work = [make_work(sweep, job, opened, cwd) for job in jobs]
+        return run_work(sweep, work, Progress(screen, sweep, len(jobs), limits.workers), limits, watches)
+
+
+def run_work(
+    sweep: SweepDirectory, work: Iterable[Work], progress: Progress, limits: Limits, watches: Sequence[Watch]
+) -> signal.Signals | None:
+    """Run it to its end, each ending on record before anyone else hears of it."""
+    with progress:
         queue = Queue(limits, lambda done, ending: sweep.write_ending(done.job, ending), [progress, *watches])
         return queue.run(work)
+
+
+@contextmanager
+def session(options: Options, workers: int) -> Iterator[Options]:
+    """The options with the launcher ready to take jobs."""
+    if options.launcher is None:
+        yield options
+        return
+    with options.launcher.session(workers) as launcher:
+        yield replace(options, launcher=launcher)
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -142,29 +166,51 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
     return codes[stopped_by] if stopped_by is not None else gravest_code(list(results))
 
 
-def _limits(jobs: Sequence[Job], options: Options) -> Limits:
-    gpus = visible_gpus(os.environ) if any(job.gpus for job in jobs) else []
-    workers = options.workers or fitting_workers(len(jobs), len(gpus))
-    workers = max(1, min(workers, len(jobs)))
+def limits_for(jobs: Sequence[Job], options: Options, most: int | None = None) -> Limits:
+    """What runs at a time; `most` is how many jobs there will be where not these are all."""
+    launcher, count = options.launcher, most or len(jobs)
+    has_pool = launcher is None or not launcher.gives_gpus
+    gpus = visible_gpus(os.environ) if has_pool and any(job.gpus for job in jobs) else []
+    is_here = launcher is None or launcher.is_here
+    fitting = fitting_workers(count, len(gpus)) if launcher is None or is_here else launcher.workers(count)
+    workers = max(1, min(options.workers or fitting, count))
     return Limits(workers, gpus, options.timeout_seconds, options.grace_seconds)
 
 
-def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits) -> str:
+def share_of_cores(workers: int, options: Options) -> dict[str, str]:
+    if options.launcher is not None:
+        return options.launcher.environment(workers, os.environ)
+    return thread_environment(workers, os.environ)
+
+
+def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits, options: Options) -> str:
     """What is about to happen, and on how much of the machine."""
     if not jobs:
         return f"{sweep.path}: nothing is left to run"
-    threads = next(iter(jobs[0].environment.values()), None)
-    share = f", {threads} of {usable_cores()} cores each" if threads else ""
+    return f"{_count(jobs)}, {share_words(jobs[0], limits, options)}, in {sweep.path}"
+
+
+def share_words(job: Job, limits: Limits, options: Options) -> str:
+    """How many at a time, on how much of the machine."""
+    threads = next(iter(job.environment.values()), None)
+    here = options.launcher is None or options.launcher.is_here
+    share = f", {threads}{f' of {usable_cores()}' if here else ''} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
-    return f"{_count(jobs)}, {limits.workers} at a time{share}{gpus}, in {sweep.path}"
+    where = f" {options.launcher.words}" if options.launcher is not None else ""
+    return f"{limits.workers} at a time{where}{share}{gpus}"
 
 
-def _work(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Work:
+def make_work(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Work:
+    """`cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
     sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
     attempt = earlier.attempt + 1 if earlier else 1
-    return Work(job, options.launch(job, path / job.name), sweep.log(job), cwd, attempt=attempt)
+    work = Work(job, options.launch(job, path / job.name), sweep.log(job), cwd, attempt=attempt)
+    if options.launcher is None:
+        return work
+    command = options.launcher.command(work.command, sweep, job)
+    return replace(work, command=command, began=options.launcher.began(sweep, job))
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
@@ -172,4 +218,5 @@ def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
     return {
         "command_line": [*command_line], "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "objective": options.objective,
+        "launcher": None if options.launcher is None else options.launcher.facts,
     }  # fmt: skip

@@ -2,9 +2,14 @@
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.sweep.launchers.settings import LOCAL, NAMES, split_launcher_words
 from mpt_cli.verbs.common import add_words, print_json
+
+if TYPE_CHECKING:
+    from mpt_cli.sweep.launchers.launcher import Launcher
 
 _EXAMPLES = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     one after another
@@ -17,6 +22,16 @@ examples:
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt report mine                    table and page again
+  mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \
+      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
+
+launchers, and their settings as launcher.KEY=VALUE:
+  local      processes of this machine
+  joblib     workers of joblib's loky on this machine
+  submitit   cluster (slurm or local), timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos,
+             constraint, sbatch.OPTION (any other option of sbatch)
+  ray        address (default: RAY_ADDRESS, else a Ray of its own here), num_cpus, num_gpus, memory_gb
+A cluster's machines must see the sweep directory. --timeout counts from where a job begins, not from where it waits.
 
 exit code: 0 when every job is good; 4 when those that failed did so numerically; else the gravest of theirs (1 before
 3, 2 and 143, which stands for killed or timed out). The table and the files are complete all the same."""
@@ -33,26 +48,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
     parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
                         "the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--launcher", choices=NAMES, help="where the jobs run, each a process as ever; default: local, "
+                        "and with --resume as before")  # fmt: skip
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    _check(arguments)
+    words, launcher_words = split_launcher_words(arguments.words)
+    _check(arguments, words)
+    launcher = _launcher(arguments, launcher_words)
     if arguments.dry_run:
-        return _dry_run(arguments)
+        return _dry_run(arguments, words)
     from mpt_cli.sweep.files import results_dict
     from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
     from mpt_cli.sweep.screen import Screen
     from mpt_cli.sweep.table import print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median)
+    options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
+                      launcher=launcher)  # fmt: skip
     if arguments.resume is not None:
         found, code = resume_sweep(arguments.resume, options, screen)
     else:
-        found, code = start_sweep(arguments.words, options, screen)
+        found, code = start_sweep(words, options, screen)
     if arguments.json:
         print_json(results_dict(found))
     else:
@@ -60,13 +80,22 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _dry_run(arguments: argparse.Namespace) -> int:
+def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | None":
+    from mpt_cli.sweep.directory import SweepDirectory
+    from mpt_cli.sweep.launchers.launcher import Launcher
+
+    if arguments.resume is not None and arguments.launcher is None and not words:
+        return Launcher.from_facts(SweepDirectory.open(arguments.resume).read_plan()[1])
+    return Launcher.choose(arguments.launcher or LOCAL, words)
+
+
+def _dry_run(arguments: argparse.Namespace, given: list[str]) -> int:
     from dataclasses import asdict
 
     from mpt_cli.sweep.plan import make_plan
     from mpt_cli.sweep.run import plan_lines, split_words
 
-    words, _ = split_words(arguments.words)
+    words, _ = split_words(given)
     plan = make_plan(words)
     if arguments.json:
         print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
@@ -75,15 +104,15 @@ def _dry_run(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _check(arguments: argparse.Namespace) -> None:
+def _check(arguments: argparse.Namespace, words: list[str]) -> None:
     problems = []
     if arguments.jobs is not None and arguments.jobs < 1:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
-    if arguments.resume is not None and arguments.words:
+    if arguments.resume is not None and words:
         remedy = "The sweep's own words stand in its sweep.json."
-        problems.append(Problem("--resume", "must be given without other words.", " ".join(arguments.words), remedy))
+        problems.append(Problem("--resume", "must be given without other words.", " ".join(words), remedy))
     if arguments.resume is not None and arguments.dry_run:
         problems.append(Problem("--dry-run", "must be left out with --resume."))
     if problems:

@@ -1,0 +1,57 @@
+"""Stands in the queue for a job that runs elsewhere: `proxy ORDER`, with what `Launcher.command` wrote."""
+
+import json
+import os
+import signal
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import BAD_DATA, TERMINATED
+from mpt_cli.sweep.launchers.errand import Errand
+from mpt_cli.sweep.launchers.remote import Lost, Remote
+from mpt_cli.training.interruption import Interruption
+
+
+def main(order: dict[str, Any]) -> int:
+    """The exit code of the job's command, negative for a signal; 143 where it was asked to end and left none."""
+    with Interruption() as interruption:
+        remote: Remote = _submit(order)
+        is_asked = False
+        while True:
+            if interruption.requested is not None and not is_asked:
+                is_asked = True
+                Path(order["stop"]).touch()
+                remote.stop()
+            try:
+                code = remote.poll()
+            except Lost as lost:
+                if not is_asked:
+                    print(f"mpt sweep: the job was lost. {lost}", file=sys.stderr)
+                return TERMINATED if is_asked else BAD_DATA
+            if code is not None:
+                return code
+
+
+def _submit(order: dict[str, Any]) -> Any:
+    variables = {name: os.environ[name] for name in order["variables"] if name in os.environ}
+    errand = Errand(order["command"], str(Path.cwd()), order["log"], order["began"], order["stop"], variables)
+    folder = Path(order["folder"])
+    folder.mkdir(parents=True, exist_ok=True)
+    library = import_module(f"mpt_cli.sweep.launchers.on_{order['launcher']}")
+    return library.submit(errand, order["settings"], folder)
+
+
+def end_as(code: int) -> None:
+    """Ends this process as the job's did: with its exit code, or by the same signal."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code < 0:
+        signal.signal(-code, signal.SIG_DFL) if -code not in (signal.SIGKILL, signal.SIGSTOP) else None
+        os.kill(os.getpid(), -code)
+    os._exit(code)  # a library's threads and exit handlers have nothing left to do
+
+
+if __name__ == "__main__":
+    end_as(main(json.loads(sys.argv[1])))
