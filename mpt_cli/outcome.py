@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: float) -> Summary:
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = _verdict(session)
+    rollbacks = len(session.trainer.telemetry.tally.rollbacks)
+    words = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
-        tried = len(session.trainer.telemetry.tally.rollbacks)
-        after = f" after {tried} rollback{'' if tried == 1 else 's'}" if tried else ""
-        explanation = f"Stopped{after}: {outcome.stop}"
+        explanation = f"Stopped after {words}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
+    elif rollbacks:
+        explanation += f" That is after {words} to a good checkpoint."
     status, exit_code = _status(outcome, verdict)
     unsaved = session.trainer.checkpointer.failure
     if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here

@@ -74,7 +74,7 @@ class Telemetry:
         self.tally = EventTally()
         self.tally.add(self.cut_files(step, epochs_completed))
         for sink in self.sinks:
-            sink.take_up(step)
+            sink.take_up(step, len(self.tally.skip_steps))
 
     def message(self, text: str) -> None:
         for sink in self.sinks:

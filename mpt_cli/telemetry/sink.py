@@ -34,8 +34,8 @@ class Sink:
     def release(self) -> None:
         """Let go of files whose lines after a certain step are about to be cut off, everything so far in them."""
 
-    def take_up(self, step: int) -> None:
-        """Go on in them: the run is back at `step`."""
+    def take_up(self, step: int, skipped_steps: int) -> None:
+        """Go on in them: the run is back at `step`, with so many skipped steps before it."""
 
     def message(self, text: str) -> None:
         """A sentence for the person watching."""

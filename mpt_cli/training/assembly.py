@@ -23,7 +23,7 @@ from mpt_cli.training.engine import Engine, build_engine, convolves
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
 from mpt_cli.training.objective import build_objective
-from mpt_cli.training.optimizers import build_optimizer
+from mpt_cli.training.optimizers import build_optimizer, warn_of_learning_rate
 from mpt_cli.training.scaling import resolve_scaling, warn_of_scaling, wrap_optimizer
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
@@ -62,7 +62,8 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         model = build_under_policy(settings, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
-        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model)
+        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
+        *warn_of_learning_rate(settings.optimizer),
     ]  # fmt: skip
     jit_compile = choose_jit(settings, platform, model)
     injector = build_injector(settings.fault, model, data, distribution.replicas)

@@ -97,8 +97,8 @@ class Rollback:
         trainer = self.parts.settings.trainer
         words = (
             f"step {event.from_step}: {stop.evidence} (rule {stop.key}). Rollback {self.done} of "
-            f"{trainer.max_rollbacks}: going on at step {event.step}, learning rate times "
-            f"{trainer.rollback_learning_rate_factor:g}"
+            f"{trainer.max_rollbacks}: going on at step {event.step}, learning rate "
+            f"{trainer.rollback_learning_rate_factor**self.done:g} of the configured one"
         )
         scaled = self.parts.scaling.mode != "none"
         return f"{words}, loss scale {scale_words(event.scale_after)}" if scaled else words

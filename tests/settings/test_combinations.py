@@ -33,6 +33,9 @@ _WRONG = [
     (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
      "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
      "Received: 99."),
+    (["trainer.max_rollbacks=5"],
+     "trainer.max_rollbacks: must be left out with trainer.on_unhealthy=stop: nothing uses it. Received: 5. "
+     "Set trainer.on_unhealthy=rollback."),
     (["policy=float32", "policy.float8=true"],
      "policy.float8: must be false with policy.name=float32: float8 works on top of a mixed policy. Received: True. "
      "Use policy=float8_mixed_bfloat16 or float8_mixed_float16."),

@@ -7,6 +7,7 @@ from mpt_cli.settings.schema import LossScale, Trainer
 from mpt_cli.telemetry.block import Block
 from mpt_cli.telemetry.health import Health, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.records import GradientSample
 
 NAN = math.nan
 LOSS_ADVICE = (
@@ -23,11 +24,12 @@ LOWER_ADVICE = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat1
 def after(
     *calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500, floor: float = 2.0**-14
 ) -> Ledger:
-    """A ledger after calls of these steps (a dot applied, an x skipped), all at one scale and with one loss."""
+    """A ledger after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
+    scale and with one loss."""
     ledger = Ledger(LedgerRules(min_scale=floor), window_steps=window)
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
-        ints = np.array([[mark == ".", 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
+        ints = np.array([[mark != "x", 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
         ledger.absorb(Block(floats, ints, {}), 1)
     return ledger
 
@@ -100,6 +102,42 @@ def test_non_finite_losses_in_applied_steps():
     )
     assert check(after("..", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
     assert check(after("xxx", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
+
+
+def test_zero_gradients():
+    stop = check(after("00000"), Trainer(max_zero_gradients=5))
+    assert str(stop) == (
+        "every gradient was exactly 0 in 5 applied steps in a row (rule trainer.max_zero_gradients). No loss scale "
+        "brings them back: look for a loss that does not depend on the weights, for units that are dead (a lower "
+        "optimizer.learning_rate), or for targets that are met already."
+    )
+    assert check(after("00x000.00000"), Trainer(max_zero_gradients=5)).key == "trainer.max_zero_gradients"
+    assert check(after("00.000"), Trainer(max_zero_gradients=5)) is None
+    assert check(after("00000"), Trainer(max_zero_gradients=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"), [("none", "loss_scale=dynamic."), ("fixed", "raise loss_scale.initial_scale.")]
+)
+def test_zero_gradients_that_a_higher_scale_would_keep(mode, words):
+    ledger = after("000")
+    ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
+    stop = check(ledger, Trainer(max_zero_gradients=3), mode=mode)
+    assert stop is not None
+    assert stop.remedy == f"float16 flushed them to zero, a higher loss scale keeps them: {words}"
+    ledger.sample = GradientSample(2, 0.0, 0.25, 0.0, None)  # of another time
+    assert "No loss scale brings them back" in check(ledger, Trainer(max_zero_gradients=3), mode=mode).remedy
+
+
+def test_skips_at_a_floor_that_was_left_within_the_call_count():
+    ledger = Ledger(LedgerRules(min_scale=2.0))
+    scales = [2.0] * 6 + [4.0, 4.0, 2.0]
+    finite = [1, 0, 0, 0, 1, 1, 1, 1, 0]
+    floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
+    ledger.absorb(Block(floats, np.array([[flag, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
+    assert (ledger.peak_floor_skips, ledger.floor_skips) == (3, 1)
+    stop = check(ledger, min_scale=2.0, max_skips_at_floor=3)
+    assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
 
 
 def test_an_idle_epoch():

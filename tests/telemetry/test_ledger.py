@@ -8,6 +8,7 @@ from reference import ReferenceScale, Step
 
 from mpt_cli.telemetry.block import FLOATS, INTS, Block
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.records import GradientSample
 from mpt_cli.telemetry.strict_json import strict_json
 
 NAN, INF = math.nan, math.inf
@@ -177,6 +178,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(before, after):
     first, second = reference.run(before), reference.run(after)
     whole = Ledger(LedgerRules(), window_steps=15)
     whole.absorb(block_of(first), 1)
+    whole.sample = GradientSample(len(first), 0.5, 0.25, 0.125, None)
     resumed = Ledger(LedgerRules(), window_steps=15)
     resumed.resume(json.loads(strict_json(whole.position())))
 

@@ -151,6 +151,18 @@ def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
     assert words.startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
 
 
+@pytest.mark.parametrize(("share", "verdict"), [(v.FLUSHED_SHARE, v.HEALTHY), (0.98, v.TOO_LOW)])
+def test_float16_without_scaling_is_judged_by_what_was_flushed(share, verdict):
+    evidence = Evidence(Scaling(is_needed=True), steps_seen=10, applied_steps=10, final_loss=2.3, final_scale=1.0,
+                        flushed_share=share)  # fmt: skip
+    words = {
+        v.HEALTHY: "All 10 steps were applied; the loss was not scaled although layers compute in float16, and 10% of "
+                   "the gradient elements were flushed to zero: few enough to do no harm.",
+        v.TOO_LOW: "98% of the gradient elements were flushed to zero without loss scaling. Use loss_scale=dynamic.",
+    }  # fmt: skip
+    assert judge(evidence) == (verdict, words[verdict])
+
+
 def test_float16_without_scaling_is_not_said_to_need_none():
     evidence = Evidence(Scaling(is_needed=True), steps_seen=10, applied_steps=10, final_loss=2.3)
     assert judge(evidence) == (

@@ -54,12 +54,16 @@ RUNS = [
      "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan", 0),
     ("non-finite losses", ["loss_scale=none", "fault=overflow"], v.COLLAPSED, NUMERICAL,
      "trainer.max_nonfinite_losses", "applied steps in a row", 0),
+    ("zero gradients", [*EVERY, "fault.kind=zero", "trainer.max_zero_gradients=30"], v.STOPPED, NUMERICAL,
+     "trainer.max_zero_gradients", "every gradient was exactly 0 in", 0),
+    ("zero gradients, no rule", ["policy=float32", *EVERY, "fault.kind=zero", "trainer.max_zero_gradients=null"],
+     v.HEALTHY, OK, None, "All 80 steps", 0),
     ("a streak at the end", [*EVERY, "trainer.max_steps=30",
                              "loss_scale.max_skips_at_floor=null"], v.NEVER_TRAINED, NUMERICAL, None,
      "every gradient overflowed at scale 2^-14", 30),
 ]  # fmt: skip
 QUICK = ("warm-up", "nan loss")
-ON_JAX = (*QUICK, "non-finite losses", "skip rate")  # the rules don't know the backend
+ON_JAX = (*QUICK, "zero gradients", "non-finite losses", "skip rate")  # the rules don't know the backend
 ROWS = [row for row in RUNS if BACKEND == "tensorflow" or row[0] in ON_JAX]
 
 
@@ -102,7 +106,7 @@ def check_postmortem(path: Path, rule: str | None, summary: Summary) -> None:
     assert found["rule"] == rule and f"(rule {rule})" in summary.explanation
     assert found["evidence"] in summary.explanation and found["remedy"] in summary.explanation
     assert found["step"] == summary.steps_seen
-    assert found["latest_events"][-1]["kind"] in ("overflow", "floor")
+    assert rule == "trainer.max_zero_gradients" or found["latest_events"][-1]["kind"] in ("overflow", "floor")
     assert set(found["last_batch"]) == {"x", "y"} and found["last_batch"]["x"]["shape"] == [4, 4]
     assert [layer["class"] for layer in found["layers"]][-1] == "Dense"
     assert found["layers"][-1]["variables"]["head/bias"]["shape"] == [10]
@@ -131,3 +135,42 @@ def test_a_run_that_was_stopped_goes_on_without_the_fault(tmp_path):
     assert (again.status, again.exit_code, again.steps_seen) == ("finished", OK, 80)
     assert again.applied_steps == 80 - again.skipped_steps > 40
     assert not (run_dir / "postmortem.json").exists()
+
+
+UNDERFLOWS = [
+    "model=builder", "model.builder=mpt_cli.models.underflow:build_underflow_net",
+    "model.kwargs={width: 16}", "optimizer.epsilon=1e-12", "trainer.batch_size=64", "data.examples=800",
+]  # fmt: skip
+TOO_FEW = "of the gradient elements were flushed to zero"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "status", "verdict", "explanation"),
+    [
+        (["loss_scale=none"], "stopped", v.TOO_LOW, "float16 flushed them to zero, a higher loss scale keeps them: "
+                                                    "loss_scale=dynamic."),
+        (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
+         f"100% {TOO_FEW} without loss scaling. Use loss_scale=dynamic."),
+        (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
+         "Raise loss_scale.initial_scale or use loss_scale.mode=dynamic."),
+        (["loss_scale=fixed", "loss_scale.initial_scale=2**15"], "finished", v.HEALTHY, "at scale 32768"),
+    ],
+    ids=["stopped", "none", "too low", "good"],
+)
+def test_a_net_that_underflows_is_called_what_it_is(tmp_path, words, status, verdict, explanation):
+    run_dir = tmp_path / "run"
+    common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
+    words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11", *words]
+    summary = job.train(load_settings([*words, f"run_dir={run_dir}"]))
+
+    assert (summary.status, summary.verdict) == (status, verdict), summary.explanation
+    assert explanation in summary.explanation
+    written = json.loads((run_dir / "summary.json").read_text())["gradients"]
+    sampled = [line for line in objects(run_dir / "metrics.jsonl") if line["gradient_norm"] is not None]
+    if status == "finished":
+        assert [line["step"] for line in sampled] == [100] == [written["step"]]
+        assert sampled[0]["gradient_flushed_share"] == written["flushed_share"]
+    else:
+        assert json.loads((run_dir / "postmortem.json").read_text())["gradients"] == written
+    assert (written["flushed_share"] > 0.9) == (verdict == v.TOO_LOW)

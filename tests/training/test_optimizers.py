@@ -10,7 +10,12 @@ from keras import ops
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.optimizers import OPTIMIZERS, SGD, Adam, Muon, Schedule
-from mpt_cli.training.optimizers import build_learning_rate, build_optimizer
+from mpt_cli.training.optimizers import (
+    build_learning_rate,
+    build_optimizer,
+    set_learning_rate,
+    warn_of_learning_rate,
+)
 
 NOT_OURS = {"self", "name", "kwargs", "loss_scale_factor"}  # scaling the loss is LossScaleOptimizer's matter
 
@@ -128,3 +133,37 @@ def test_an_optimizer_that_this_keras_lacks_is_named(monkeypatch):
 def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, message):
     with pytest.raises(ConfigError, match=message):
         build_learning_rate(schedule, 0.1, total_steps)
+
+
+@pytest.mark.parametrize(
+    ("words", "warning"),
+    [
+        ({"learning_rate": 0.0}, "optimizer.learning_rate=0: no weight moves"),
+        ({"schedule": Schedule("piecewise", boundaries=[5], values=[0.0, 0.0])}, "optimizer.schedule.values are all 0:"),
+        ({"schedule": Schedule("piecewise", boundaries=[5], values=[1.0, 0.0])}, None),
+        ({"schedule": Schedule("cosine", final_factor=0.0)}, None),
+    ],
+)
+def test_a_learning_rate_of_0_throughout_is_warned_of(words, warning):
+    found = warn_of_learning_rate(Adam(**words))
+    assert [text[: len(warning or "")] for text in found] == ([warning] if warning else [])
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [Schedule("cosine", warmup_steps=4), Schedule("exponential", decay_steps=3, decay_rate=0.5),
+     Schedule("piecewise", boundaries=[5], values=[1.0, 0.1])],
+    ids=lambda schedule: schedule.name,
+)  # fmt: skip
+def test_a_factor_of_the_learning_rate_holds_at_every_step_of_a_schedule(schedule):
+    settings = Adam(learning_rate=0.8, schedule=schedule)
+    optimizer = build_optimizer(settings, 20)
+    whole = [float(optimizer._learning_rate(step)) for step in range(20)]
+    assert set_learning_rate(optimizer, settings, 20, 0.25)
+    assert [float(optimizer._learning_rate(step)) for step in range(20)] == pytest.approx([rate / 4 for rate in whole])
+
+
+def test_a_constant_learning_rate_is_set_without_compiling_again():
+    optimizer = build_optimizer(Adam(learning_rate=0.5), 20)
+    assert not set_learning_rate(optimizer, Adam(learning_rate=0.5), 20, 0.5)
+    assert float(optimizer.learning_rate) == 0.25

@@ -69,7 +69,7 @@ class TestStopwatch:
         assert call.watch.window_rate() == 40.0
         call(1.0, 1)
         assert call.watch.window_rate() == 10.0
-        assert call.watch.window_rate() == 0.0
+        assert call.watch.window_rate() is None
 
 
 @pytest.mark.parametrize(

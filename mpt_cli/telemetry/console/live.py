@@ -70,6 +70,12 @@ class LiveConsole(Sink):
             self._console.print(Text("\n".join(wrapped(parts, self._console.width))))
             self._epoch_started_at = now
 
+    def release(self) -> None:
+        self._tell(self._narrator.sentences(at_once=True))
+
+    def take_up(self, step: int, skipped_steps: int) -> None:
+        self._narrator.go_back(step, skipped_steps)
+
     def message(self, text: str) -> None:
         self._console.print(Text(text))
 

@@ -39,6 +39,11 @@ class Narrator:
         if not self._pending:
             self._skipped = snapshot.skipped_steps
 
+    def go_back(self, step: int, skipped_steps: int) -> None:
+        """The run is back at `step`; whatever came after it is told already."""
+        self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
+        self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
+
     def sentences(self, at_once: bool = False) -> list[str]:
         """What is due to be said now, most often nothing; `at_once` empties what is pending."""
         if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):

@@ -56,6 +56,12 @@ class PlainConsole(Sink):
             self._write([interval_line(replace(snapshot, gradients=self._sample), self._header)])
             self._sample = None
 
+    def release(self) -> None:
+        self._write(self._narrator.sentences(at_once=True))
+
+    def take_up(self, step: int, skipped_steps: int) -> None:
+        self._narrator.go_back(step, skipped_steps)
+
     def message(self, text: str) -> None:
         self._write([text])
 

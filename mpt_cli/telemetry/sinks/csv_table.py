@@ -54,7 +54,7 @@ class CsvSink(Sink):
     def release(self) -> None:
         self._file.close()
 
-    def take_up(self, step: int) -> None:
+    def take_up(self, step: int, skipped_steps: int) -> None:
         self._file.open()
 
     def close(self) -> None:

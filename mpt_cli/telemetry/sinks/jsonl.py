@@ -63,7 +63,7 @@ class JsonlSink(Sink):
         self._metrics.close()
         self._events.close()
 
-    def take_up(self, step: int) -> None:
+    def take_up(self, step: int, skipped_steps: int) -> None:
         self._metrics.open()
         self._events.open()
 

@@ -1,0 +1,87 @@
+"""A sample of the gradients on its way into every file and onto the screen."""
+
+import csv
+import io
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from strict import lines
+
+from mpt_cli.telemetry.console.lines import final_rows, interval_line
+from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.console.screen import Position, screen
+from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.sinks.csv_table import CsvSink
+from mpt_cli.telemetry.sinks.jsonl import JsonlSink
+from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink
+
+SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
+ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
+
+
+def test_lines_and_rows_have_its_fields_empty_where_there_is_none(tmp_path: Path, header, snapshot) -> None:
+    sinks = [JsonlSink(tmp_path / "m.jsonl", tmp_path / "e.jsonl"), CsvSink(tmp_path / "m.csv")]
+    for sink in sinks:
+        sink.start(header)
+        sink.snapshot(replace(snapshot, gradients=SAMPLE))
+        sink.snapshot(snapshot)
+        sink.snapshot(replace(snapshot, gradients=ALL_ZERO))
+        sink.close()
+    names = ["gradient_norm", "gradient_flushed_share", "gradient_subnormal_share", "gradient_headroom_doublings"]
+    expected = [[0.25, 0.125, 0.5, 9.75], [None] * 4, [0.0, 1.0, 0.0, None]]
+    assert [[line[name] for name in names] for line in lines(tmp_path / "m.jsonl")] == expected
+    with (tmp_path / "m.csv").open() as file:
+        rows = [[row[name] for name in names] for row in csv.DictReader(file)]
+    assert rows == [["" if value is None else str(value) for value in line] for line in expected]
+
+
+def test_tensorboard_has_points_where_it_was_taken(tmp_path: Path, snapshot) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    sink = TensorBoardSink(tmp_path)
+    sink.snapshot(replace(snapshot, gradients=SAMPLE))
+    sink.snapshot(replace(snapshot, step=40))
+    sink.snapshot(replace(snapshot, step=50, gradients=ALL_ZERO))
+    sink.close()
+    found = EventAccumulator(str(tmp_path))
+    found.Reload()
+    assert [(p.step, p.value) for p in found.Scalars("gradients/flushed_share")] == [(30, 0.125), (50, 1.0)]
+    assert [(p.step, p.value) for p in found.Scalars("gradients/headroom_doublings")] == [(30, 9.75)]
+
+
+def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
+    assert "flushed to 0 12.5%  head-room 2^9" in interval_line(replace(snapshot, gradients=SAMPLE), header)
+    written: list[str] = []
+    console = PlainConsole(written.append, clock)
+    console.start(header)
+    console.snapshot(snapshot)
+    console.snapshot(replace(snapshot, gradients=SAMPLE))  # too soon for a line of its own
+    for _ in range(2):
+        clock.now += 10
+        console.snapshot(snapshot)
+    assert [line.count("flushed to 0 12.5%") for line in written if line.startswith("step 30")] == [0, 1, 0]
+
+
+@pytest.mark.parametrize(("width", "rows"), [(40, 14), (80, 7), (140, 5)])
+def test_the_live_area_keeps_it_at_every_width(header, snapshot, width: int, rows: int) -> None:
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    live = LiveConsole(console)
+    live._header = header
+    live.snapshot(replace(snapshot, gradients=SAMPLE))
+    live.snapshot(replace(snapshot, step=40))
+    console.print(screen(header, Position(step=40, phase=""), live._snapshot, width))
+    text = console.file.getvalue()
+    assert "flushed to 0 12.5%" in " ".join(text.split()) and "head-room 2^9" in " ".join(text.split())
+    assert max(len(line) for line in text.splitlines()) <= width and len(text.splitlines()) <= rows
+
+
+def test_the_end_of_the_run_tells_it_in_full(summary) -> None:
+    rows = dict(final_rows(replace(summary, gradients=asdict(SAMPLE), rollbacks=2)))
+    assert rows["gradients"] == "12.5% flushed to zero, 50.0% subnormal, head-room 2^9, norm 0.2500 (step 30)"
+    assert rows["rollbacks"] == "2, each from the last good checkpoint with lower rates"
+    assert "head-room all zero" in dict(final_rows(replace(summary, gradients=asdict(ALL_ZERO))))["gradients"]
+    assert not {"gradients", "rollbacks"} & dict(final_rows(summary)).keys()

@@ -1,0 +1,168 @@
+"""Samples of the gradients: what they say, and that looking changes nothing."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND
+from tiny import JITS, compile_tiny, tiny_data, tiny_run
+
+from mpt_cli.data.examples import Examples
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.distribution import Distribution
+from mpt_cli.training.engine import Engine, build_engine
+from mpt_cli.training.feed import BatchPlan, Piece, build_feed
+from mpt_cli.training.sampling import Sampler, measure
+
+ROW = np.zeros(1, np.int32)
+layers = keras.layers
+
+
+def product(y, prediction):
+    """A loss whose gradient by weight j is `x[j] * y`."""
+    return keras.ops.mean(y * prediction)
+
+
+def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
+    """One example, one weight per input, in mixed_float16; the second value is the example on the device."""
+    data = Examples(np.array([x], np.float32), np.array([[y]], np.float32), None)
+    model = keras.Sequential([keras.Input((len(x),)), layers.Dense(1, use_bias=False, dtype="mixed_float16")])
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), product, auto_scale_loss=False)
+    model.optimizer.build(model.trainable_variables)
+    build_metrics(model, data, 1)
+    engine = build_engine(model, jit, Distribution())
+    return engine, engine.place((data.x, data.y, data.sample_weight))
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_what_float16_does_to_gradients(jit):
+    """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
+    engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10, jit)
+    sample = measure(engine, source, ROW, (7, 1.0))
+    assert (sample.step, sample.flushed_share, sample.subnormal_share) == (7, 1 / 3, 1 / 3)
+    assert sample.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24), rel=1e-6)
+    assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
+
+    lifted = measure(engine, source, ROW, (7, 2.0**11))
+    assert (lifted.flushed_share, lifted.subnormal_share) == (0.0, 0.0)
+    assert lifted.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24, 2.0**-25), rel=1e-6)
+    assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
+
+
+def test_all_flushed_and_all_zero_are_two_things():
+    engine, source = linear_engine([1.0, 0.5], 2.0**-26, BACKEND == "jax")
+    sample = measure(engine, source, ROW, (1, 1.0))
+    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, None)
+    nothing, source = linear_engine([0.0, 0.0], 1.0, BACKEND == "jax")
+    sample = measure(nothing, source, ROW, (1, 1.0))
+    assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
+
+
+def test_a_batch_that_overflows_gives_no_sample():
+    engine, source = linear_engine([1.0, 0.5], 1.0, BACKEND == "jax")
+    assert measure(engine, source, ROW, (1, 2.0**17)) is None
+
+
+def forgetful_run(jit: bool):
+    """A model with everything a step may leave behind: dropout, moving statistics, momentum, metrics."""
+    keras.utils.set_random_seed(5)
+    model = keras.Sequential([
+        keras.Input((4,)), layers.Dense(8, "relu", dtype="mixed_float16", kernel_regularizer="l2"),
+        layers.Dropout(0.5, dtype="mixed_float16"), layers.BatchNormalization(dtype="mixed_float16"),
+        layers.Dense(3, dtype="float32"),
+    ])  # fmt: skip
+    model = compile_tiny(model, LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)))
+    model.optimizer.build(model.trainable_variables)
+    data = tiny_data(24)
+    build_metrics(model, data, 4)
+    engine = build_engine(model, jit, Distribution())
+    return model, engine, build_feed(data, engine, BatchPlan(4, 2, shuffle=True, seed=1), resident=True)
+
+
+def state_after_an_epoch(jit: bool, sampled: bool) -> list[np.ndarray]:
+    model, engine, feed = forgetful_run(jit)
+    sampler = Sampler(engine, 1, pytest.fail)
+    feed.start(1)
+    while (piece := feed.take(2)) is not None:
+        engine.train(piece.source, piece.rows, piece.count).wait()
+        if sampled:
+            assert sampler.take(piece, 2, 2.0**8).norm > 0
+    variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    return [np.asarray(v.numpy()) for v in variables]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jit", JITS)
+def test_looking_changes_no_bit(jit):
+    """Dropout seeds, moving statistics, momentum, metrics and the scale are those of a run without samples."""
+    for with_samples, without in zip(state_after_an_epoch(jit, True), state_after_an_epoch(jit, False), strict=True):
+        np.testing.assert_array_equal(with_samples, without)
+
+
+def test_a_streamed_piece_has_the_same_sample():
+    samples = []
+    for resident in (True, False):
+        run = tiny_run(tiny_data(20), policy="mixed_float16", resident=resident)
+        run.feed.start(1)
+        run.feed.take(3)
+        piece = run.feed.take(1)  # from the middle of a chunk
+        samples.append(Sampler(run.engine, 1, pytest.fail).take(piece, 4, 2.0**15))
+    assert samples[0] == samples[1]
+
+
+class Attentive(keras.Model):
+    """A subclassed model with a weight of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(dtype="mixed_float16")
+        self.gain = self.add_weight(shape=(4,), initializer="ones", name="gain")
+        self.head = layers.Dense(3, dtype="float32")
+        self.inner = layers.Dense(4, dtype="mixed_float16")
+
+    def call(self, inputs):
+        return self.head(self.inner(inputs * self.gain))
+
+
+def test_a_subclassed_model_is_sampled():
+    model = compile_tiny(Attentive(), LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    build_metrics(model, tiny_data(8), 4)
+    model.optimizer.build(model.trainable_variables)
+    engine = build_engine(model, BACKEND == "jax", Distribution())
+    data = tiny_data(8)
+    source = engine.place((data.x, data.y, None))
+    sample = Sampler(engine, 1, pytest.fail).take(Piece(source, np.arange(4, dtype=np.int32)[None], 1), 1, 2.0**10)
+    assert sample.norm > 0 and sample.headroom_doublings > 0
+
+
+def due_steps(every: int, log: int, last: int) -> list[int]:
+    sampler = Sampler(None, every, pytest.fail)  # type: ignore[arg-type]
+    return [step for step in range(log, last + 1, log) if sampler.is_due(step, log)]
+
+
+def test_samples_come_at_the_line_after_they_are_due():
+    assert due_steps(500, 50, 1600) == [100, 500, 1000, 1500]
+    assert due_steps(500, 70, 1600) == [140, 560, 1050, 1540]
+    assert due_steps(40, 10, 100) == [40, 80]
+    assert due_steps(5, 10, 30) == [10, 20, 30]
+    assert due_steps(500, 1000, 2000) == [1000, 2000]
+
+
+def test_a_sample_that_fails_is_said_once_and_ends_nothing():
+    class Broken:
+        def gradients(self, source, row, scale):
+            raise MemoryError("out of memory\nand a long trace")
+
+    said: list[str] = []
+    sampler = Sampler(Broken(), 5, said.append)  # type: ignore[arg-type]
+    assert sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
+    assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
+    assert not sampler.is_due(10, 5)
+
+
+@pytest.mark.parametrize(("x", "zero"), [([0.0, 0.0], 1), ([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)])
+def test_the_record_of_a_step_says_whether_every_gradient_is_zero(x, zero):
+    engine, source = linear_engine(x, 2.0**-15, BACKEND == "jax")  # the scale is 2^15
+    block = engine.train(source, ROW[None], 1).wait()
+    assert (block.column("zero").tolist(), block.column("first_bad").tolist()) == ([zero], [-1])

@@ -1,0 +1,157 @@
+"""`trainer.on_unhealthy=rollback`: a run that would stop goes back with lower rates and finishes, or stops then."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_health_runs import TINY, objects, train
+
+from mpt_cli import job
+from mpt_cli.errors import NUMERICAL, OK
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry import verdict as v
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+
+ROLLBACK = ["trainer.on_unhealthy=rollback", "trainer.checkpoint_every_steps=20"]
+TOO_HIGH = [
+    "loss_scale=fixed", "loss_scale.initial_scale=2**15", "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1",
+    "fault.above_scale=10000", "loss_scale.max_consecutive_skips=7",
+]  # fmt: skip
+DIVERGES = ["policy=float32", "optimizer=sgd", "optimizer.learning_rate=1e30", "trainer.epochs=2"]
+
+
+def rollbacks(run_dir: Path) -> list[dict]:
+    return [event for event in objects(run_dir / "events.jsonl") if event["kind"] == "rollback"]
+
+
+def check_record(run_dir: Path, steps: int) -> None:
+    """No line is missing and none is there twice, in either file."""
+    lines = objects(run_dir / "metrics.jsonl")
+    with (run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    for record in (lines, rows):
+        logged = [int(line["step"]) for line in record if str(line["epoch_end"]) == "False"]
+        assert logged == list(range(10, steps + 1, 10))
+    events = objects(run_dir / "events.jsonl")
+    assert sum(event["kind"] == "overflow" for event in events) == lines[-1]["skipped_steps"]
+
+
+def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
+    summary, run_dir = train(tmp_path, *TOO_HIGH, *ROLLBACK)
+
+    assert (summary.status, summary.exit_code, summary.verdict) == ("finished", OK, v.HEALTHY)
+    assert (summary.rollbacks, summary.steps_seen, summary.skipped_steps) == (2, 80, 0)
+    assert "That is after 2 rollbacks to a good checkpoint." in summary.explanation
+    found = rollbacks(run_dir)
+    assert [(e["step"], e["from_step"], e["scale_before"], e["scale_after"]) for e in found] == [
+        (0, 10, 32768.0, 16384.0), (0, 10, 16384.0, 8192.0),
+    ]  # fmt: skip
+    assert {event["cause"] for event in found} == {"loss_scale.max_consecutive_skips"}
+    lines = objects(run_dir / "metrics.jsonl")
+    assert {line["loss_scale"] for line in lines} == {8192.0}
+    np.testing.assert_allclose([line["learning_rate"] for line in lines], 0.001 / 4, rtol=1e-6)
+    check_record(run_dir, 80)
+    assert not (run_dir / "postmortem.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", [[], ["optimizer.schedule.name=cosine"]], ids=["constant", "cosine"])
+def test_a_learning_rate_that_diverges_is_lowered_under_schedules_too(tmp_path, schedule):
+    words = [*DIVERGES, *schedule, *ROLLBACK, "trainer.rollback_learning_rate_factor=1e-16"]
+    summary, run_dir = train(tmp_path, *words)
+
+    assert (summary.exit_code, summary.rollbacks) == (OK, 2)
+    assert {event["cause"] for event in rollbacks(run_dir)} == {"trainer.max_nonfinite_losses"}
+    first = objects(run_dir / "metrics.jsonl")[0]
+    cosine = 0.5 * (1 + np.cos(np.pi * 9 / 80)) if schedule else 1.0  # at the tenth step, which 9 applied ones precede
+    assert first["learning_rate"] == pytest.approx(1e-2 * cosine, rel=1e-3)
+    check_record(run_dir, 80)
+
+
+@pytest.mark.slow
+def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
+    summary, run_dir = train(tmp_path, "fault=nan_loss", *ROLLBACK, "trainer.max_rollbacks=2")
+
+    assert (summary.status, summary.exit_code, summary.verdict) == ("stopped", NUMERICAL, v.NEVER_TRAINED)
+    assert summary.rollbacks == 2 == len(rollbacks(run_dir))
+    assert summary.explanation.startswith("Stopped after 2 rollbacks: ")
+    assert json.loads((run_dir / "postmortem.json").read_text())["rule"] == "loss_scale.max_skips_at_floor"
+    assert CheckpointStore(run_dir / "checkpoints", 1, print).newest().step == 0
+
+
+@pytest.mark.slow
+def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
+    """Steps 45 and later overflow: none of them, and no step of the streak, is a place to go back to."""
+    words = [*TOO_HIGH[:-1], "fault.above_scale=20000", "fault.every_steps=45", "fault.at_steps=[46,47,48,49,50,51,52]"]
+    summary, run_dir = train(tmp_path, *words, "loss_scale.max_consecutive_skips=7", *ROLLBACK,
+                             "trainer.checkpoint_every_steps=5")  # fmt: skip
+    assert [(event["step"], event["scale_after"]) for event in rollbacks(run_dir)] == [(40, 16384.0)]
+    assert (summary.exit_code, summary.steps_seen, summary.skipped_steps) == (OK, 80, 0)
+    check_record(run_dir, 80)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
+    words = [*TOO_HIGH, *ROLLBACK, "optimizer.schedule.name=cosine"]
+    whole, whole_dir = train(tmp_path / "whole", *words)
+    _, run_dir = train(tmp_path, *words, "trainer.max_steps=30")
+    policy = ["policy=mixed_float16"]
+    again = job.train(load_settings([*TINY, *policy, *words, f"resume={run_dir}"]))
+
+    assert (again.exit_code, again.rollbacks, again.steps_seen) == (OK, 2, 80)
+    assert len(rollbacks(run_dir)) == 2
+    check_record(run_dir, 80)
+    ours, theirs = (
+        [[line[name] for name in ("step", "learning_rate", "loss", "loss_scale")]
+         for line in objects(d / "metrics.jsonl")]
+        for d in (run_dir, whole_dir)
+    )  # fmt: skip
+    assert ours[-6:] == theirs[-6:] and whole.metrics == again.metrics
+
+
+@pytest.mark.slow
+def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
+    """The weights go bad in a way no loss shows; checkpoints of them are whole files all the same."""
+
+    class Spoiler(Sink):
+        """Once, at step 50: puts nan into the newest checkpoint and into what is trained, behind the run's back."""
+
+        def progress(self, step: int, epoch: int, phase: str) -> None:
+            store = CheckpointStore(tmp_path / "run" / "checkpoints", 2, print)
+            if step < 50 or (tmp_path / "spoiled").exists():
+                return
+            (tmp_path / "spoiled").touch()
+            newest = store.newest()
+            arrays = {**newest.arrays, "weight/0": np.full_like(newest.arrays["weight/0"], np.nan)}
+            store.save(Checkpoint(newest.step, arrays, newest.position))
+
+    settings = load_settings([*TINY, *TOO_HIGH, "fault.every_steps=1000", "fault.above_scale=20000",
+                              "fault.at_steps=[51,52,53,54,55,56,57]", "policy=mixed_float16", *ROLLBACK,
+                              f"run_dir={tmp_path / 'run'}"])  # fmt: skip
+    summary = job.train(settings, audience=job.Audience(sinks=[Spoiler()]))
+
+    assert [event["step"] for event in rollbacks(tmp_path / "run")] == [20]
+    assert (summary.exit_code, summary.rollbacks, summary.steps_seen) == (OK, 1, 80)
+    check_record(tmp_path / "run", 80)
+
+
+def test_the_person_watching_is_told(tmp_path):
+    class Heard(Sink):
+        def __init__(self) -> None:
+            self.said: list[str] = []
+
+        def message(self, text: str) -> None:
+            self.said.append(text)
+
+    heard = Heard()
+    words = [*TINY, *TOO_HIGH[:-2], "policy=mixed_float16", "fault.above_scale=20000", "loss_scale.on_overflow=abort",
+             *ROLLBACK, "trainer.max_steps=12", "trainer.steps_per_execution=1",
+             f"run_dir={tmp_path / 'run'}"]  # fmt: skip
+    job.train(load_settings(words), audience=job.Audience(sinks=[heard]))
+    assert (
+        "step 1: gradients were not finite at loss scale 32768 (rule loss_scale.on_overflow=abort). Rollback 1 of 3: "
+        "going on at step 0, learning rate 0.5 of the configured one, loss scale 16384"
+    ) in heard.said
