@@ -51,8 +51,10 @@ def test_peak_is_that_of_the_chip_and_the_kind_of_number(
 
 def test_targets_are_judged_on_the_rows_of_one_model() -> None:
     def row(policy: str, scaling: str, seconds: float) -> dict[str, object]:
-        return {"backend": "jax", "model": "transformer", "policy": policy, "scaling": scaling,
-                "tokens_per_second": 1.0, "step_seconds": seconds, "step_seconds_no_telemetry": seconds, "share_of_peak": 0.44}  # fmt: skip
+        return {
+            "backend": "jax", "model": "transformer", "policy": policy, "scaling": scaling, "tokens_per_second": 1.0,
+            "step_seconds": seconds, "step_seconds_no_telemetry": seconds, "share_of_peak": 0.44,
+        }  # fmt: skip
 
     rows = [row("mixed_float16", "dynamic", 0.0101), row("mixed_bfloat16", "none", 0.01), row("float32", "none", 0.03)]
     report = {"backends": ["jax"], "models": ["transformer"], "rows": rows, "lightning": {}}
