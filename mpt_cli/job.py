@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.errors import DataError
 from mpt_cli.outcome import summarise, summarise_failure
 from mpt_cli.runs.atomic import write_atomic
-from mpt_cli.runs.cut_back import cut_back
+from mpt_cli.runs.cut_back import cut_back, events_before
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.expectations import expectation_lines
 from mpt_cli.runs.provenance import RunFacts, collect_environment
@@ -29,7 +29,7 @@ from mpt_cli.runs.summary import summary_dict, write_json, write_summary
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.records import Event, Summary
+from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
@@ -48,9 +48,15 @@ class Start:
     run: RunDirectory
     attempt: int = 1
     checkpoint: Checkpoint | None = None
-    events: list[Event] = field(default_factory=list)
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Steps and whole epochs that lie behind the run."""
+        if self.checkpoint is None:
+            return 0, 0
+        return self.checkpoint.step, int(self.checkpoint.position["progress"]["epochs_completed"])
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,9 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     notes.append(f"going on at step {step} of {run.path}" if checkpoint else
                  f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
     notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
-    completed = checkpoint.position["progress"]["epochs_completed"] if checkpoint else 0
-    events = cut_back(run, step, completed)
-    return Start(settings, run, len(past_attempts(run)) + 1, checkpoint, events, changes, notes)
+    start = Start(settings, run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
+    events_before(run, *start.position)  # a damaged file is said before anything is loaded
+    return start
 
 
 def _train_from(start: Start, words: Sequence[str], audience: Audience) -> Summary:
@@ -127,10 +133,12 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
     session = prepare(start.settings, platform, telemetry, store)
-    telemetry.tally.add(start.events)
+    telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(cut_back, start.run)
     if start.checkpoint is not None:
-        session.resume(start.checkpoint)
+        session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+    if start.attempt > 1:
+        telemetry.cut_back(*start.position)
     for note in start.notes:
         telemetry.message(note)
     return session
@@ -147,7 +155,7 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     environment = collect_environment(facts, list(words) or None)
     attempt = {
         "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
-        "from_step": start.checkpoint.step if start.checkpoint else 0, "changes": start.changes,
+        "from_step": start.position[0], "changes": start.changes,
     }  # fmt: skip
     environment["attempts"] = [*past_attempts(start.run), attempt]
     write_json(start.run.environment_json, environment)

@@ -81,6 +81,22 @@ def test_a_damaged_checkpoint_is_said_and_the_end_is_the_same(folder: Path) -> N
     assert attempts[1]["changes"] == {"trainer.max_steps": [60, 80]}
 
 
+def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was(folder: Path) -> None:
+    smaller = ["model.hidden_units=[8]", "trainer.checkpoint_every_steps=40"]
+    other = mpt("train", *TINY, *smaller, "run_dir=smaller", cwd=folder)
+    assert other.returncode == 0, other.stderr
+    shutil.copytree(folder / "run", folder / "mixed")
+    shutil.rmtree(folder / "mixed/checkpoints")
+    shutil.copytree(folder / "smaller/checkpoints", folder / "mixed/checkpoints")
+    for path in (folder / "mixed/checkpoints").glob("*00000060*"):  # so that lines lie after the newest one
+        path.unlink()
+    record = ("metrics.jsonl", "events.jsonl", "metrics.csv", "environment.json", "config.yaml")
+    before = {name: (folder / "mixed" / name).read_bytes() for name in record}
+    done = mpt("train", "resume=mixed", "trainer.max_steps=80", cwd=folder)
+    assert done.returncode == 3 and "Traceback" not in done.stderr
+    assert {name: (folder / "mixed" / name).read_bytes() for name in record} == before
+
+
 def test_another_model_or_policy_is_refused_or_defined(folder: Path) -> None:
     refused = mpt("train", *TINY, "resume=run", "model.hidden_units=[8]", "seed=3", cwd=folder)
     assert refused.returncode == 2
