@@ -78,8 +78,12 @@ def _speed_up(entry: Entry) -> str:
 
 
 def _bytes(count: object) -> str:
+    """With a digit after the point below ten units: here 1.8 and 0.9 MiB are to be told apart."""
     number = as_number(count)
-    return bytes_words(None if number is None else int(number))
+    size = next((unit for unit in (2**20, 2**10) if number is not None and unit <= number < 10 * unit), None)
+    if number is None or size is None:
+        return bytes_words(None if number is None else int(number))
+    return f"{number / size:.1f} {'MiB' if size == 2**20 else 'KiB'}"
 
 
 def print_comparison(found: Comparison, screen: Screen) -> None:

@@ -20,7 +20,7 @@ _GRADIENTS = {
     "gradient_subnormal_share": ("Gradients subnormal in float16", "share of elements, %"),
     "gradient_norm": ("Gradient norm", "norm of the unscaled gradients"),
 }
-_LOG_SPAN = 50.0  # a loss that falls further than this is easier to read on a logarithmic axis
+_LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic axis
 
 
 def pictures(stories: Sequence[RunStory]) -> list[Picture]:
@@ -33,14 +33,22 @@ def pictures(stories: Sequence[RunStory]) -> list[Picture]:
     found += [rate] if rate else []
     rate = _overlay(stories, "learning-rate", "Learning rate", "learning rate", "learning_rate")
     found += [rate] if rate and any(min(curve.ys) < max(curve.ys) for curve in rate.curves) else []
-    return found
+    end = max((story.last_step for story in stories), default=0) or None
+    return [_finished(picture, end, len(stories)) for picture in found]
+
+
+def _finished(picture: Picture, end: float | None, runs: int) -> Picture:
+    """With what all pictures of these runs share."""
+    is_mixed = runs > MOST_DISTINCT and not picture.lanes
+    note = f"In colour: the best, the failed and the worst. {picture.note}".strip() if is_mixed else picture.note
+    return replace(picture, x_end=end, is_of_several=runs > 1, note=note)
 
 
 def metric_names(stories: Sequence[RunStory]) -> list[str]:
     """Losses and metrics without their val_* twins, the loss first."""
-    names = dict.fromkeys(name for story in stories for name in [*story.steps, *story.epochs])
-    own = [name for name in names if name not in _NO_METRICS and not name.startswith("val_")]
-    return sorted((name for name in own if not _is_of_gradients(name)), key=lambda name: name != "loss")
+    found = [name for story in stories for name in [*story.steps, *story.epochs]]
+    own = [name for name in found if name not in _NO_METRICS and not _is_of_gradients(name)]
+    return sorted(dict.fromkeys(name.removeprefix("val_") for name in own), key=lambda name: name != "loss")
 
 
 def _is_of_gradients(name: str) -> bool:
@@ -69,17 +77,21 @@ def _metric_pictures(stories: Sequence[RunStory], name: str) -> list[Picture]:
     for prefix, part in (("val_", "validation"), ("", "training")):
         curves = _curves(stories, f"{prefix}{name}")
         if curves:
-            title = f"{words.capitalize()} in {part}{_too_many(stories)}"
+            title = f"{words.capitalize()} in {part}"
             found.append(_metric_picture(f"{part}-{slug}", title, f"{prefix}{name}", curves))
     return found
 
 
 def _metric_picture(slug: str, title: str, y_label: str, curves: list[Curve]) -> Picture:
-    values = [y for curve in curves for y in curve.ys if math.isfinite(y)]
     lost = sum(not math.isfinite(y) for curve in curves for y in curve.ys)
-    is_log = "loss" in slug and bool(values) and min(values) > 0 and max(values) > _LOG_SPAN * min(values)
     note = "Marks × at the top: a value that was not finite." if lost else ""
-    return Picture(slug, title, y_label, curves, log_base=10 if is_log else None, note=note)
+    return Picture(slug, title, y_label, curves, log_base=_log_base(curves) if "loss" in slug else None, note=note)
+
+
+def _log_base(curves: Sequence[Curve]) -> int | None:
+    """10 where the values span so much that a linear axis would hide the small ones."""
+    values = [y for curve in curves for y in curve.ys if math.isfinite(y)]
+    return 10 if values and min(values) > 0 and max(values) > _LOG_SPAN * min(values) else None
 
 
 def _curves(stories: Sequence[RunStory], name: str) -> list[Curve]:
@@ -112,13 +124,12 @@ def _scale_pictures(stories: Sequence[RunStory]) -> list[Picture]:
     own = looks(len(stories), stressed(stories))
     curves = [_thinned(story.scale, story.label if len(stories) > 1 else "loss scale", look, len(stories))
               for story, look in zip(stories, own, strict=True) if story in scaled]  # fmt: skip
-    title = f"Loss scale{_too_many(stories)}"
     if len(stories) > 1:
-        return [Picture("loss-scale", title, "loss scale", curves, log_base=2), *_skip_pictures(stories)]
+        return [Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2), *_skip_pictures(stories)]
     story, total = stories[0], len(stories[0].skips)
     rug = marks(story.skips, story.last_step)
     note = f"{total:,} skipped step{'s are' if total != 1 else ' is'} marked at the bottom." if total else ""
-    scale = Picture("loss-scale", title, "loss scale", curves, log_base=2, rug=rug,
+    scale = Picture("loss-scale", "Loss scale", "loss scale", curves, log_base=2, rug=rug,
                     rug_label="skipped step" if total else "", note=note)  # fmt: skip
     return [scale, *_skip_pictures(stories)]
 
@@ -130,7 +141,7 @@ def _skip_pictures(stories: Sequence[RunStory]) -> list[Picture]:
         return []
     own = dict(zip((id(story) for story in stories), looks(len(stories), stressed(stories)), strict=True))
     rates = [Curve(story.label, *skip_rate(story.skips, story.last_step), own[id(story)]) for story in skipping]
-    rate = Picture("skip-rate", f"Skip rate{_too_many(stories)}", "skipped steps, %", rates, from_zero=True)
+    rate = Picture("skip-rate", "Skip rate", "skipped steps, %", rates, from_zero=True)
     if len(stories) == 1:
         return [rate]
     lanes = [Curve(story.label, marks(story.skips, story.last_step), [], Look(COLOURS[1], "", marker="|"))
@@ -167,19 +178,14 @@ def _gradient_picture(picture: Picture) -> Picture:
         percent = [replace(curve, ys=[100 * y for y in curve.ys]) for curve in picture.curves]
         return replace(picture, curves=percent, from_zero=True)
     if "norm" in picture.name:
-        is_positive = all(y > 0 for curve in picture.curves for y in curve.ys)
-        return replace(picture, log_base=10 if is_positive else None)
+        return replace(picture, log_base=_log_base(picture.curves))
     return replace(picture, levels={"no room left": 0.0})
 
 
 def _overlay(stories: Sequence[RunStory], slug: str, title: str, y_label: str, name: str) -> Picture | None:
     curves = _curves(stories, name)
     is_drawn = any(any(map(math.isfinite, curve.ys)) for curve in curves)
-    return Picture(slug, f"{title}{_too_many(stories)}", y_label, curves) if is_drawn else None
-
-
-def _too_many(stories: Sequence[RunStory]) -> str:
-    return " (in colour: the best, the failed and the worst)" if len(stories) > MOST_DISTINCT else ""
+    return Picture(slug, title, y_label, curves) if is_drawn else None
 
 
 def _slug(name: str) -> str:

@@ -63,7 +63,8 @@ def _figure(picture: Picture) -> "Figure":
 
     named = [curve for curve in picture.curves if not curve.look.quiet and curve.label and not curve.is_part]
     named = [] if picture.lanes else named
-    entries = min(_MOST_LEGEND, len(named)) if len(named) > 1 or picture.rug_label else 0
+    needs_names = len(named) > 1 or picture.rug_label or picture.is_of_several
+    entries = min(_MOST_LEGEND, len(named)) if needs_names else 0
     columns = 2 if max((len(curve.label) for curve in named), default=0) <= 24 else 1
     below = _LEGEND_ROW_INCHES * math.ceil((entries + bool(picture.rug_label)) / columns)
     height = _INCHES[1] + below
@@ -109,8 +110,10 @@ def _plot(axes: "Axes", curve: Curve, is_named: bool, marker_size: float) -> Non
 
 
 def _scale(axes: "Axes", picture: Picture) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
+    if picture.x_end:
+        axes.set_xlim(-0.025 * picture.x_end, 1.025 * picture.x_end)
     if picture.log_base_x:
         axes.set_xscale("log", base=picture.log_base_x)
         axes.xaxis.set_major_formatter(FuncFormatter(_power if picture.log_base_x == 2 else _number))
@@ -120,6 +123,7 @@ def _scale(axes: "Axes", picture: Picture) -> None:
     if picture.log_base:
         axes.set_yscale("log", base=picture.log_base)
         axes.yaxis.set_major_formatter(FuncFormatter(_power if picture.log_base == 2 else _number))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         _widen(axes)
     elif picture.lanes:
         axes.set_ylim(len(picture.lanes) - 0.4, -0.6)

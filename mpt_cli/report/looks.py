@@ -41,5 +41,7 @@ def looks(count: int, stressed: Sequence[int] = ()) -> list[Look]:
     """
     if count <= MOST_DISTINCT:
         return [distinct_look(index) for index in range(count)]
+    vivid = COLOURS[:-1]  # among quiet lines the grey would be one of them
     places = {index: place for place, index in enumerate(list(stressed)[:MOST_DISTINCT])}
-    return [distinct_look(places[index]) if index in places else QUIET for index in range(count)]
+    return [Look(vivid[places[index] % len(vivid)], STYLES[places[index] // len(vivid)]) if index in places else QUIET
+            for index in range(count)]  # fmt: skip

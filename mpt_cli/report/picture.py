@@ -36,6 +36,8 @@ class Picture:
     note: str = ""
     levels: dict[str, float] = field(default_factory=dict)  # horizontal lines by what they mean
     lanes: Sequence[str] = ()  # names of y = 0, 1, 2 …, from the top
+    x_end: float | None = None  # where the x axis ends that begins at 0; None: as the points are
+    is_of_several: bool = False  # runs: then one curve alone needs its name too
 
     @property
     def description(self) -> str:

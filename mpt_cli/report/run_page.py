@@ -1,7 +1,7 @@
 """The page of one run, or of several overlaid."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from mpt_cli.report.run_words import (
 from mpt_cli.report.story import RunStory
 from mpt_cli.report.write import footnote, write_page
 
+MOST_UNFOLDED = 6  # runs
 _EVENT_HEADS = [Head("step", True), Head("kind"), Head("scale before", True), Head("scale after", True),
                 Head("nan", True), Head("inf", True), Head("variable or cause", wraps=True)]  # fmt: skip
 
@@ -59,9 +60,9 @@ def run_sections(stories: Sequence[RunStory], drawings: Sequence[Drawing]) -> li
         Section("outcome", "Outcome", _outcome(stories)),
         Section("pictures", "Pictures", figures(drawings)),
         Section("failed", "What went wrong", failures(stories)),
-        Section("events", "Skipped steps and changes of the scale", "".join(map(_events, stories))),
+        Section("events", "Skipped steps and changes of the scale", _several("Events", stories, _events)),
         Section("configuration", "Configuration and environment", configurations(stories)),
-        Section("repeat", "Commands", "".join(_repeat(story, len(stories)) for story in stories)),
+        Section("repeat", "Commands", _several("Commands", stories, _repeat)),
     ]
 
 
@@ -101,7 +102,8 @@ def _events(story: RunStory) -> str:
     rows = [_event_row(event) for event in story.latest_events]
     total = sum(story.kinds.values())
     title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
-    return f"<h3>{coloured(story.label, '')}: {counts}</h3>{skipped}{details(title, table(title, _EVENT_HEADS, rows))}"
+    whole = f"{title} of {story.label}"
+    return f"<p>{coloured(counts, '')}</p>{skipped}{details(whole, table(whole, _EVENT_HEADS, rows))}"
 
 
 def _event_row(event: dict[str, Any]) -> Row:
@@ -112,19 +114,28 @@ def _event_row(event: dict[str, Any]) -> Row:
 
 def configurations(stories: Sequence[RunStory]) -> str:
     """The resolved configuration and the environment of each run, folded."""
-    parts = []
-    for story in stories:
-        whose = f" of {story.label}" if len(stories) > 1 else ""
-        parts.append(details(f"Configuration{whose}", commands([story.config_text])) if story.config_text else "")
-        found = environment_facts(story)
-        parts.append(details(f"Environment{whose}", facts(found)) if found else "")
-    return "".join(parts)
+    return _several("Configurations", stories, _configuration)
 
 
-def _repeat(story: RunStory, count: int) -> str:
+def _configuration(story: RunStory) -> str:
+    found = environment_facts(story)
+    whole = details("Configuration", commands([story.config_text])) if story.config_text else ""
+    return whole + (details("Environment", facts(found)) if found else "")
+
+
+def _repeat(story: RunStory) -> str:
     path = shlex.quote(str(story.run.path))
     words = story.environment.get("command_line")
     given = [shlex.join(["mpt", *map(str, words[1:])])] if isinstance(words, list) and words else []
     own = [f"mpt train conf={path}/config.yaml", f"mpt reproduce {path}"]
-    lines = commands([*given, *own])
-    return lines if count == 1 else details(story.label, lines)
+    return commands([*given, *own])
+
+
+def _several(title: str, stories: Sequence[RunStory], part_of: Callable[[RunStory], str]) -> str:
+    """One part as it is; several with their names, folded where they would fill screens."""
+    shown = [(story.label, part) for story in stories if (part := part_of(story))]
+    if len(stories) == 1:
+        return "".join(part for _, part in shown)
+    if len(shown) <= MOST_UNFOLDED:
+        return "".join(f"<h3>{coloured(label, '')}</h3>{part}" for label, part in shown)
+    return details(f"{title} of {len(shown)} runs", "".join(details(label, part) for label, part in shown))

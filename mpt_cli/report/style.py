@@ -56,5 +56,6 @@ footer { border-top: 1px solid var(--line); color: var(--faint); margin-top: 3re
   dt { margin-top: .3rem; } }
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; } nav, .skip-link { display: none; }
   h2, h3 { break-after: avoid; } figure, tr, .lead { break-inside: avoid; } .scroll { overflow: visible; }
-  .plots { grid-template-columns: 1fr 1fr; } th, td { white-space: normal; } }
+  .plots { grid-template-columns: 1fr 1fr; }
+  th, td { overflow-wrap: anywhere; padding: .2rem .4rem; white-space: normal; } }
 """

@@ -124,7 +124,7 @@ def _runs_in(path: Path) -> list[Path]:
             return [run.path for run in runs if run.config_yaml.is_file()]
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
-        hint = f" It holds {len(inside)} runs: mpt report {path}/*" if inside else ""
+        hint = f" There are runs in it ({len(inside)}): mpt report {path}/*" if inside else ""
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
                         f"or compare.json.{hint}")  # fmt: skip
     return [path]

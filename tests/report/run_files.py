@@ -1,0 +1,58 @@
+"""Run directories made by hand: the files of a run, with whatever is to be shown or damaged."""
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+SUMMARY = {
+    "schema_version": 1, "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "All went well.",
+    "steps_seen": 100, "applied_steps": 97, "skipped_steps": 3, "final_loss_scale": 1024.0, "min_loss_scale": 512.0,
+    "max_loss_scale": 4096.0, "metrics": {"loss": 0.25, "val_accuracy": 0.5}, "best_metrics": {"val_accuracy": 0.6},
+    "examples_per_second": 1000.0, "peak_memory_bytes": 2**30, "seconds": 1.5, "recipe": "stub", "run_dir": "x",
+    "epochs_completed": 2,
+}  # fmt: skip
+ENVIRONMENT = {
+    "schema_version": 1, "python": "3.11.7", "versions": {"keras": "3.15.1"}, "backend": "tensorflow 2.21.0",
+    "machine": {"cpu": "a processor", "gpus": []}, "devices": ["cpu:0"], "variables": {"OMP_NUM_THREADS": "2"},
+    "command_line": ["/usr/bin/mpt", "train", "conf=stub", "a=<b>"], "seed": 0,
+}  # fmt: skip
+POSTMORTEM = {
+    "schema_version": 1, "rule": "loss_scale.max_skips_at_floor", "evidence": "11 steps", "remedy": "Look at the data.",
+    "step": 40, "epoch": 2, "checkpoint_step": None, "loss_scale": 2.0**-14, "scale_trace": [], "latest_events": [],
+    "last_batch": {"x": {"shape": [64, 8], "dtype": "float32", "min": 0.0, "max": 1.0, "nan": 3, "inf": 0}},
+    "layers": [{"name": "head", "variables": {
+        "head/kernel": {"shape": [8, 2], "dtype": "float32", "min": None, "max": None, "nan": 16, "inf": 0}}}],
+}  # fmt: skip
+
+
+def step_line(step: int, **fields: Any) -> dict[str, Any]:
+    """A line of metrics.jsonl."""
+    return {"step": step, "epoch": 1, "loss": 1.0 / step, "learning_rate": 0.1, "loss_scale": 1024.0,
+            "skipped_steps": 0, "examples_per_second": 100.0, "epoch_end": False, **fields}  # fmt: skip
+
+
+def overflow(step: int, before: float = 2048.0, after: float = 1024.0) -> dict[str, Any]:
+    """A line of events.jsonl."""
+    return {"step": step, "kind": "overflow", "scale_before": before, "scale_after": after, "nan": 1, "inf": 0,
+            "variable": "head/kernel"}  # fmt: skip
+
+
+def write_lines(path: Path, lines: Iterable[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def write_run(path: Path, **changes: Any) -> Path:
+    """A whole run of 100 steps; `changes` are lists of lines by name, fields of the summary, or a postmortem."""
+    path.mkdir(parents=True)
+    steps = [step_line(step) for step in range(10, 101, 10)]
+    ends = {"epoch_end": True, "accuracy": 0.4, "val_accuracy": 0.5}
+    epochs = [step_line(step, val_loss=1.1 / step, **ends) for step in (50, 100)]
+    write_lines(path / "metrics.jsonl", changes.pop("metrics_lines", [*steps, *epochs]))
+    write_lines(path / "events.jsonl", changes.pop("events", [overflow(1), overflow(2), overflow(40)]))
+    (path / "config.yaml").write_text(changes.pop("config", "recipe: stub\nseed: 0\npolicy:\n  name: mixed_float16\n"))
+    (path / "environment.json").write_text(json.dumps(ENVIRONMENT))
+    if "postmortem" in changes:
+        (path / "postmortem.json").write_text(json.dumps(changes.pop("postmortem")))
+    (path / "summary.json").write_text(json.dumps({**SUMMARY, **changes}))
+    return path

@@ -1,0 +1,159 @@
+"""Pages of runs: one, several, many, failed."""
+
+import json
+import re
+
+import pytest
+from page_checks import check_page
+from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
+
+from mpt_cli.report.curves import pictures
+from mpt_cli.report.draw import draw
+from mpt_cli.report.html import Head, Row, page, table
+from mpt_cli.report.looks import COLOURS, looks
+from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.run_page import run_page, write_run_page
+from mpt_cli.report.story import read_story
+from mpt_cli.report.style import DARK, LIGHT
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance of #rrggbb, after WCAG 2."""
+    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    light, dark = sorted([luminance(one), luminance(other)], reverse=True)
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("colours", [LIGHT, DARK])
+def test_text_and_curves_stand_out_from_the_page(colours):
+    for name in ("ink", "faint", "good", "bad", "warn", "link"):
+        assert contrast(colours[name], colours["page"]) >= 4.5 and contrast(colours[name], colours["soft"]) >= 4.5
+    assert all(contrast(colour, colours["page"]) >= 3 for colour in COLOURS)
+
+
+def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
+    path = tmp_path / "run" / "report.html"
+    write_run_page([read_story(write_run(tmp_path / "run"))], path)
+    text = path.read_text()
+    found = check_page(text)
+    assert [picture["aria-labelledby"] for picture in found.all("svg")] == [
+        "loss-title", "accuracy-title", "loss-scale-title", "skip-rate-title", "throughput-title"]  # fmt: skip
+    assert sorted(entry.name for entry in (tmp_path / "run" / "report_pictures").iterdir()) == sorted(
+        f"{picture['aria-labelledby'].removesuffix('-title')}.{kind}" for picture in found.all("svg")
+        for kind in ("png", "svg"))  # fmt: skip
+    assert "Finished: healthy" in text and "All went well." in text
+    assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#x27;a=&lt;b&gt;&#x27;</pre>" in text
+    assert f"mpt reproduce {tmp_path}/run" in text and "name: mixed_float16" in text and "Python 3.11.7" in text
+    assert "prefers-color-scheme: dark" in text and "@media print" in text and "#010203" not in text
+
+
+def test_every_skip_is_marked(tmp_path):
+    skips = [1, 2, 3, 40, 77, 99]
+    story = read_story(write_run(tmp_path / "run", events=[overflow(step, 8.0, 8.0) for step in skips]))
+    [scale] = [picture for picture in pictures([story]) if picture.name == "loss-scale"]
+    assert list(scale.rug) == skips and scale.log_base == 2
+    rug = re.search(r'<g id="loss-scale-skips">(.*?)</g>\s*<g id', draw(scale).inline, flags=re.S)
+    assert rug is not None and rug[1].count("<use") == len(skips)
+
+
+def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
+    stories = [read_story(write_run(tmp_path / f"run {number}")) for number in range(3)]
+    found = {picture.name: picture for picture in pictures(stories)}
+    assert list(found) == ["validation-loss", "training-loss", "validation-accuracy", "training-accuracy", "loss-scale",
+                           "skips", "skip-rate", "throughput"]  # fmt: skip
+    assert len({curve.look for curve in found["training-loss"].curves}) == 3
+    assert found["skips"].lanes == ["run 0", "run 1", "run 2"]
+    text = run_page(stories, [draw(found["training-loss"]), draw(found["skips"])])
+    check_page(text)
+    assert "3 runs: 3 finished." in text and "Their configurations are the same." in text
+
+
+def test_of_fifty_runs_the_best_the_failed_and_the_worst_stand_out(tmp_path):
+    stories = []
+    for number in range(50):
+        changes = {"status": "stopped", "exit_code": 4} if number == 13 else {}
+        run = write_run(tmp_path / f"run{number:02}", metrics={"val_accuracy": number / 100}, **changes)
+        stories.append(read_story(run))
+    [loss] = [picture for picture in pictures(stories) if picture.name == "training-loss"]
+    assert [curve.label for curve in loss.curves if not curve.look.quiet] == [
+        "run00", "run13", "run45", "run46", "run47", "run48", "run49"]  # fmt: skip
+    drawing = draw(loss)
+    text = run_page(stories, [drawing])
+    assert "In colour: the best, the failed and the worst." in text and len(text) < 1_000_000
+    assert drawing.inline.count(">run") == 7 and len(check_page(text).all("tr")) > 100
+
+
+def test_looks_differ_as_far_as_they_can():
+    assert len(set(looks(12))) == 12 and sum(look.quiet for look in looks(13, [2])) == 12
+
+
+def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
+    run = write_run(tmp_path / "run", status="stopped", exit_code=4, verdict="never trained",
+                    explanation="Stopped: <b>.", postmortem=POSTMORTEM)  # fmt: skip
+    text = run_page([read_story(run)], [])
+    check_page(text)
+    assert "Stopped: never trained" in text and "Stopped: &lt;b&gt;." in text and "Look at the data." in text
+    assert "<details open><summary>1 of 1 variables hold nan or inf</summary>" in text
+    assert "<td>64 × 8</td>" in text and "step 40" not in text and "40, epoch 2" in text
+
+
+def test_what_is_missing_is_said_on_the_page(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "summary.json").unlink()
+    text = run_page([read_story(run)], [])
+    check_page(text)
+    assert "No end on record, last logged at step 100" in text
+    assert "There is no summary.json: the run is still going on, or was killed." in text
+
+
+def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
+    lines = [step_line(step, loss="NaN" if step in (3, 4) else 1.0) for step in range(1, 8)]
+    [loss, *_] = pictures([read_story(write_run(tmp_path / "run", metrics_lines=lines))])
+    assert loss.note == "Marks × at the top: a value that was not finite."
+    assert loss.rows()[0][:2] == ["training", "7 (2 not finite)"] and "nan" not in draw(loss).inline.lower()
+
+
+def test_sampled_gradients_have_pictures(tmp_path):
+    lines = [step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
+             for step in (10, 20)]  # fmt: skip
+    story = read_story(write_run(tmp_path / "run", metrics_lines=lines))
+    found = {picture.name: picture for picture in pictures([story])}
+    assert found["gradient-flushed-share"].curves[0].ys == [25.0, 25.0]
+    assert found["gradient-headroom-doublings"].levels == {"no room left": 0.0} and "gradient-norm" not in found
+
+
+def test_a_picture_says_in_words_and_numbers_what_it_shows():
+    picture = Picture("p", "Loss", "loss", [Curve("one", [1, 2, 3], [0.5, 0.25, 1.0])])
+    assert picture.description == "loss over step, 1 curve. one: from 0.5000 to 1.0000, between 0.2500 and 1.0000."
+    assert picture.rows() == [["one", "3", "0.5000 at 1", "0.2500 at 2", "1.0000 at 3", "1.0000 at 3"]]
+
+
+def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
+    drawing = draw(Picture("p", "<Loss>", "loss", [Curve("a", [1, 2], [1.0, 2.0]), Curve("b", [1, 2], [2.0, 1.0])]))
+    assert drawing.svg.startswith("<?xml") and 'fill="#fff"' in drawing.svg and "currentColor" not in drawing.svg
+    assert drawing.png.startswith(b"\x89PNG") and "<title id=\"p-title\">&lt;Loss&gt;</title>" in drawing.inline
+    assert drawing == draw(drawing.picture)
+
+
+def test_cells_are_escaped_and_named():
+    text = page("T", "", [], "") + table("<c>", [Head("a"), Head("b", True)], [Row(["<x>", "1"])])
+    assert "&lt;x&gt;" in text and '<th scope="row">' in text and "<caption>&lt;c&gt;</caption>" in text
+
+
+@pytest.mark.slow
+def test_a_run_of_a_million_steps_has_a_page_of_ordinary_size(tmp_path):
+    lines = (step_line(step, loss=100.0 if step == 345_670 else 1.0) for step in range(10, 1_000_001, 10))
+    run = write_run(tmp_path / "run", metrics_lines=[])
+    write_lines(run / "metrics.jsonl", lines)
+    with (run / "events.jsonl").open("w") as file:
+        for step in range(20, 1_000_001, 20):
+            file.write(json.dumps(overflow(step, 8.0, 4.0)) + "\n")
+    path = tmp_path / "out.html"
+    write_run_page([read_story(run)], path)
+    text = path.read_text()
+    assert len(text) < 3_000_000 and "100.0000 at 345,670" in text and "50,000 skipped steps are marked" in text
