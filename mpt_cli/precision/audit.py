@@ -5,16 +5,22 @@ from typing import Any
 
 import keras
 
-from mpt_cli.precision.policy import head_layers, layers_of
+from mpt_cli.precision.policy import head_layers, layers_of, takes_float8
+from mpt_cli.precision.unsafe import layer_risk, operation_risks
 
 NARROW = ("float16", "bfloat16")
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")
 FLOAT16_MAX = 65504.0
+PROBABILITIES = "probabilities"
 
 
 @dataclass(frozen=True)
 class LayerAudit:
-    """One layer: `risk` is empty where nothing is known to be wrong."""
+    """One layer: `risk` is empty where nothing is known to be wrong.
+
+    `policy` is Keras's name, `float8_from_mixed_float16` where the layer multiplies in float8; `no_float8` says why a
+    layer of a float8 model that multiplies doesn't.
+    """
 
     path: str
     kind: str
@@ -24,6 +30,7 @@ class LayerAudit:
     parameters: int
     is_head: bool
     risk: str = ""
+    no_float8: str = ""
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,12 @@ def audit_layers(model: Any) -> list[LayerAudit]:
     >>> row.risk
     'probabilities in float16: their gradient is inf or nan near 0 and exactly 0 below 6e-8'
     """
-    heads = {id(layer) for layer in head_layers(model)}
-    return [_audit(layer, id(layer) in heads) for layer in layers_of(model)]
+    heads, layers = {id(layer) for layer in head_layers(model)}, layers_of(model)
+    is_float8 = any(_in_float8(layer) for layer in layers)
+    return [_audit(layer, id(layer) in heads, is_float8) for layer in layers]
 
 
-def _audit(layer: Any, is_head: bool) -> LayerAudit:
+def _audit(layer: Any, is_head: bool, is_float8: bool) -> LayerAudit:
     return LayerAudit(
         path=layer.path or layer.name,
         kind=type(layer).__name__,
@@ -59,7 +67,22 @@ def _audit(layer: Any, is_head: bool) -> LayerAudit:
         parameters=layer.count_params() if layer.built else 0,
         is_head=is_head,
         risk=_risk(layer, is_head),
+        no_float8=_no_float8(layer) if is_float8 else "",
     )
+
+
+def _in_float8(layer: Any) -> bool:
+    return getattr(layer, "quantization_mode", None) == "float8"
+
+
+def _no_float8(layer: Any) -> str:
+    multiplies = any(len(w.shape) > 1 for w in layer._trainable_variables) and not isinstance(
+        layer, keras.layers.Embedding)  # fmt: skip
+    if _in_float8(layer) or not multiplies:
+        return ""
+    if not takes_float8(layer):
+        return f"not in float8: Keras has none for {type(layer).__name__}"
+    return f"not in float8: it keeps {layer.dtype_policy.name}"
 
 
 def _risk(layer: Any, is_head: bool) -> str:
@@ -68,10 +91,8 @@ def _risk(layer: Any, is_head: bool) -> str:
         return ""
     probabilities = getattr(getattr(layer, "activation", None), "__name__", "") in ("softmax", "sigmoid")
     if is_head and (probabilities or isinstance(layer, keras.layers.Softmax)):
-        return f"probabilities in {layer.compute_dtype}: their gradient is inf or nan near 0 and exactly 0 below 6e-8"
-    if layer.compute_dtype == "float16" and isinstance(layer, keras.layers.UnitNormalization):
-        return "the sum of squares overflows at 65504"
-    return ""
+        return f"{PROBABILITIES} in {layer.compute_dtype}: their gradient is inf or nan near 0 and exactly 0 below 6e-8"
+    return layer_risk(layer) if layer.compute_dtype == "float16" else ""
 
 
 def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float | None = None) -> list[Finding]:
@@ -98,7 +119,10 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     for row in audit_layers(model):
         if row.risk:
             findings.append(Finding("policy.head" if row.is_head else f"policy.overrides.{row.path}",
-                                    f"layer {row.path}: {row.risk}. Let it compute in float32.", fatal=row.is_head))
+                                    f"layer {row.path}: {row.risk}. Let it compute in float32.",
+                                    fatal=row.risk.startswith(PROBABILITIES)))
+    for name, risk in operation_risks(model):
+        findings.append(Finding("policy.name", f"operation {name}: {risk}. Cast its input to float32.", fatal=False))
     first = [layer.compute_dtype for layer in layers[:1]]
     if max_abs_input is not None and max_abs_input > FLOAT16_MAX and first == ["float16"]:
         findings.append(Finding(

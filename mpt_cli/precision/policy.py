@@ -192,9 +192,17 @@ def _clone_with(model: Any, policies: dict[str, str], moved: list[Any]) -> Any:
     return copy
 
 
+def takes_float8(layer: Any) -> bool:
+    """Whether Keras can multiply in float8 there: in Dense and EinsumDense themselves, not in subclasses of them.
+
+    >>> takes_float8(keras.layers.Dense(2)), takes_float8(keras.layers.Conv2D(2, 3))
+    (True, False)
+    """
+    return type(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
+
+
 def _use_float8(model: Any, exclude: set[str]) -> None:
-    """Quantise the layers that can; Keras raises NotImplementedError from those that can't."""
-    supported = [x for x in layers_of(model) if isinstance(x, (keras.layers.Dense, keras.layers.EinsumDense))]
+    supported = [x for x in layers_of(model) if takes_float8(x)]
     chosen = [layer for layer in supported if layer.name not in exclude]
     if not chosen:
         raise ValueError("no layer can multiply in float8. Keras has it for Dense and EinsumDense; the model has "

@@ -41,22 +41,24 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _ok_line(settings: "Settings") -> str:
     parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
-    return f"ok: {settings.recipe}: {parts}, {settings.policy.name}, loss scale {settings.loss_scale.mode}"
+    policy = f"{settings.policy.name} with float8" if settings.policy.float8 else settings.policy.name
+    return f"ok: {settings.recipe}: {parts}, {policy}, loss scale {settings.loss_scale.mode}"
 
 
 def _build_lines(built: "BuildCheck") -> list[str]:
     width = max((len(layer.path) for layer in built.layers), default=0)
+    policies = max((len(layer.policy) for layer in built.layers), default=16)
     return [
         f"data: {built.data}",
         f"loss scale: {built.loss_scale}",
-        f"{'layer':<{width}}  {'kind':<20} {'policy':<16} {'computes':<9} {'variables':<10} {'parameters':>12}",
-        *(_layer_line(layer, width) for layer in built.layers),
+        f"{'layer':<{width}}  {'kind':<20} {'policy':<{policies}} {'computes':<9} {'variables':<10} {'parameters':>12}",
+        *(_layer_line(layer, width, policies) for layer in built.layers),
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),
     ]
 
 
-def _layer_line(layer: "LayerAudit", width: int) -> str:
-    dtypes = f"{layer.policy:<16} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
-    remarks = "; ".join(remark for remark in ("head" if layer.is_head else "", layer.risk) if remark)
+def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
+    dtypes = f"{layer.policy:<{policies}} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
+    remarks = "; ".join(word for word in ("head" if layer.is_head else "", layer.risk, layer.no_float8) if word)
     return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()

@@ -4,7 +4,14 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, computes_in_float16, keep_skips_whole
+from mpt_cli.precision import (
+    LossScaleOptimizer,
+    Policy,
+    apply_policy,
+    audit_layers,
+    computes_in_float16,
+    keep_skips_whole,
+)
 from mpt_cli.precision.float8 import scaled_statistics
 
 RANDOM = np.random.default_rng(0)
@@ -86,6 +93,28 @@ def test_a_skipped_step_halves_them_with_the_scale_and_lets_no_inf_in():
     keep = np.r_[0:8, 16:48]
     clean.fit(X[keep], Y[keep], batch_size=8, shuffle=False, verbose=0)
     np.testing.assert_allclose(history(model), history(clean), rtol=1e-5)
+
+
+def test_the_audit_says_which_layers_multiply_in_float8_and_why_others_do_not():
+    with Policy("mixed_float16").scope():
+        layers = [keras.layers.Conv2D(4, 3), keras.layers.Flatten(), keras.layers.Dense(3), keras.layers.Dense(2)]
+        model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    rows = audit_layers(apply_policy(model, Policy("mixed_float16", float8=True)))
+    assert [(row.policy, row.no_float8) for row in rows] == [
+        ("mixed_float16", "not in float8: Keras has none for Conv2D"), ("mixed_float16", ""),
+        ("float8_from_mixed_float16", ""), ("float32", "not in float8: it keeps float32"),
+    ]  # fmt: skip
+
+
+def test_a_subclass_of_dense_which_keras_does_not_quantise_is_left_as_it_is():
+    class Own(keras.layers.Dense):
+        pass
+
+    model = keras.Sequential([keras.Input((8,)), Own(4), keras.layers.Dense(2)])
+    model = apply_policy(model, Policy("float32", head=None, float8=True))
+    assert [layer.quantization_mode for layer in model.layers] == [None, "float8"]
+    with pytest.raises(ValueError, match="no layer can multiply in float8"):
+        apply_policy(keras.Sequential([keras.Input((8,)), Own(4)]), Policy("float32", head=None, float8=True))
 
 
 @pytest.mark.parametrize("kind", [keras.layers.Conv2D, keras.layers.LayerNormalization])
