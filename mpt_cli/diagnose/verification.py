@@ -21,6 +21,9 @@ class Trial:
 
     It is None where gradients overflowed, which hides what became of the others. An overflow is a pass whose weight
     gradients hold inf or nan: a step that loss scaling would skip. `loss_is_finite` is that of the forward pass.
+
+    The prediction looks at each gradient by itself. Where all that one is computed from is flushed it is zero too,
+    however large it would have been: more is met than was predicted, below every scale that is worth using.
     """
 
     scale: float

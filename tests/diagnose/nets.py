@@ -43,7 +43,7 @@ class Times(layers.Layer):
         return {**super().get_config(), "factor": self.factor}
 
 
-def sequential(input_shape: tuple[int, ...], num_classes: int, power: int = -18) -> keras.Model:
+def sequential(input_shape: tuple[int, ...], num_classes: int, power: int = -14) -> keras.Model:
     """One hidden layer, whose gradients lie 2**power below those of the head."""
     return keras.Sequential([
         keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(32, "relu", name="hidden"),
@@ -106,4 +106,12 @@ def steep(input_shape: tuple[int, ...], num_classes: int, power: int = 12) -> ke
     return keras.Sequential([
         keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(16, "tanh", name="hidden"),
         Gate(power, name="gate"), layers.Dense(16, "tanh", name="high"), layers.Dense(num_classes, name="head"),
+    ])  # fmt: skip
+
+
+def lost(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Overflows float32."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Flatten(), Times(1e30, name="hot"), Times(1e30, name="hotter"),
+        layers.Dense(num_classes, name="head"),
     ])  # fmt: skip
