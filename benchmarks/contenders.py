@@ -21,7 +21,7 @@ from mpt_cli.telemetry.setup import TelemetryFiles, build_telemetry
 from mpt_cli.training.assembly import build_under_policy
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
-from mpt_cli.training.session import prepare
+from mpt_cli.training.session import Session, prepare
 
 Turn = Callable[[int], float]
 
@@ -76,11 +76,16 @@ class TimedTelemetry(Telemetry):
         self._timed(lambda: super(TimedTelemetry, self).snapshot(snapshot))
 
 
-def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
-    """mpt's own trainer, as `mpt train` prepares it."""
+def prepared(cell: Cell, telemetry: Telemetry) -> Session:
+    """A run before its first step, as `mpt train` prepares it."""
     session = prepare(cell.settings, cell.platform, telemetry, NoStore(cell.folder, 1, telemetry.message))
     telemetry.start(session.header(cell.folder))
-    trainer = session.trainer
+    return session
+
+
+def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
+    """mpt's own trainer."""
+    trainer = prepared(cell, telemetry).trainer
 
     def run(epochs: int) -> float:
         trainer.plan = replace(trainer.plan, epochs=trainer.progress.epochs_completed + epochs)

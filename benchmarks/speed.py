@@ -32,9 +32,9 @@ POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
 CHILD_SECONDS = 240.0
 
 
-def child(task: dict[str, Any]) -> dict[str, Any]:
+def child(task: dict[str, Any], module: str = "benchmarks.speed_cell") -> dict[str, Any]:
     """The result of one process, or why there is none."""
-    command = [sys.executable, "-m", "benchmarks.speed_cell", json.dumps(task)]
+    command = [sys.executable, "-m", module, json.dumps(task)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)

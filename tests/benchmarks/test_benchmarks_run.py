@@ -15,8 +15,9 @@ ROOT = Path(__file__).parents[2]
     [
         (["-m", "benchmarks.startup", "--quick"], "mpt --help"),
         (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
+        (["-m", "benchmarks.telemetry", "--quick"], "| jax | digits MLP |"),
     ],
-    ids=["startup", "speed"],
+    ids=["startup", "speed", "telemetry"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)

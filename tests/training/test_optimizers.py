@@ -139,7 +139,7 @@ def test_a_schedule_that_does_not_fit_the_run_is_named(schedule, total_steps, me
     ("words", "warning"),
     [
         ({"learning_rate": 0.0}, "optimizer.learning_rate=0: no weight moves"),
-        ({"schedule": Schedule("piecewise", boundaries=[5], values=[0.0, 0.0])}, "optimizer.schedule.values are all 0:"),
+        ({"schedule": Schedule("piecewise", boundaries=[5], values=[0.0, 0.0])}, "optimizer.schedule.values are all 0"),
         ({"schedule": Schedule("piecewise", boundaries=[5], values=[1.0, 0.0])}, None),
         ({"schedule": Schedule("cosine", final_factor=0.0)}, None),
     ],
