@@ -3,7 +3,6 @@
 import importlib.util
 import os
 import signal
-import sys
 import threading
 import time
 from pathlib import Path
@@ -12,12 +11,14 @@ import pytest
 from sweep_stubs import signal_when, started
 
 from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.launchers.launcher import Launcher
 
 HERE = {"joblib": [], "submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
-needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
 EACH = pytest.mark.parametrize(
-    "name", ["joblib", "submitit", pytest.param("ray", marks=[needs_ray, pytest.mark.slow])]
+    "name", ["joblib", "submitit", pytest.param("ray", marks=[without_ray, pytest.mark.slow])]
 )  # fmt: skip
 
 
@@ -25,24 +26,24 @@ def launcher(name: str) -> Launcher | None:
     return Launcher.choose(name, HERE.get(name, []))
 
 
-def stubs_alive(folder: Path) -> list[str]:
-    """The stubs of this folder that still run."""
-    alive = []
+def processes_of(folder: Path, program: str) -> list[int]:
+    """Those whose command names the program and this folder."""
+    found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes().split(b"\0")
+            command = path.read_bytes()
         except OSError:
             continue
-        if any(b"stub_job.py" in word for word in words) and any(str(folder).encode() in word for word in words):
-            alive.append(b" ".join(words).decode())
-    return alive
+        if program.encode() in command and str(folder).encode() in command:
+            found.append(int(path.parent.name))
+    return found
 
 
-def none_alive(folder: Path) -> bool:
-    deadline = time.monotonic() + 15
-    while stubs_alive(folder) and time.monotonic() < deadline:
+def none_is_left(folder: Path) -> bool:
+    deadline = time.monotonic() + 20
+    while processes_of(folder, "stub_job.py") and time.monotonic() < deadline:
         time.sleep(0.1)
-    return not stubs_alive(folder)
+    return not processes_of(folder, "stub_job.py")
 
 
 @EACH
@@ -55,4 +56,87 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     assert found.results[1].reason == "model.builder: build_net raised ValueError: no."
     assert found.results[3].summary["status"] == "terminated"  # it was asked, and saved
     assert code == 2 and f"at a time through {name}" in stubs.said
-    assert none_alive(tmp_path)
+    assert none_is_left(tmp_path)
+
+
+@EACH
+def test_a_job_that_does_not_listen_is_killed_where_it_runs(stubs, tmp_path, name):
+    stubs.manners = {1: "deaf"}
+    given = {"launcher": launcher(name), "timeout_seconds": 1.0, "grace_seconds": 1.0}
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], **given)
+    assert found.results[0].status == "timed out" and none_is_left(tmp_path)
+
+
+def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs, tmp_path):
+    stubs.manners = {1: "hangs"}
+    words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={tmp_path / 's'}"]
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 1, signal.SIGINT)).start()
+    found, code = stubs.start(words, launcher=launcher("submitit"), workers=1, grace_seconds=20.0)
+    assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
+    assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)
+    stubs.manners = {}
+    again = Launcher.from_facts(SweepDirectory.open(tmp_path / "s").read_plan()[1])
+    assert again == launcher("submitit")
+    _, code = stubs.resume(tmp_path / "s", launcher=again)
+    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002"]
+
+
+def test_the_job_of_a_proxy_that_was_killed_ends_too(stubs, tmp_path):
+    stubs.manners = {1: "deaf"}
+
+    def kill_the_proxy() -> None:
+        while not (tmp_path / "s" / "started.txt").exists():
+            time.sleep(0.02)
+        for pid in processes_of(tmp_path, "launchers.proxy"):
+            os.kill(pid, signal.SIGKILL)
+
+    threading.Thread(target=kill_the_proxy).start()
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
+    assert found.results[0].status == "killed" and none_is_left(tmp_path)
+
+
+def test_a_timeout_counts_from_where_a_job_begins(stubs, tmp_path):
+    late = launcher("submitit")
+    found, code = stubs.start(["conf=digits_mlp", "seed=0"], launcher=late, timeout_seconds=0.2)
+    assert code == 0 and found.results[0].status == "finished"  # submitit alone takes longer to begin
+    assert found.results[0].seconds is not None and found.results[0].seconds < 0.6
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--launcher", "submitit"], "launcher.cluster: must have Slurm on this machine: there is no sbatch, srun, "),
+        (["--launcher", "submitit", "launcher.cluster=pbs"], "launcher.cluster: must be slurm or local. Received:"),
+        (["--launcher", "submitit", "launcher.partitoin=gpu"], "submitit. Did you mean launcher.partition?"),
+        (["--launcher", "submitit", "launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
+        (["--launcher", "submitit", "launcher.cluster=local", "launcher.qos=high"],
+         "launcher.qos: is for launcher.cluster=slurm. Received: 'high'."),
+        (["--launcher", "joblib", "launcher.n_jobs=2"], "launcher.n_jobs: is no setting of joblib. It has none."),
+        (["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_launcher_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "conf=digits_mlp", "seed=0,1", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "extra"), [("submitit", "slurm"), ("ray", "ray")])
+def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=rf"{name} is not installed\. Received: .*pip install 'mpt-cli\[{extra}\]'"):
+        Launcher.choose(name, [])
+
+
+def test_what_a_launcher_gives_a_job(monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
+    slurm = Launcher.choose("submitit", ["launcher.cpus_per_task=8", "launcher.sbatch.mail-type=FAIL"])
+    assert slurm is not None and not slurm.is_here and slurm.gives_gpus and slurm.workers(500) == 16
+    assert slurm.environment(16, {})["OMP_NUM_THREADS"] == "8"
+    ray = Launcher.choose("ray", ["launcher.num_gpus=0.5", "launcher.memory_gb=2"])
+    assert ray is not None and ray.is_here and ray.gives_gpus
+    cluster = Launcher.choose("ray", ["launcher.address=ray.example:6379"])
+    assert cluster is not None and not cluster.is_here and cluster.environment(2, {}) == {}

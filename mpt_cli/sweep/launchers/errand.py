@@ -14,7 +14,7 @@ from typing import Any
 from mpt_cli.sweep.launchers import leash
 
 _POLL_SECONDS = 0.1
-_OWN_SECONDS = 2.0  # for a SIGTERM that was sent to the command too: a second one could cut its end short
+_OWN_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
 _PREEMPTION_SECONDS = 20.0  # between Slurm's SIGTERM and the signal that has submitit put the job back in the queue
 
 
@@ -63,16 +63,18 @@ class Errand:
     def _wait(self, process: "subprocess.Popen[bytes]") -> int:
         is_told = False
         while (code := process.poll()) is None:
-            try:
-                time.sleep(_POLL_SECONDS)
-                if self._terminated_at is None or is_told or time.monotonic() - self._terminated_at < _OWN_SECONDS:
-                    continue
-            except KeyboardInterrupt:  # this is how Ray cancels a task
-                pass
-            process.terminate()
-            is_told = True
+            time.sleep(_POLL_SECONDS)
+            if self._terminated_at is None and Path(self.stop).exists():
+                self._terminated_at = time.monotonic()
+            if not is_told and self._own_time_is_over:
+                process.terminate()
+                is_told = True
         self._await_preemption()
         return code
+
+    @property
+    def _own_time_is_over(self) -> bool:
+        return self._terminated_at is not None and time.monotonic() - self._terminated_at > _OWN_SECONDS
 
     def _await_preemption(self) -> None:
         """Where not the sweep but the cluster sent the SIGTERM, what follows it may still put the job back."""

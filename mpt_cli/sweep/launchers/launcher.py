@@ -14,7 +14,7 @@ from typing import Any, Self
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.sweep.capacity import THREAD_VARIABLES, thread_environment, usable_cores
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.launchers.ray_head import ray_of_its_own
+from mpt_cli.sweep.launchers.ray_head import OwnRay, ray_of_its_own
 from mpt_cli.sweep.launchers.settings import KINDS, LauncherSettings, RaySettings, SubmititSettings, read_settings
 from mpt_cli.sweep.plan import Job
 
@@ -25,11 +25,11 @@ _ONLY_OF_SLURM = ("partition", "account", "qos", "constraint", "mem_gb", "gpus_p
 
 @dataclass(frozen=True)
 class Launcher:
-    """`name` is one of NAMES but local, `settings` its own. `ray_address` is that of a Ray started for this sweep."""
+    """`name` is one of NAMES but local, `settings` its own. `ray` is one that was started for this sweep."""
 
     name: str
     settings: LauncherSettings
-    ray_address: str = ""
+    ray: OwnRay | None = None
 
     @classmethod
     def choose(cls, name: str, words: Sequence[str]) -> Self | None:
@@ -89,10 +89,11 @@ class Launcher:
         began, stop = self.began(sweep, job).resolve(), log.with_suffix(".stop")
         for path in (began, stop):
             path.unlink(missing_ok=True)
-        own = {"address": self.ray_address} if self.ray_address else {}
+        own = {"address": self.ray.address} if self.ray else {}
         order = {
             "launcher": self.name, "settings": {**asdict(self.settings), **own}, "command": [*command], "log": str(log),
             "began": str(began), "stop": str(stop), "folder": str(log.parent / self.name / job.name),
+            "environment": self.ray.environment if self.ray else {},
             "variables": [*job.environment, *([] if self.gives_gpus else _GPU_VARIABLES)],
         }  # fmt: skip
         return [sys.executable, "-P", "-m", "mpt_cli.sweep.launchers.proxy", json.dumps(order)]
@@ -108,8 +109,8 @@ class Launcher:
             yield self
             return
         cpus = max(usable_cores(), round(workers * self.settings.num_cpus))
-        with ray_of_its_own(cpus) as address:
-            yield replace(self, ray_address=address)
+        with ray_of_its_own(cpus) as own:
+            yield replace(self, ray=own)
 
 
 def _ray_address(settings: RaySettings) -> str | None:

@@ -1,12 +1,9 @@
 """A job as a Ray task."""
 
 import logging
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-
-os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # it warns of a change to come
 
 import ray
 
@@ -20,9 +17,8 @@ _RETRIES = 3  # of a task whose machine is lost; the command goes on from its la
 class RayJob:
     """Ray ends the task of a proxy that is gone, and the command ends with its worker."""
 
-    def __init__(self, reference: Any) -> None:
-        self._reference = reference
-        self._was_stopped = False
+    def __init__(self, reference: Any, began: Path) -> None:
+        self._reference, self._began = reference, began
 
     def poll(self) -> int | None:
         done, _ = ray.wait([self._reference], timeout=_POLL_SECONDS)
@@ -34,7 +30,9 @@ class RayJob:
             raise Lost(f"Ray: {str(error).strip().splitlines()[0]}") from error
 
     def stop(self) -> None:
-        ray.cancel(self._reference)
+        """A running task sees the file that asks for it: cancelled, it would count as ended before it has saved."""
+        if not self._began.exists():
+            ray.cancel(self._reference)
 
 
 def submit(errand: Errand, settings: Mapping[str, Any], folder: Path) -> RayJob:
@@ -44,7 +42,7 @@ def submit(errand: Errand, settings: Mapping[str, Any], folder: Path) -> RayJob:
         num_cpus=settings["num_cpus"], num_gpus=settings["num_gpus"], memory=memory, max_retries=_RETRIES,
         name=folder.name,
     )  # fmt: skip
-    return RayJob(task.remote(errand))
+    return RayJob(task.remote(errand), Path(errand.began))
 
 
 def _run(errand: Errand) -> int:

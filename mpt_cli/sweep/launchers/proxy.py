@@ -39,6 +39,7 @@ def _submit(order: dict[str, Any]) -> Any:
     errand = Errand(order["command"], str(Path.cwd()), order["log"], order["began"], order["stop"], variables)
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
+    os.environ.update(order["environment"])  # before the library is imported
     library = import_module(f"mpt_cli.sweep.launchers.on_{order['launcher']}")
     return library.submit(errand, order["settings"], folder)
 
