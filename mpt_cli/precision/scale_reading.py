@@ -86,5 +86,5 @@ class ScaleReading:
 
     def _value(self, name: str) -> Tensor:
         if self.scale_state:
-            return ops.copy(self.scale_state.by_name[name])
+            return self.scale_state.read(name)
         return ops.convert_to_tensor(self.rule.initial()[name])

@@ -54,9 +54,24 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         for name in set(store.keys()) & set(self.by_name):
             self.by_name[name].assign(store[name])
 
+    def read(self, name: str) -> Any:
+        """A copy of the value of one variable.
+
+        Raises RuntimeError while Keras on JAX keeps the values inside `fit`.
+        """
+        variable = self.by_name[name]
+        try:
+            return ops.copy(variable)
+        except TypeError:
+            if variable._value is not None:
+                raise
+            raise RuntimeError(f"loss_scale_{name} can't be read here: during `fit` Keras on JAX holds the optimizer's "
+                               "values itself. In a callback read `self.model.optimizer`, which brings them back, or "
+                               "record them with mpt_cli.precision.ScaleHistory.") from None
+
     def count(self, name: str) -> Any:
         """One entry of the tally, int32 scalar; `name` is one of `TALLY`."""
-        return ops.convert_to_tensor(self.by_name["tally"])[TALLY.index(name)]
+        return self.read("tally")[TALLY.index(name)]
 
     def values(self) -> State:
         return {name: ops.copy(variable) for name, variable in self.by_name.items()}
