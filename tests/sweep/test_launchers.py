@@ -17,9 +17,7 @@ from mpt_cli.sweep.launchers.launcher import Launcher
 
 HERE = {"joblib": [], "submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-EACH = pytest.mark.parametrize(
-    "name", ["joblib", "submitit", pytest.param("ray", marks=[without_ray, pytest.mark.slow])]
-)  # fmt: skip
+EACH = pytest.mark.parametrize("name", ["joblib", "submitit", pytest.param("ray", marks=without_ray)])
 
 
 def launcher(name: str) -> Launcher | None:
@@ -46,6 +44,7 @@ def none_is_left(folder: Path) -> bool:
     return not processes_of(folder, "stub_job.py")
 
 
+@pytest.mark.slow
 @EACH
 def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     stubs.manners = {2: "raises", 3: "killed", 4: "hangs"}
@@ -59,6 +58,7 @@ def test_each_job_ends_as_it_would_here(stubs, tmp_path, name):
     assert none_is_left(tmp_path)
 
 
+@pytest.mark.slow
 @EACH
 def test_a_job_that_does_not_listen_is_killed_where_it_runs(stubs, tmp_path, name):
     stubs.manners = {1: "deaf"}

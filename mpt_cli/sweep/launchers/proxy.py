@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,32 +17,39 @@ from mpt_cli.training.interruption import Interruption
 
 def main(order: dict[str, Any]) -> int:
     """The exit code of the job's command, negative for a signal; 143 where it was asked to end and left none."""
-    with Interruption() as interruption:
-        remote: Remote = _submit(order)
-        is_asked = False
-        while True:
-            if interruption.requested is not None and not is_asked:
-                is_asked = True
-                Path(order["stop"]).touch()
-                remote.stop()
-            try:
-                code = remote.poll()
-            except Lost as lost:
-                if not is_asked:
-                    print(f"mpt sweep: the job was lost. {lost}", file=sys.stderr)
-                return TERMINATED if is_asked else BAD_DATA
-            if code is not None:
-                return code
+    with Interruption() as early:
+        remote = _submit(order)
+        with Interruption() as late:  # again: Ray puts handlers of its own in the place of ours
+            return _wait(remote, Path(order["stop"]), lambda: (early.requested or late.requested) is not None)
 
 
-def _submit(order: dict[str, Any]) -> Any:
+def _wait(remote: Remote, stop: Path, is_asked: Callable[[], bool]) -> int:
+    is_told = False
+    while True:
+        if is_asked() and not is_told:
+            is_told = True
+            stop.touch()
+            remote.stop()
+        try:
+            code = remote.poll()
+        except Lost as lost:
+            if is_told:
+                return TERMINATED
+            print(f"mpt sweep: the job was lost. {lost}", file=sys.stderr)
+            return BAD_DATA
+        if code is not None:
+            return code
+
+
+def _submit(order: dict[str, Any]) -> Remote:
     variables = {name: os.environ[name] for name in order["variables"] if name in os.environ}
     errand = Errand(order["command"], str(Path.cwd()), order["log"], order["began"], order["stop"], variables)
     folder = Path(order["folder"])
     folder.mkdir(parents=True, exist_ok=True)
     os.environ.update(order["environment"])  # before the library is imported
     library = import_module(f"mpt_cli.sweep.launchers.on_{order['launcher']}")
-    return library.submit(errand, order["settings"], folder)
+    remote: Remote = library.submit(errand, order["settings"], folder)
+    return remote
 
 
 def end_as(code: int) -> None:
