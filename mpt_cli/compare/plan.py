@@ -33,7 +33,7 @@ def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[Plan, list
     """
     words = [*words] if _varied(words) else [*_without_policy(words), POLICIES]
     _check(words, seeds)
-    plan = make_plan(_with_seed_first(words, seeds))
+    plan = make_plan(_with_seeds(words, seeds))
     setups: dict[str, Setup] = {}
     for job in plan.jobs:
         own = without_seed(job)
@@ -72,16 +72,18 @@ def _check(words: Sequence[str], seeds: int | None) -> None:
         raise ConfigError(problems)
 
 
-def _with_seed_first(words: Sequence[str], seeds: int | None) -> list[str]:
-    """One seed for all configurations, on record; the first key varies slowest, so that the seeds are the rounds."""
+def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
+    """One seed for all configurations, on record. It stands before what is compared and so varies slowest: a round."""
     own = [word for word in words if word.partition("=")[0].lstrip("+~") == SEED]
     rest = [word for word in words if word not in own]
+    held = [word for word in rest if not read_grid([word]).varied]
+    compared = [word for word in rest if word not in held]
     if SEED in read_grid(own).varied:
-        return [*own, *rest]
-    one_of_each = [assignment.words[0] for assignment in read_grid(rest).assignments if assignment.words]
-    found = load_settings([*one_of_each, *own])
+        return [*held, *own, *compared]
+    one_of_each = [assignment.words[0] for assignment in read_grid(compared).assignments if assignment.words]
+    found = load_settings([*held, *one_of_each, *own])
     first = found.seed if found.seed is not None else secrets.randbelow(2**31)
-    return [f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *rest]
+    return [*held, f"seed={','.join(str(first + index) for index in range(seeds or 1))}", *compared]
 
 
 def _setup(overrides: dict[str, str], job: Job) -> Setup:

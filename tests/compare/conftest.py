@@ -1,0 +1,65 @@
+"""Comparisons of stubs: the real words, queue and files, without Keras and without pictures."""
+
+import io
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt_cli.compare import noise, page, run
+from mpt_cli.compare.results import Comparison
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.run import Options
+from mpt_cli.sweep.screen import Screen
+
+STUB = Path(__file__).with_name("stub_run.py")
+TIMINGS = [{"device": "cpu", "operation": name, "dtype": dtype, "seconds": 1.0, "speed_against_float32": speed}
+           for name in ("matmul", "conv") for dtype, speed in (("float16", 0.25), ("bfloat16", 2.0))]  # fmt: skip
+
+
+@dataclass
+class Outcomes:
+    """What the stubs report by policy: accuracy (of each seed), examples per second, exit code."""
+
+    accuracy: dict[str, Sequence[float]] = field(default_factory=dict)
+    rate: dict[str, float] = field(default_factory=dict)
+    code: dict[str, int] = field(default_factory=dict)
+    started: list[str] = field(default_factory=list)
+
+    def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
+        return self._run(lambda own, screen: run.start_compare(words, run.Measure(seeds), own, screen), options)
+
+    def resume(self, path: Path) -> tuple[Comparison, int]:
+        return self._run(lambda own, screen: run.resume_compare(str(path), own, screen), {})
+
+    def _run(self, start: Any, options: dict[str, Any]) -> tuple[Comparison, int]:
+        stream = io.StringIO()
+        own = Options(**{"workers": 1, "launch": self._launch, **options})
+        found: tuple[Comparison, int] = start(own, Screen(stream))
+        return found
+
+    def _launch(self, job: Job, run_dir: Path) -> list[str]:
+        self.started.append(job.name)
+        policy = next(word.partition("=")[2] for word in job.words if word.startswith("policy="))
+        seed = int(job.overrides.get("seed", 0))
+        values = self.accuracy.get(policy, [0.9])
+        figures = [values[seed % len(values)], self.rate.get(policy, 1000.0), self.code.get(policy, 0)]
+        return [sys.executable, "-S", str(STUB), str(run_dir), *map(str, figures)]
+
+
+@pytest.fixture
+def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
+    def examine(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
+        footprint = {"weights_bytes": 1000, "optimizer_bytes": 2000, "activations_bytes": 500, "resident": True,
+                     "jit_compile": True, "uneven": ["head (128 → 10)"]}  # fmt: skip
+        return {"device": "CPU (2 cores)", "kind": "cpu", "runs": {str(path): footprint for path in runs}}
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(page, "pictures", lambda stories: [])
+    monkeypatch.setattr(run, "examine_runs", examine)
+    monkeypatch.setattr(run, "probe_backend", lambda backend, jit_compile: {"timings": TIMINGS})
+    monkeypatch.setattr(noise, "busy_core_seconds", lambda: None)
+    return Outcomes()

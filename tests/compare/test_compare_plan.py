@@ -1,0 +1,54 @@
+"""Which runs a comparison has, and in which order."""
+
+import pytest
+
+from mpt_cli.compare.plan import make_comparison
+from mpt_cli.errors import ConfigError
+
+TWO = "policy=float32,mixed_float16"
+
+
+def order(words, seeds=None) -> list[tuple[str, str]]:
+    plan, _ = make_comparison(["conf=digits_mlp", *words], seeds)
+    return [(job.overrides["policy"], job.overrides.get("seed", "")) for job in plan.jobs]
+
+
+def test_without_a_policy_the_three_usual_ones_are_compared():
+    assert [policy for policy, _ in order([])] == ["float32", "mixed_float16", "mixed_bfloat16"]
+
+
+def test_each_seed_is_a_round_and_every_other_round_runs_backwards():
+    found = order([TWO], seeds=3)
+    assert found == [("float32", "0"), ("mixed_float16", "0"), ("mixed_float16", "1"), ("float32", "1"),
+                     ("float32", "2"), ("mixed_float16", "2")]  # fmt: skip
+    assert order([TWO, "seed=7"], seeds=2)[0] == ("float32", "7")
+    assert order([TWO, "seed=4,9"])[-1] == ("float32", "9")
+
+
+def test_all_runs_have_the_same_seed_also_where_it_is_drawn():
+    plan, _ = make_comparison(["conf=digits_mlp", TWO, "seed=null"], None)
+    [seed] = {word for job in plan.jobs for word in job.words if word.startswith("seed=")}
+    assert seed != "seed=null"
+
+
+def test_setups_know_policy_batch_and_loss_scale():
+    _, setups = make_comparison(["conf=digits_mlp", "policy=mixed_float16", "loss_scale=dynamic,none",
+                                 "trainer.batch_size=32"], None)  # fmt: skip
+    assert [(setup.policy, setup.batch_size, setup.loss_scale) for setup in setups] == [
+        ("mixed_float16", 32, "dynamic"), ("mixed_float16", 32, "none")]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds", "message"),
+    [
+        (["policy=float32"], None, "policy: must have at least two values to compare"),
+        ([TWO, "model=mlp,cnn"], None, "model: must have one value: what is compared must be the same training"),
+        ([TWO, "optimizer.learning_rate=1e-3,1e-2"], None, "optimizer.learning_rate: must have one value"),
+        ([TWO], 0, "--seeds: must be >= 1"),
+        ([TWO, "seed=1,2"], 2, "--seeds: must be left out where seed= has several values"),
+        (["policy=float32,mixed_float61"], None, "policy: "),
+    ],
+)
+def test_what_can_not_be_compared_is_a_sentence(words, seeds, message):
+    with pytest.raises(ConfigError, match=message):
+        make_comparison(["conf=digits_mlp", *words], seeds)

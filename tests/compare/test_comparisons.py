@@ -1,0 +1,164 @@
+"""Whole comparisons of stubs, from the words to the verdict."""
+
+import csv
+import json
+
+import pytest
+
+from mpt_cli.compare import noise
+from mpt_cli.compare.directory import CompareDirectory
+from mpt_cli.compare.noise import NoiseMeter
+from mpt_cli.compare.results import read_comparison
+from mpt_cli.compare.table import columns, print_comparison
+from mpt_cli.compare.verdict import overall, sentences
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.sweep.child import Work
+from mpt_cli.sweep.directory import Ending
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.screen import Screen
+
+THREE = ["conf=digits_mlp", "compare_dir=c", "trainer.batch_size=50"]
+
+
+def cells(found, label: str) -> dict[str, str]:
+    entry = next(entry for entry in found.entries if entry.label == label)
+    return {column.title: column.cell(entry) for column in columns(found)}
+
+
+def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(outcomes, tmp_path):
+    outcomes.accuracy = {"float32": [0.95], "mixed_float16": [0.945]}
+    outcomes.rate = {"float32": 1000.0, "mixed_float16": 250.0, "mixed_bfloat16": 1900.0}
+    outcomes.accuracy["mixed_bfloat16"] = [0.955]
+    found, code = outcomes.compare(THREE)
+    assert code == 0 and overall(found) == "mixed_bfloat16 pays: 1.9× faster at equal quality."
+    assert sentences(found)[0].startswith(
+        "mixed_float16 does not pay on this device: 0.25× the speed of float32, equal quality (val_accuracy -0.0050)")
+    assert "computes float16 no faster: matmul at 0.25× and conv at 0.25× the speed of float32." in sentences(found)[0]
+    shown = cells(found, "mixed_bfloat16")
+    assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
+        "0.9550", "+0.0050", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second
+    assert (shown["skipped"], shown["memory"], shown["activations"], shown["weights"]) == (
+        "0", "1.0 GiB", "500 B", "1000 B")  # fmt: skip
+    assert shown["verdict"] == "equal, faster; healthy" and cells(found, "float32")["verdict"] == "baseline; healthy"
+
+
+def test_files_hold_what_the_table_shows(outcomes, tmp_path):
+    found, _ = outcomes.compare(THREE, seeds=2)
+    content = json.loads((tmp_path / "c" / "results.json").read_text())
+    assert content["seeds"] == 2 and [row["label"] for row in content["configurations"]] == [
+        "float32", "mixed_float16", "mixed_bfloat16"]  # fmt: skip
+    assert content["configurations"][1]["differences"] == {"val_accuracy": 0.0, "loss": 0.0}
+    assert content["configurations"][1]["baseline"] == "float32" and content["schema_version"] == 1
+    rows = list(csv.DictReader((tmp_path / "c" / "results.csv").open()))
+    assert len(rows) == 6
+    assert rows[0]["command"] == "mpt train conf=digits_mlp trainer.batch_size=50 seed=0 policy=float32"
+    assert overall(found) in (tmp_path / "c" / "results.md").read_text()
+    assert overall(found) in (tmp_path / "c" / "report.html").read_text()
+    assert [name[:3] for name in outcomes.started] == ["001", "002", "003", "006", "005", "004"]
+
+
+def test_one_seed_and_one_round_are_said_to_be_few(outcomes):
+    found, _ = outcomes.compare(THREE)
+    assert any("One seed can't tell the effect of a precision from chance" in line for line in sentences(found))
+    assert any("Each was timed once" in line for line in sentences(found))
+    assert overall(found).startswith("On this device none pays (mixed_float16, mixed_bfloat16): none is faster")
+
+
+def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp_path):
+    outcomes.code = {"mixed_float16": 4}
+    outcomes.rate = {"mixed_bfloat16": 3000.0}
+    found, code = outcomes.compare(THREE)
+    assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed"
+    assert "mixed_float16 did not finish: All went well." in sentences(found)
+    assert overall(found) == "mixed_bfloat16 pays: 3.0× faster at equal quality."
+    outcomes.code, outcomes.started = {}, []
+    found, code = outcomes.resume(tmp_path / "c")
+    assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
+
+
+def test_without_its_baseline_nothing_is_compared(outcomes):
+    outcomes.code = {"float32": 4}
+    found, code = outcomes.compare(THREE)
+    assert code == 4 and overall(found) == "Nothing can be compared: float32 did not finish."
+    assert "mixed_float16 has nothing to be held against: float32 did not finish." in sentences(found)
+
+
+def test_worse_quality_never_pays(outcomes):
+    outcomes.accuracy = {"float32": [0.95], "mixed_float16": [0.5]}
+    outcomes.rate = {"mixed_float16": 5000.0}
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"])
+    assert overall(found).startswith("On this device none pays")
+    assert sentences(found)[0] == ("mixed_float16 is faster, but not surely as good: 5.0× the speed of float32 at "
+                                   "worse quality (val_accuracy -0.4500).")  # fmt: skip
+
+
+def test_without_float32_the_first_is_the_baseline_and_this_is_said(outcomes):
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=mixed_bfloat16,mixed_float16"])
+    assert "There is no float32 among them: the first, mixed_bfloat16, is the baseline." in sentences(found)
+
+
+def test_each_backend_has_a_baseline_of_its_own(outcomes):
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16", "backend=tensorflow,jax"])
+    baselines = {entry.label: entry.baseline.label for entry in found.compared if entry.baseline}
+    assert baselines == {"mixed_float16, backend tensorflow": "float32, backend tensorflow",
+                         "mixed_float16, backend jax": "float32, backend jax"}  # fmt: skip
+
+
+def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
+    outcomes.rate = {"mixed_float16": 5000.0}
+    found, _ = outcomes.compare(THREE, workers=3)
+    assert overall(found).startswith("Speed was not compared, as jobs ran at the same time. Quality against the")
+    assert "3 at a time" in " ".join(sentences(found)) and cells(found, "mixed_float16")["verdict"] == "equal; healthy"
+
+
+def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
+    outcomes.rate = {"mixed_float16": 5000.0}
+    found, _ = outcomes.compare(THREE)
+    shares = {"others_share": {"001-policy-float32": 0.8}, "schema_version": 1}
+    found.place.noise_json.write_text(json.dumps(shares))
+    found = read_comparison(found.place)
+    assert overall(found) == ("Which is faster can't be told: other programs kept the cores busy. Quality against the "
+                              "baseline: mixed_float16 equal, mixed_bfloat16 equal.")  # fmt: skip
+    assert sentences(found)[0] == "mixed_float16: equal quality (val_accuracy +0.0000); its speed was not judged."
+    assert any("001-policy-float32 (80%)" in line for line in sentences(found))
+
+
+def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, monkeypatch, tmp_path):
+    times, clock = iter([100.0, 103.0]), iter([10.0, 12.0])
+    monkeypatch.setattr(noise, "busy_core_seconds", lambda: next(times))
+    monkeypatch.setattr(noise, "usable_cores", lambda: 2)
+    monkeypatch.setattr(noise, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(noise.time, "monotonic", lambda: next(clock))
+    place = CompareDirectory(tmp_path)
+    meter = NoiseMeter(place)
+    meter.started(None)
+    meter.ended(Work(Job(1, "001", {}, []), [], tmp_path / "log"), Ending(0, 2.0))
+    assert json.loads(place.noise_json.read_text())["others_share"] == {"001": 0.75}  # 3 of 4 core seconds
+
+
+def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path):
+    found, _ = outcomes.compare(THREE)
+    with (tmp_path / "out").open("w") as stream:
+        print_comparison(found, Screen(stream))
+    lines = (tmp_path / "out").read_text().splitlines()
+    assert lines[0].startswith("precision       val_accuracy  difference") and lines[4] == ""
+    assert lines[5] == overall(found) and lines[-1] == "page  c/report.html"
+
+
+def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
+    found, _ = outcomes.compare(THREE)
+    before = (tmp_path / "c" / "results.md").read_text()
+    assert overall(read_comparison(CompareDirectory.open("c"))) in before
+    found.place.footprints_json.write_text("{half")
+    assert cells(read_comparison(found.place), "float32")["activations"] == "-"
+    plan = json.loads(found.place.plan_json.read_text())
+    del plan["setups"]
+    found.place.plan_json.write_text(json.dumps(plan))
+    with pytest.raises(DataError, match=r"compare\.json is damaged"):
+        read_comparison(found.place)
+
+
+def test_nothing_runs_when_a_word_is_wrong(outcomes, tmp_path):
+    with pytest.raises(ConfigError, match=r"trainer\.epochs"):
+        outcomes.compare([*THREE, "trainer.epochs=0"])
+    assert list(tmp_path.iterdir()) == [] and outcomes.started == []
