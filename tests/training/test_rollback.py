@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from backends import only_on
 from test_health_runs import TINY, objects, train
 
 from mpt_cli import job
@@ -72,6 +73,7 @@ def test_a_learning_rate_that_diverges_is_lowered_under_schedules_too(tmp_path, 
 
 
 @pytest.mark.slow
+@only_on("tensorflow")
 def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
     summary, run_dir = train(tmp_path, "fault=nan_loss", *ROLLBACK, "trainer.max_rollbacks=2")
 
@@ -83,6 +85,7 @@ def test_a_run_that_can_not_be_helped_stops_at_the_limit(tmp_path):
 
 
 @pytest.mark.slow
+@only_on("tensorflow")
 def test_it_goes_back_to_the_checkpoint_before_the_trouble(tmp_path):
     """Steps 45 and later overflow: none of them, and no step of the streak, is a place to go back to."""
     words = [*TOO_HIGH[:-1], "fault.above_scale=20000", "fault.every_steps=45", "fault.at_steps=[46,47,48,49,50,51,52]"]
@@ -113,6 +116,7 @@ def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
 
 
 @pytest.mark.slow
+@only_on("tensorflow")
 def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     """The weights go bad in a way no loss shows; checkpoints of them are whole files all the same."""
 
