@@ -1,0 +1,128 @@
+"""The first layer that overflowed in a run is found again from what the run left behind."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from backends import BACKEND
+from examined import NETS
+
+from mpt_cli import job
+from mpt_cli.cli import main
+from mpt_cli.settings import load_settings
+
+pytestmark = pytest.mark.slow
+TINY = [
+    "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "trainer.jit_compile=false", "trainer.epochs=1",
+    "trainer.max_steps=12", "trainer.checkpoint_every_steps=5", "trainer.keep_checkpoints=9",
+    "trainer.save_model=false", "logger=quiet", "expect={}",
+]  # fmt: skip
+
+
+def trained(run_dir: Path, *words: str) -> Path:
+    job.train(load_settings([*TINY, f"run_dir={run_dir}", *words]))
+    return run_dir
+
+
+def found(run_dir: Path, capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict[str, Any]:
+    capsys.readouterr()
+    assert main(["diagnose", str(run_dir), "--json", *words]) == code
+    content: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert content["schema_version"] == 1 and content["kind"] == "overflow"
+    assert json.loads((Path(content["directory"]) / "diagnosis.json").read_text()) == content
+    return content
+
+
+def net(name: str) -> list[str]:
+    return [f"model.builder={NETS}:{name}", "policy=mixed_float16"]
+
+
+def test_a_layer_that_overflows_in_the_forward_pass(tmp_path, capsys):
+    run = trained(tmp_path / "r", *net("hot"))
+    content = found(run, capsys, "--step", "8")
+    assert content["layer"].endswith("/hot") and content["first"]["phase"] == "forward"
+    assert content["first"]["place"] == "output" and content["first"]["infs"] > 0
+    assert content["overflowed_again"] and content["loss_scale"] == content["loss_scale_in_the_run"]
+    assert content["replayed_from_step"] == 5
+    before = content["before"][-1]
+    assert before["place"] == "input" and before["largest_exponent"] in (-1, 0)  # a tanh is below 1
+    assert any("no loss scale mends" in text for text in content["explanation"])
+
+
+def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
+    scale = ["loss_scale=fixed", "loss_scale.initial_scale=2**15", "loss_scale.max_consecutive_skips=null"]
+    content = found(trained(tmp_path / "r", *net("steep"), *scale), capsys)
+    assert content["layer"].endswith("/gate") and content["first"]["phase"] == "backward"
+    assert content["first"]["place"] == "input"  # it arrives in order and leaves 2**12 times as large
+    arriving = content["before"][-1]
+    assert arriving["part"].endswith("/gate") and arriving["place"] == "output" and arriving["infs"] == 0
+    assert 4 <= arriving["largest_exponent"] <= 15
+    assert content["step"] == 12
+
+
+def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys):
+    run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3,9]")
+    content = found(run, capsys)
+    assert (content["step"], content["replayed_from_step"], content["overflowed_again"]) == (9, 5, True)
+    assert found(run, capsys, "--step", "3", "--out", str(tmp_path / "d"))["replayed_from_step"] == 0
+    assert (tmp_path / "d" / "diagnosis.json").is_file()
+
+
+@pytest.mark.parametrize("place", ["backward", "forward", "data"])
+def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):
+    kind = "nan" if place == "data" else "overflow"
+    run = trained(tmp_path / "r", f"fault={kind if kind == 'overflow' else 'bad_data'}", f"fault.kind={kind}",
+                  f"fault.place={place}", "fault.at_steps=[4]", "fault.every_steps=null")  # fmt: skip
+    content = found(run, capsys)
+    assert any("spoils numbers on purpose" in text for text in content["explanation"])
+    said = " ".join(content["explanation"])
+    if place == "data":
+        assert content["first"]["phase"] == "forward" and content["first"]["place"] == "input"
+        assert content["first"]["nans"] == 64  # one example
+    else:
+        assert content["first"]["phase"] == "backward" and "no layer did it: it comes from the loss" in said
+        assert ("the loss itself is not finite" in said) == (place == "forward")
+
+
+def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
+    words = ["conf=overflow", "policy=mixed_float16", "loss_scale.initial_scale=2**30"]
+    run = tmp_path / "r"
+    job.train(load_settings([*words, *TINY[1:], f"run_dir={run}"]))
+    content = found(run, capsys, "--step", "1")
+    assert content["loss_scale"] == 2.0**30 and content["overflowed_again"]
+    assert content["first"]["phase"] == "backward" and content["layer"] is not None
+
+
+def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
+    run = trained(tmp_path / "r")
+    assert main(["diagnose", str(run)]) == 3
+    assert "no step of" in capsys.readouterr().err
+    assert not list(run.glob("diagnose-*"))
+
+
+def test_a_step_that_did_not_overflow_is_refused_with_those_that_did(tmp_path, capsys):
+    run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3,9]")
+    assert main(["diagnose", str(run), "--step", "4"]) == 2
+    message = "--step: must be a step that overflowed. Received: 4. They are 3, 9."
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_reproduced_is_said_and_ends_with_5(tmp_path, capsys):
+    run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3]")
+    config = run / "config.yaml"
+    written = yaml.safe_load(config.read_text())
+    written["fault"] = {"kind": "none"}
+    config.write_text(yaml.safe_dump(written))
+    content = found(run, capsys, code=5)
+    assert content["status"] == "not_found" and content["layer"] is None and not content["overflowed_again"]
+    assert any("it cannot be reproduced" in text for text in content["explanation"])
+
+
+def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
+    run = trained(tmp_path / "r", "policy=float32", "loss_scale=none", "fault=overflow", "fault.at_steps=[3]",
+                  "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false")  # fmt: skip
+    content = found(run, capsys, "--step", "6")
+    assert content["bad_weights"] and all(np.char.count(content["bad_weights"], "/"))
