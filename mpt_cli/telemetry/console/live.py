@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from rich.console import Console, RenderableType
+from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.table import Table
@@ -19,6 +20,9 @@ from mpt_cli.telemetry.verdict import GOOD_VERDICTS
 
 REFRESHES_PER_SECOND = 4
 NARRATE_SECONDS = 1.0
+# Kept free at the right: the terminal writes ^C behind the last line, and where that breaks into a new one the area
+# above it can't be cleared any more.
+ECHO_COLUMNS = 4
 
 
 class LiveConsole(Sink):
@@ -100,7 +104,8 @@ class LiveConsole(Sink):
     def _render(self) -> RenderableType:
         if self._header is None:
             return ""
-        return screen(self._header, self._position, self._snapshot, self._console.width)
+        width = max(1, self._console.width - ECHO_COLUMNS)
+        return Constrain(screen(self._header, self._position, self._snapshot, width), width)
 
 
 def _rows(rows: list[tuple[str, str, str]]) -> Table:
