@@ -86,6 +86,11 @@ class SweepDirectory:
     def report_html(self) -> Path:
         return self.path / "report.html"
 
+    @property
+    def study(self) -> Path:
+        """Of a search: Optuna's journal."""
+        return self.path / "study.journal"
+
     def run(self, job: Job) -> RunDirectory:
         return RunDirectory(self.path / job.name)
 
@@ -118,7 +123,8 @@ class SweepDirectory:
         try:
             jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
-            return Plan(facts["varied"], jobs, facts["recipe"], duplicates), facts
+            trials = facts["search"]["trials"] if "search" in facts else 0
+            return Plan(facts["varied"], jobs, facts["recipe"], duplicates, trials), facts
         except (KeyError, TypeError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 

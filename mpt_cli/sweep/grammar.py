@@ -86,7 +86,7 @@ def _read_sweep(override: Override, prefix: str, problems: list[Problem]) -> Ass
     key, start = override.key_or_group, override.get_key_element()
     if not override.is_discrete_sweep():
         rule = "must be a list of values: interval() has no values to try one after another."
-        remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step)."
+        remedy = "Write choice(1e-4,1e-3,1e-2) or range(start,stop,step), or search it with --trials N."
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return Assignment(key, ())
     value = override.value()

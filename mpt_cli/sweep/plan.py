@@ -48,12 +48,20 @@ class Job:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a sweep will run. `duplicates` are (overrides, number of the same job)."""
+    """What a sweep will run. `duplicates` are (overrides, number of the same job).
+
+    `trials` is how many jobs a search is to have, of which only those begun are in `jobs`; 0 where these are all.
+    """
 
     varied: list[str]
     jobs: list[Job]
     recipe: str
     duplicates: list[tuple[dict[str, str], int]] = field(default_factory=list)
+    trials: int = 0
+
+    @property
+    def missing(self) -> int:
+        return max(0, self.trials - len(self.jobs))
 
 
 def make_plan(words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> Plan:
@@ -139,12 +147,12 @@ def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> Plan:
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
-            jobs.append(Job(number, _name(number, overrides), overrides, words, _wanted_gpus(settings)))
+            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
     recipes = {settings.recipe for _, settings in loaded}
     return Plan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 
 
-def _wanted_gpus(settings: Settings) -> int:
+def wanted_gpus(settings: Settings) -> int:
     if settings.backend.device == "cpu":
         return 0
     if settings.distribute.name == "none":
@@ -152,7 +160,7 @@ def _wanted_gpus(settings: Settings) -> int:
     return settings.distribute.devices or 1_000  # all there are
 
 
-def _name(number: int, overrides: dict[str, str]) -> str:
+def job_name(number: int, overrides: dict[str, str]) -> str:
     parts = [f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()]
     return f"{number:03d}-{'_'.join(parts) or 'only'}"[:_NAME_LENGTH].rstrip("-_.")
 

@@ -69,7 +69,7 @@ class SweepResults:
 
     @property
     def is_complete(self) -> bool:
-        return all(result.status != NOT_RUN for result in self.results)
+        return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
 def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:

@@ -115,16 +115,19 @@ def _count(jobs: Sequence[Job]) -> str:
 def _run(
     sweep: SweepDirectory, plan: Plan, jobs: Sequence[Job], options: Options, screen: Screen
 ) -> tuple[SweepResults, int]:
-    watches: list[Watch] = []
-    if options.stop_behind_median:
-        objective = options.objective or sweep.read_plan()[1]["objective"]
-        watches.append(MedianRule(sweep, plan.jobs, choose_objective(objective, []) if objective else None))
     for line in duplicate_lines(plan):
         screen.say(line)
-    stopped_by = run_jobs(sweep, jobs, options, screen, watches)
+    stopped_by = run_jobs(sweep, jobs, options, screen, median_watches(sweep, plan, options))
     found = read_results(sweep, options.objective)
     write_results(found)
     return found, exit_code(stopped_by, found.results)
+
+
+def median_watches(sweep: SweepDirectory, plan: Plan, options: Options) -> list[Watch]:
+    if not options.stop_behind_median:
+        return []
+    objective = options.objective or sweep.read_plan()[1]["objective"]
+    return [MedianRule(sweep, plan.jobs, choose_objective(objective, []) if objective else None)]
 
 
 def run_jobs(

@@ -43,9 +43,10 @@ def failure_lines(found: SweepResults) -> list[str]:
         lines += [_line(result.status, f"{result.job.name}: {result.reason}"), _line("", result.job.command)]
     if len(failed) > MOST_FAILURES:
         lines.append(_line("", f"and {len(failed) - MOST_FAILURES} more, in {found.sweep.results_md}"))
-    if left:
-        lines.append(_line("not ended", f"{len(left)} of {len(found.results)} jobs"))
-    if failed or left:
+    missing = found.plan.missing
+    if left or missing:
+        lines.append(_line("not ended", f"{len(left) + missing} of {len(found.results) + missing} jobs"))
+    if failed or left or missing:
         lines.append(_line("again", f"mpt sweep --resume {found.sweep.path}    runs these and no others"))
     return lines
 

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.sweep.launchers.settings import LOCAL, NAMES, split_launcher_words
+from mpt_cli.sweep.search.settings import SAMPLERS, Search
 from mpt_cli.verbs.common import add_words, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.launchers.launcher import Launcher
+    from mpt_cli.sweep.ranking import SweepResults
+    from mpt_cli.sweep.run import Options
+    from mpt_cli.sweep.screen import Screen
 
 _EXAMPLES = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     one after another
@@ -24,6 +28,9 @@ examples:
   mpt report mine                    table and page again
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \
       launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
+
+  mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
+      'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
@@ -48,6 +55,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
     parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
                         "the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--trials", type=int, metavar="N", help="search: N jobs, each with values chosen by Optuna; "
+                        "with --resume, so many in all")  # fmt: skip
+    parser.add_argument("--sampler", choices=SAMPLERS, help="how a search chooses; default: tpe, whose first 10 are "
+                        "random")  # fmt: skip
+    parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.add_argument("--launcher", choices=NAMES, help="where the jobs run, each a process as ever; default: local, "
                         "and with --resume as before")  # fmt: skip
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
@@ -62,22 +74,49 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(arguments, words)
     from mpt_cli.sweep.files import results_dict
-    from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
+    from mpt_cli.sweep.run import Options
     from mpt_cli.sweep.screen import Screen
     from mpt_cli.sweep.table import print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
                       launcher=launcher)  # fmt: skip
-    if arguments.resume is not None:
-        found, code = resume_sweep(arguments.resume, options, screen)
-    else:
-        found, code = start_sweep(words, options, screen)
+    found, code = _resume(arguments, options, screen) if arguments.resume else _start(arguments, words, options, screen)
     if arguments.json:
         print_json(results_dict(found))
     else:
         print_results(found, screen)
     return code
+
+
+def _start(
+    arguments: argparse.Namespace, words: list[str], options: "Options", screen: "Screen"
+) -> "tuple[SweepResults, int]":
+    from mpt_cli.sweep.run import start_sweep
+    from mpt_cli.sweep.search.run import start_search
+
+    search = _search(arguments)
+    return start_search(words, search, options, screen) if search else start_sweep(words, options, screen)
+
+
+def _resume(
+    arguments: argparse.Namespace, options: "Options", screen: "Screen"
+) -> "tuple[SweepResults, int]":  # fmt: skip
+    from mpt_cli.sweep.directory import SweepDirectory
+    from mpt_cli.sweep.run import resume_sweep
+    from mpt_cli.sweep.search.run import resume_search
+
+    if "search" in SweepDirectory.open(arguments.resume).read_plan()[1]:
+        return resume_search(arguments.resume, arguments.trials, options, screen)
+    if arguments.trials is not None:
+        raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", arguments.trials))
+    return resume_sweep(arguments.resume, options, screen)
+
+
+def _search(arguments: argparse.Namespace) -> Search | None:
+    if arguments.trials is None:
+        return None
+    return Search(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)
 
 
 def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | None":
@@ -94,6 +133,13 @@ def _dry_run(arguments: argparse.Namespace, given: list[str]) -> int:
 
     from mpt_cli.sweep.plan import make_plan
     from mpt_cli.sweep.run import plan_lines, split_words
+    from mpt_cli.sweep.search.run import space_lines
+
+    search = _search(arguments)
+    if search is not None:
+        lines = space_lines(given, search)
+        print_json({"search": lines}) if arguments.json else print("\n".join(lines))
+        return OK
 
     words, _ = split_words(given)
     plan = make_plan(words)
@@ -115,5 +161,10 @@ def _check(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("--resume", "must be given without other words.", " ".join(words), remedy))
     if arguments.resume is not None and arguments.dry_run:
         problems.append(Problem("--dry-run", "must be left out with --resume."))
+    if arguments.trials is not None and arguments.trials < 1:
+        problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
+    for name, value in (("--sampler", arguments.sampler), ("--sampler-seed", arguments.sampler_seed)):
+        if value is not None and (arguments.trials is None or arguments.resume is not None):
+            problems.append(Problem(name, "is for a new search: give --trials too, and no --resume.", value))
     if problems:
         raise ConfigError(problems)

@@ -1,0 +1,23 @@
+"""How a search is made, as it stands in sweep.json."""
+
+import importlib.util
+from dataclasses import dataclass, field
+
+from mpt_cli.errors import ConfigError, Problem
+
+SAMPLERS = ("tpe", "random")
+
+
+@dataclass(frozen=True)
+class Search:
+    """`words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search."""
+
+    trials: int
+    sampler: str = "tpe"
+    sampler_seed: int = 0
+    words: list[str] = field(default_factory=list)
+
+
+def check_optuna() -> None:
+    if importlib.util.find_spec("optuna") is None:
+        raise ConfigError(Problem("--trials", "optuna is not installed.", None, "pip install 'mpt-cli[optuna]'"))

@@ -1,0 +1,131 @@
+"""Optuna's study of a search, in a journal file of its sweep directory."""
+
+import math
+import random
+import warnings
+from collections.abc import Mapping
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from mpt_cli.sweep.objective import Objective
+from mpt_cli.sweep.search.settings import Search
+from mpt_cli.sweep.search.space import Dimension, Space, Span, Value
+
+NAME = "mpt"
+_JOB = "job"  # the attribute of a trial that says which job it became
+_MOST_COMBINATIONS = 10_000  # that are looked through for one that has not been tried
+
+
+class Study:
+    """Proposes values and is told what came of them.
+
+    `objective` gives the study its direction. Where it is not known before the first job has ended, the study
+    minimizes, and an objective that should rise is told negated.
+    """
+
+    def __init__(self, journal: Path, space: Space, search: Search, objective: Objective | None) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space, self._search = space, search
+        self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(journal))), study_name=NAME, load_if_exists=True,
+            direction="maximize" if objective is not None and not objective.falls else "minimize",
+        )  # fmt: skip
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def running_jobs(self) -> dict[int, int | None]:
+        """Job by the number of each trial that nothing was told of; None for one that became no job."""
+        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        return {trial.number: trial.user_attrs.get(_JOB) for trial in running}
+
+    def propose(self, job: int) -> dict[str, Value] | None:
+        """Values for this job that no job before had; None when all combinations have been tried."""
+        trial = self._ask()
+        if self._is_known(trial.params):
+            self.tell_failure(trial.number)
+            untried = self._untried()
+            if not untried:
+                return None
+            self._study.enqueue_trial(random.Random(self._seed()).choice(untried))
+            trial = self._ask()
+        trial.set_user_attr(_JOB, job)
+        return dict(trial.params)
+
+    def tell(self, job: int, objective: Objective, value: float | None) -> None:
+        """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
+        if value is None or not math.isfinite(value):
+            self.tell_failure(self._trial(job).number)
+            return
+        is_maximized = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
+        told = value if is_maximized != objective.falls else -value
+        trial = self._trial(job)
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, told)
+        elif trial.state == TrialState.FAIL:
+            self._study.add_trial(optuna.create_trial(
+                params=trial.params, distributions=trial.distributions, value=told, user_attrs={_JOB: job}
+            ))  # fmt: skip
+
+    def tell_pruned(self, job: int) -> None:
+        trial = self._trial(job)
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+
+    def tell_failure(self, trial_number: int) -> None:
+        if self.trials[trial_number].state == TrialState.RUNNING:
+            self._study.tell(trial_number, state=TrialState.FAIL)
+
+    def trial_of(self, job: int) -> int:
+        return self._trial(job).number
+
+    def _trial(self, job: int) -> FrozenTrial:
+        """The latest of this job."""
+        return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(_JOB) == job)
+
+    def _ask(self) -> optuna.Trial:
+        self._study.sampler = _sampler(self._search.sampler, self._seed())
+        return self._study.ask(self._distributions)
+
+    def _seed(self) -> int:
+        """One for each trial, so that a search that is resumed goes on as if it had not been interrupted."""
+        return random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
+
+    def _is_known(self, params: Mapping[str, Any]) -> bool:
+        return any(trial.params == params for trial in self.trials if _JOB in trial.user_attrs)
+
+    def _untried(self) -> list[dict[str, Value]]:
+        known = [dimension.values for dimension in self._space.dimensions]
+        counted = [values for values in known if values is not None]
+        if len(counted) < len(known) or math.prod(map(len, counted)) > _MOST_COMBINATIONS:
+            return []
+        combinations = [dict(zip(self._space.keys, values, strict=True)) for values in product(*counted)]
+        tried = [trial.params for trial in self.trials if _JOB in trial.user_attrs]
+        return [combination for combination in combinations if combination not in tried]
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if not isinstance(dimension, Span):
+        return CategoricalDistribution(dimension.values)
+    if dimension.is_whole:
+        low, high = int(dimension.low), int(dimension.high)
+        return IntDistribution(low, high, log=dimension.is_log, step=int(dimension.step or 1))
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
+
+
+def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """TPE counts the trials that are running as bad ones, so that several at a time don't crowd in one place."""
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)

@@ -1,0 +1,220 @@
+"""Searches of stubs, whose value is a function of what the sampler chose."""
+
+import importlib.util
+import json
+import shlex
+import signal
+import threading
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState
+from sweep_stubs import Stubs, signal_when, started, stub_command
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep.objective import Objective
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.ranking import SweepResults
+from mpt_cli.sweep.search.run import resume_search, start_search
+from mpt_cli.sweep.search.settings import Search
+from mpt_cli.sweep.search.space import read_space
+from mpt_cli.sweep.search.study import Study
+from mpt_cli.sweep.table import best_lines, failure_lines
+
+RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
+SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"
+WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=adam,sgd"]
+
+
+def value_of(job: Job) -> float:
+    """Best with adam at a rate of 0.01."""
+    return 1.0 - abs(float(job.overrides["optimizer.learning_rate"]) - 0.01) - 0.5 * (
+        job.overrides.get("optimizer.name") == "sgd"
+    )
+
+
+class SearchStubs(Stubs):
+    """`start` and `resume` of a search."""
+
+    def search(self, words: list[str], trials: int, **options: object) -> tuple[SweepResults, int]:
+        search = Search(trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))))
+        return self._run(lambda own, screen: start_search(words, search, own, screen), options)
+
+    def resume_search(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
+        (path / "started.txt").unlink(missing_ok=True)
+        return self._run(lambda own, screen: resume_search(str(path), trials, own, screen), options)
+
+    def _launch(self, job: Job, run_dir: Path) -> list[str]:
+        value = self.values.get(job.number, value_of(job) if "optimizer.learning_rate" in job.overrides else 0.5)
+        return stub_command(run_dir, self.manners.get(job.number, "good"), value)
+
+
+@pytest.fixture
+def searches(stubs: Stubs) -> SearchStubs:
+    return SearchStubs()
+
+
+def study_in(folder: Path) -> optuna.Study:
+    journal = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+    return optuna.load_study(study_name="mpt", storage=journal)
+
+
+def chosen(found: SweepResults) -> list[dict[str, str]]:
+    return [result.job.overrides for result in found.results]
+
+
+@pytest.mark.slow
+def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
+    found, code = searches.search([*WORDS, "sweep_dir=s"], 8, workers=2)
+    assert code == 0 and len(found.results) == 8 and found.is_complete
+    assert found.best is not None and found.objective.name == "val_accuracy"
+    assert value_of(found.best.job) == max(value_of(result.job) for result in found.results)
+    assert shlex.split(best_lines(found)[1]) == ["mpt", "train", *found.best.job.words]
+    rows = json.loads((tmp_path / "s" / "results.json").read_text())["jobs"]
+    for row in rows:
+        rate, scale = float(row["overrides"]["optimizer.learning_rate"]), row["overrides"]["loss_scale.initial_scale"]
+        assert 1e-4 <= rate <= 1e-1 and scale in [f"2**{power}" for power in range(8, 25)]
+    assert load_settings(found.best.job.words).trainer.epochs == 1
+    trials = study_in(tmp_path / "s").get_trials()
+    # the objective rises, and was not known when the study began: it is told negated
+    assert [trial.value for trial in trials] == pytest.approx([-row["val_accuracy"] for row in rows])
+    assert [trial.user_attrs["job"] for trial in trials] == list(range(1, 9))
+
+
+def test_the_study_has_the_direction_of_a_named_objective(searches, tmp_path):
+    found, _ = searches.search([*WORDS, "sweep_dir=s"], 2, objective="val_accuracy")
+    study = study_in(tmp_path / "s")
+    assert study.direction == optuna.study.StudyDirection.MAXIMIZE and found.best is not None
+    assert study.best_value == pytest.approx(value_of(found.best.job))
+
+
+def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]]:
+    """What a study proposes for jobs 1 to `count`, each of which reaches its value before the next is asked for."""
+    space, objective = read_space(WORDS), Objective("val_accuracy", falls=False)
+    made = []
+    for number in range(1, count + 1):
+        study = Study(journal, space, Search(count, sampler, 1), objective)  # anew each time, as after an interruption
+        values = study.propose(number)
+        assert values is not None
+        study.tell(number, objective, value_of(Job(number, "", space.overrides(values), [])))
+        made.append(values)
+    return made
+
+
+def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):
+    tpe = proposals(tmp_path / "tpe", "tpe", 30)
+    chance = proposals(tmp_path / "random", "random", 30)
+    assert sum(values["optimizer.name"] == "adam" for values in tpe[10:]) >= 15
+    assert 5 <= sum(values["optimizer.name"] == "adam" for values in chance[10:]) <= 14
+    assert proposals(tmp_path / "again", "tpe", 12) == tpe[:12]
+
+
+@pytest.mark.slow
+def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path):
+    whole, _ = searches.search([*WORDS, "sweep_dir=whole"], 12, workers=1, sampler_seed=5)
+    searches.manners = {3: "hangs"}
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT)).start()
+    broken, code = searches.search([*WORDS, "sweep_dir=s"], 12, workers=1, sampler_seed=5, grace_seconds=5.0)
+    assert code == 130 and len(broken.results) == 3 and not broken.is_complete
+    assert failure_lines(broken)[0] == "not ended  10 of 12 jobs"
+    searches.manners = {}
+    found, code = searches.resume_search(tmp_path / "s", workers=1)
+    assert code == 0 and chosen(found) == chosen(whole)
+    assert [name[:3] for name in started(tmp_path / "s")] == [f"{number:03d}" for number in range(3, 13)]
+    assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
+    found, _ = searches.resume_search(tmp_path / "s", trials=13)
+    assert len(found.results) == 13 and [name[:3] for name in started(tmp_path / "s")] == ["013"]
+
+
+@pytest.mark.slow
+def test_failures_are_told_and_a_failed_job_that_runs_again_is_a_trial_anew(searches, tmp_path):
+    searches.manners = {1: "raises", 2: "killed", 3: "overflows"}
+    found, code = searches.search([*WORDS, "sweep_dir=s"], 5, workers=1)
+    assert code == 2 and len(found.results) == 5
+    states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
+    assert states == [TrialState.FAIL] * 3 + [TrialState.COMPLETE] * 2
+    searches.manners = {3: "overflows"}
+    found, code = searches.resume_search(tmp_path / "s")
+    assert code == 4 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002", "003"]
+    again = study_in(tmp_path / "s").get_trials()[5:]
+    assert sorted(trial.user_attrs["job"] for trial in again) == [1, 2]
+    assert [trial.value for trial in again] == pytest.approx(
+        [-value_of(found.results[trial.user_attrs["job"] - 1].job) for trial in again]
+    )
+
+
+def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_path):
+    searches.search([*WORDS, "sweep_dir=s"], 3)
+    journal = tmp_path / "s" / "study.journal"
+    lines = journal.read_text().splitlines()
+    told = [index for index, line in enumerate(lines) if json.loads(line)["op_code"] == 6]  # a trial's new state
+    ends = [index for index in told if json.loads(lines[index])["state"] == TrialState.COMPLETE]
+    journal.write_text("\n".join(lines[: ends[-1]]) + "\n")
+    assert [t.state for t in study_in(tmp_path / "s").get_trials()].count(TrialState.RUNNING) == 1
+    searches.resume_search(tmp_path / "s")
+    assert started(tmp_path / "s") == []
+    assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
+
+
+def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp_path):
+    words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "loss_scale.growth_steps=range(10,40,10)", "sweep_dir=s"]
+    found, code = searches.search(words, 20, workers=2)
+    runs = {tuple(overrides.values()) for overrides in chosen(found)}
+    assert code == 0 and found.is_complete and len(found.results) == 6
+    assert runs == {(name, steps) for name in ("adam", "sgd") for steps in ("10", "20", "30")}
+    assert "all 6 combinations have been tried" in searches.said
+
+
+def test_the_space_in_the_grammar_of_hydra():
+    words = ["conf=digits_mlp", "a=interval(2**-3,2**4)", "b=tag(log,int(interval(1,64)))", "c=choice(x,y)",
+             "d=range(0,10,5)", "e=2**range(8,25,8)", "f=3,4", "g=range(0.5,1.6,0.5)", "h=1"]  # fmt: skip
+    space = read_space(words)
+    assert space.fixed == ["conf=digits_mlp", "h=1"]
+    assert [str(dimension) for dimension in space.dimensions] == [
+        "0.125 … 16", "1 … 64, on a log scale", "x, y", "0 … 5, in steps of 5", "2**8 … 2**24, in steps of 8", "3, 4",
+        "0.5 … 1.5, in steps of 0.5",
+    ]  # fmt: skip
+    assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": 5, "e": 16, "f": "3", "g": 1.0})["e"] == "2**16"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=0,1"], "seed: must not be varied: a search would settle on a lucky one."),
+        ([], "--trials: must have something to vary."),
+        (["optimizer.learning_rate=interval(1e-1,1e-4)"], "learning_rate: must go from a smaller to a larger number."),
+        (["optimizer.learning_rate=interval(-1,1e-4)"], "optimizer.learning_rate: must be >"),
+        (["loss_scale.initial_scale=2**interval(8,24)"], "a whole exponent. Received: '2**interval(8,24)'."),
+        (["optimizer.name=adam,adma"], "adma"),
+        ([RATE, "--sampler-seed", "1", "--resume", "s"], "--sampler-seed: is for a new search"),
+        ([RATE, "--trials", "0"], "--trials: must be >= 1. Received: 0."),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_searched_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "conf=digits_mlp", "--trials", "3", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *WORDS, "--trials", "30", "--sampler", "random", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "optimizer.learning_rate   0.0001 … 0.1, on a log scale",
+        "loss_scale.initial_scale  2**8 … 2**24",
+        "optimizer.name            adam, sgd",
+        "30 trials, random",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_optuna_the_extra_is_named(monkeypatch, searches):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=r"--trials: optuna is not installed\. pip install 'mpt-cli\[optuna\]'"):
+        searches.search(WORDS, 3)
