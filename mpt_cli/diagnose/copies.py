@@ -74,7 +74,8 @@ def copy_optimizer(source: Any, target: Any) -> None:
 
 def _assign(targets: list[Any], sources: list[Any]) -> None:
     for target, source in zip(targets, sources, strict=True):
-        target.assign(keras.ops.cast(source.value, target.dtype))
+        # a copy: on JAX the training loop gives its buffers away, and would take them from the target too
+        target.assign(keras.ops.copy(keras.ops.cast(source.value, target.dtype)))
 
 
 def _with_loss(settings: Settings, model: Any, data: DataSet) -> Any:

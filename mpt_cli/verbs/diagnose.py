@@ -4,9 +4,15 @@ import argparse
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.verbs.common import add_json, add_words, print_json
+
+if TYPE_CHECKING:
+    from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.diagnose.directory import DiagnosisDirectory
+    from mpt_cli.settings.schema import Settings
 
 _EXAMPLES = """examples:
   mpt diagnose conf=digits_cnn
@@ -43,31 +49,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from mpt_cli.diagnose.directory import DiagnosisDirectory, check_target
     from mpt_cli.diagnose.one_device import on_one_device
     from mpt_cli.job import with_drawn_seed
+    from mpt_cli.runs.directory import default_parent
     from mpt_cli.settings import load_settings
 
     steps = _read_steps(arguments.at_steps)
     settings = with_drawn_seed(on_one_device(load_settings(arguments.words), say))
-    from mpt_cli.diagnose.directory import DiagnosisDirectory, check_target
-    from mpt_cli.runs.directory import default_parent
-    from mpt_cli.training.backend import prepare_backend
-
     check_target(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
-        platform = prepare_backend(settings)
-        from mpt_cli.diagnose.content import diagnosis_content
-        from mpt_cli.diagnose.diagnosis import diagnose
-        from mpt_cli.diagnose.examination import Request
-        from mpt_cli.diagnose.picture import write_pictures
+        found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
+    files = [str(file) for file in directory.files]
+    if arguments.write:
         from mpt_cli.diagnose.recipe_copy import write_recipe_copy
 
-        found = diagnose(settings, platform, Request(steps, arguments.batches or 8), say)
-        content = {**diagnosis_content(found), "directory": str(directory.path)}
-        write_pictures(found, directory.gradients_png, directory.gradients_svg)
-        directory.write(content)
-    if arguments.write:
         write_recipe_copy(arguments.write, arguments.words, found)
+        files.append(arguments.write)
     if arguments.json:
         print_json(content)
     else:
@@ -75,9 +73,28 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
         from mpt_cli.diagnose.table import print_diagnosis
 
-        files = [*directory.files, *([arguments.write] if arguments.write else [])]
-        print_diagnosis(found, [str(file) for file in files], Console(file=sys.stdout, highlight=False))
+        print_diagnosis(found, files, Console(file=sys.stdout, highlight=False))
     return OK
+
+
+def _measure(
+    settings: "Settings", request: tuple[tuple[int, ...], int], directory: "DiagnosisDirectory",
+    say: Callable[[str], None],
+) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
+    """What was found, also as the content of the files, which are written."""
+    from mpt_cli.training.backend import prepare_backend
+
+    platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
+    from mpt_cli.diagnose.content import diagnosis_content
+    from mpt_cli.diagnose.diagnosis import diagnose
+    from mpt_cli.diagnose.examination import Request
+    from mpt_cli.diagnose.picture import write_pictures
+
+    found = diagnose(settings, platform, Request(*request), say)
+    content = {**diagnosis_content(found), "directory": str(directory.path)}
+    write_pictures(found, directory.gradients_png, directory.gradients_svg)
+    directory.write(content)
+    return found, content
 
 
 def _speaker(arguments: argparse.Namespace) -> Callable[[str], None]:
