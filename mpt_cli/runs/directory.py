@@ -159,7 +159,8 @@ class RunDirectory:
     def telemetry_files(self) -> TelemetryFiles:
         """What `build_telemetry` wants to know."""
         return TelemetryFiles(
-            self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log
+            self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log,
+            self.path / "mlflow", self.path / "wandb",
         )
 
 

@@ -17,6 +17,7 @@ from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.csv_table import CsvSink
 from mpt_cli.telemetry.sinks.jsonl import JsonlSink
 from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink, check_tensorboard
+from mpt_cli.telemetry.sinks.trackers import MlflowSink, WandbSink, check_tracker
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,17 @@ class TelemetryFiles:
     metrics_csv: Path
     tensorboard: Path
     console_log: Path
+    mlflow: Path = Path("mlflow")
+    wandb: Path = Path("wandb")
 
 
 def check_logger(logger: Logger) -> None:
     """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
     if logger.tensorboard:
         check_tensorboard()
+    for name in ("mlflow", "wandb"):
+        if getattr(logger, name):
+            check_tracker(name)
 
 
 def build_telemetry(files: TelemetryFiles, logger: Logger, stream: TextIO | None = None) -> Telemetry:
@@ -44,6 +50,10 @@ def build_telemetry(files: TelemetryFiles, logger: Logger, stream: TextIO | None
         sinks.append(CsvSink(files.metrics_csv))
     if logger.tensorboard:
         sinks.append(TensorBoardSink(files.tensorboard))
+    if logger.mlflow:
+        sinks.append(MlflowSink(files.mlflow))
+    if logger.wandb:
+        sinks.append(WandbSink(files.wandb))
     return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
 
 

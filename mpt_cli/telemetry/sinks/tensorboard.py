@@ -11,9 +11,7 @@ from pathlib import Path
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.jsonl import SAMPLED
-
-INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
+from mpt_cli.telemetry.sinks.scalars import scalars_of
 
 
 def check_tensorboard() -> None:
@@ -53,11 +51,7 @@ class TensorBoardSink(Sink):
         self._begins_anew = True
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        if snapshot.epoch_end:
-            self._write(snapshot.step, {"epoch/loss": snapshot.loss, **_prefixed("epoch/", snapshot.metrics)})
-        else:
-            own = {name: getattr(snapshot, name) for name in INTERVAL_FIELDS}
-            self._write(snapshot.step, {**snapshot.metrics, **own, **_sampled(snapshot)})
+        self._write(snapshot.step, scalars_of(snapshot))
         with _as_data_error(self._folder):
             self._writer.flush()
 
@@ -70,9 +64,8 @@ class TensorBoardSink(Sink):
         with _as_data_error(self._folder):
             self._writer.close()
 
-    def _write(self, step: int, scalars: dict[str, float | None]) -> None:
-        known = {tag: value for tag, value in scalars.items() if value is not None}
-        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in known.items()]
+    def _write(self, step: int, scalars: dict[str, float]) -> None:
+        values = [self._summary.Value(tag=tag, simple_value=value) for tag, value in scalars.items()]
         event = self._event(wall_time=time.time(), step=step, summary=self._summary(value=values))
         with _as_data_error(self._folder):
             if self._begins_anew:
@@ -88,12 +81,3 @@ def _as_data_error(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise DataError(f"{folder} can't be written: {error.strerror}. Check free space and permissions.") from error
-
-
-def _sampled(snapshot: Snapshot) -> dict[str, float | None]:
-    sample = snapshot.gradients
-    return {} if sample is None else {f"gradients/{name}": getattr(sample, name) for name in SAMPLED}
-
-
-def _prefixed(prefix: str, metrics: dict[str, float]) -> dict[str, float | None]:
-    return {prefix + name: value for name, value in metrics.items()}

@@ -1,0 +1,111 @@
+"""MLflow and Weights & Biases without a network: what was written is read back."""
+
+import importlib.util
+import json
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.schema import Logger
+from mpt_cli.telemetry.records import Event, GradientSample
+from mpt_cli.telemetry.setup import check_logger
+from mpt_cli.telemetry.sinks.trackers import MlflowSink, WandbSink
+
+RISE = Event(12, 1, "growth", 16384.0, 32768.0)
+SAMPLE = GradientSample(30, 0.25, 0.125, 0.5, None)
+
+
+def use(sink: Any, header: Any, snapshot: Any, summary: Any) -> None:
+    sink.start(header)
+    sink.events([RISE, Event(13, 1, "overflow", 32768.0, 32768.0)])
+    sink.snapshot(replace(snapshot, gradients=SAMPLE))
+    sink.snapshot(replace(snapshot, step=40, epoch_end=True, metrics={"val_loss": float("nan")}))
+    sink.finish(summary)
+    sink.close()
+
+
+@pytest.mark.slow
+def test_mlflow_has_every_scalar_and_how_it_ended(tmp_path: Path, monkeypatch, header, snapshot, summary) -> None:
+    pytest.importorskip("mlflow")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    use(MlflowSink(tmp_path / "mlflow"), header, snapshot, summary)
+    from mlflow.tracking import MlflowClient
+
+    client = MlflowClient((tmp_path / "mlflow").as_uri())
+    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
+
+    def history(name: str) -> list[tuple[int, str]]:
+        return [(point.step, str(point.value)) for point in client.get_metric_history(run.info.run_id, name)]
+
+    assert history("loss_scale") == [(12, "32768.0"), (30, "16384.0")]
+    assert history("loss") == [(30, "0.5")] and history("gradients/flushed_share") == [(30, "0.125")]
+    assert history("epoch/val_loss") == [(40, "nan")] and history("gradients/headroom_doublings") == []
+    assert (run.info.status, run.info.run_name, run.data.tags["verdict"]) == ("FINISHED", "1", "warm-up skips only")
+    assert run.data.params["optimizer"] == "sgd, learning rate 0.25"
+
+
+def wandb_records(path: Path) -> list[Any]:
+    """The records of a .wandb file: 7 bytes, then LevelDB's log of protocol buffers (none here spans two blocks)."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, position, found = path.read_bytes(), 7, []
+    while position + 7 <= len(data):
+        length, kind = struct.unpack("<HB", data[position + 4 : position + 7])
+        assert kind == 1
+        if position + 7 + length > len(data):
+            break
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data[position + 7 : position + 7 + length])
+        found.append(record)
+        position += 7 + length
+    return found
+
+
+def kind_of(record: Any) -> str:
+    return str(record.WhichOneof("record_type"))
+
+
+@pytest.mark.slow
+def test_wandb_has_every_scalar_offline(tmp_path: Path, monkeypatch, header, snapshot, summary) -> None:
+    pytest.importorskip("wandb")
+    monkeypatch.delenv("WANDB_MODE", raising=False)
+    use(WandbSink(tmp_path / "wandb"), header, snapshot, summary)
+    (path,) = (tmp_path / "wandb").glob("wandb/offline-run-*/*.wandb")
+    until = time.monotonic() + 20.0  # its own process writes the last records after `finish`
+    while "exit" not in {kind_of(record) for record in wandb_records(path)} and time.monotonic() < until:
+        time.sleep(0.1)
+    rows = [
+        {item.key or "/".join(item.nested_key): item.value_json for item in record.history.item}
+        for record in wandb_records(path) if kind_of(record) == "history"
+    ]  # fmt: skip
+    assert [json.loads(row["step"]) for row in rows] == [12, 30, 40]
+    assert [row.get("loss_scale") for row in rows] == ["32768", "16384", None]
+    assert (rows[1]["loss"], rows[1]["gradients/flushed_share"], rows[1]["accuracy"]) == ("0.5", "0.125", "0.875")
+    assert "gradients/headroom_doublings" not in rows[1] and "NaN" in rows[2]["epoch/val_loss"]
+
+
+@pytest.mark.parametrize("name", ["mlflow", "wandb"])
+def test_asked_for_and_not_installed_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=rf"logger.{name}: needs the package {name}.*pip install 'mpt-cli\[{name}\]'"):
+        check_logger(Logger(**{name: True}))
+    check_logger(Logger())
+
+
+def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, snapshot) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+
+    class Full:
+        def log(self, row: dict[str, float]) -> None:
+            raise RuntimeError("no space left\nand more")
+
+    sink = WandbSink(Path("unused"))
+    sink._run = Full()
+    with pytest.raises(DataError, match=r"wandb could not take what it was given: no space left. Set logger.wandb"):
+        sink.snapshot(snapshot)
