@@ -41,7 +41,9 @@ def keep_skips_whole(model: Any) -> Any:
     The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
     subclassed and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without
     any applied step the loss and all metrics are nan. Raises ValueError for another optimizer, a model without
-    trainable weights once it is trained, and one with a `train_step` of its own: it would be replaced.
+    trainable weights once it is trained, one with a `train_step` of its own, which would be replaced, and on several
+    replicas of a `tf.distribute` strategy one compiled with XLA or several steps per execution, where Keras's `fit`
+    fails with any optimizer.
 
     >>> import keras
     >>> from mpt_cli.precision import LossScaleOptimizer
@@ -57,12 +59,22 @@ def keep_skips_whole(model: Any) -> Any:
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     if keras.backend.backend() == "tensorflow":
+        _check_replicas(model)
         model.train_step = MethodType(_train_step_tensorflow, model)
     else:
         model.train_step = MethodType(_train_step_jax, model)
     model.get_metrics_result = MethodType(_metrics_or_nan, model)
     model.train_function = None  # made anew by the next `fit`
     return model
+
+
+def _check_replicas(model: Any) -> None:
+    """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
+        if replicas > 1 and getattr(model, name) != wanted:
+            raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "
+                             f"{name}={getattr(model, name)}. Compile the model with {name}={wanted}.")
 
 
 def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:

@@ -34,6 +34,7 @@ def fit(model: keras.Model, optimizer: keras.optimizers.Optimizer, jit_compile: 
     model.fit(X, Y, batch_size=2, epochs=epochs, shuffle=False, verbose=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("wrapper", [None, *WRAPPERS])
 def test_weights_train_bit_for_bit_as_without_probes(wrapper, jit_compile):
