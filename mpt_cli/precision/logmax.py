@@ -32,6 +32,8 @@ class LogMaxScale:
     rounded down to a power of two, so that scaling loses no bits, and an overflow counts as the exponent `log_max`
     (there 2**log_max is averaged as if it were an exponent).
 
+    Raises TypeError or ValueError for a number out of range, by its name.
+
     >>> rule = LogMaxScale()
     >>> state = rule.initial()
     >>> for exponent in (-3, -1, -3, -1):

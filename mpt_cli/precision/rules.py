@@ -18,7 +18,7 @@ State = dict[str, Any]
 
 
 class ScaleRule(Protocol):
-    """What `LossScaleOptimizer` asks of a mode."""
+    """What `LossScaleOptimizer` asks of a mode: `LogMaxScale` and `DynamicScale` show one."""
 
     @property
     def initial_scale(self) -> float:
@@ -74,6 +74,8 @@ def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> No
 @dataclass(frozen=True)
 class FixedScale:
     """The scale stays where it is; overflow steps are skipped and counted all the same.
+
+    Raises TypeError or ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> rule = FixedScale(2.0**10)
     >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False)))

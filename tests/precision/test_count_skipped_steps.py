@@ -68,6 +68,7 @@ def trajectory(optimizer, additions) -> tuple[np.ndarray, np.ndarray]:
 
 
 @only_on("tensorflow")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_iterations_scales_and_weights_are_those_of_tf_keras_at_every_step(name):
     import tf_keras

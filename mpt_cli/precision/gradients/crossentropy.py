@@ -101,7 +101,7 @@ class _Float32Loss(keras.losses.Loss):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="mpt")
 class Float32SparseCategoricalCrossentropy(_Float32Loss):
-    """`float32_sparse_categorical_crossentropy` for `compile(loss=...)`; `y_pred` are logits.
+    """`float32_sparse_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
 
     Example:
         >>> loss = Float32SparseCategoricalCrossentropy(reduction="sum")
@@ -115,7 +115,7 @@ class Float32SparseCategoricalCrossentropy(_Float32Loss):
 
 @keras.saving.register_keras_serializable(package="mpt")
 class Float32CategoricalCrossentropy(_Float32Loss):
-    """`float32_categorical_crossentropy` for `compile(loss=...)`; `y_pred` are logits.
+    """`float32_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
 
     Example:
         >>> loss = Float32CategoricalCrossentropy()

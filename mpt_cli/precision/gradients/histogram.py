@@ -23,6 +23,10 @@ class SafeScales:
     """The loss scales 2**k, lowest_power <= k <= highest_power, that neither overflow nor flush too much.
 
     At 2**highest_power nothing overflows; in float16 and bfloat16 something does at twice that, unless it is 2**128.
+
+    Example:
+        >>> SafeScales(3, 12).recommended_scale, SafeScales(3, 12).empty, SafeScales(4, 2).empty
+        (2048.0, False, True)
     """
 
     lowest_power: int
