@@ -19,7 +19,8 @@ from mpt_cli.sweep.results import GOOD
 _METHOD = (
     ("difference", "to the baseline: the configuration in float32 with the same other values, in the mean over seeds"),
     ("step", "batch size over the median of the speeds logged in the run; compiling is left out"),
-    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest)"),
+    ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest); "
+     "with a ? where other programs kept the cores busy"),
     ("memory", "the most in use: of the GPU where there is one, else of the whole process, libraries included"),
     ("weights", "variables of the model; mixed policies keep them in float32"),
     ("activations", "outputs of all innermost layers for one batch, in the dtypes they have under the policy, found by "

@@ -69,12 +69,12 @@ def _step(entry: Entry) -> str:
 
 
 def _speed_up(entry: Entry) -> str:
-    """The factor, and over several seeds its range."""
+    """The factor, and over several seeds its range; with a ? where other programs kept the cores busy."""
     speed = entry.speed
     if speed is None:
         return "-"
     middle, low, high = (factor_words(factor) for factor in (speed.factor, speed.lowest, speed.highest))
-    return middle if low == high else f"{middle} ({low} … {high})"
+    return (middle if low == high else f"{middle} ({low} … {high})") + (" ?" if entry.is_disturbed else "")
 
 
 def _bytes(count: object) -> str:

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 _INK = "#010203"  # stands for currentColor, which matplotlib can't write
 _PAPER_INK = "#1f2328"
 _INCHES = (5.6, 3.3)
-_LEGEND_ROW_INCHES = 0.22
+_LEGEND_ROW_INCHES = 0.19
 _PNG_DPI = 160
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _MOST_LEGEND = 14
 _MOST_LANE_NAMES = 16
+_LANE_NAME_LENGTH = 20
 
 
 @dataclass(frozen=True)
@@ -127,12 +128,17 @@ def _scale(axes: "Axes", picture: Picture) -> None:
         _widen(axes)
     elif picture.lanes:
         axes.set_ylim(len(picture.lanes) - 0.4, -0.6)
-        names = picture.lanes if len(picture.lanes) <= _MOST_LANE_NAMES else []
+        names = [_short(name) for name in picture.lanes] if len(picture.lanes) <= _MOST_LANE_NAMES else []
         axes.set_yticks(range(len(names)), names)
     else:
         axes.yaxis.set_major_formatter(FuncFormatter(_number))
     if picture.from_zero:
         axes.set_ylim(bottom=0)
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for its lane; the whole one stands in the table."""
+    return name if len(name) <= _LANE_NAME_LENGTH else f"{name[: _LANE_NAME_LENGTH - 1]}…"
 
 
 def _widen(axes: "Axes") -> None:

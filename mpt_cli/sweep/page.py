@@ -7,7 +7,7 @@ from mpt_cli.report.draw import Drawing, draw
 from mpt_cli.report.html import Head, Row, Section, coloured, commands, details, figures, lead, page, table
 from mpt_cli.report.write import footnote, write_page
 from mpt_cli.sweep.columns import Column, columns
-from mpt_cli.sweep.plots import pictures
+from mpt_cli.sweep.plots import MOST_RUNS, pictures
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import GOOD, JobResult
 from mpt_cli.sweep.table import counts_sentence
@@ -27,11 +27,16 @@ def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "")
     rows = [_row(wanted, row) for row in found.configurations]
     sections = [
         Section("configurations", "Configurations", table("Configurations in order of their rank", heads, rows)),
-        Section("pictures", "Pictures", figures(drawings)),
+        Section("pictures", "Pictures", _left_out(found) + figures(drawings)),
         Section("failed", "Not finished", _failures(found)),
         Section("jobs", "Jobs", _jobs(found)),
     ]
     return page(f"Sweep {found.sweep.path.name}", _lead(found), sections, note)
+
+
+def _left_out(found: SweepResults) -> str:
+    jobs = len(found.results)
+    return f"<p>Curves are of the {MOST_RUNS} best of {jobs} jobs.</p>" if jobs > MOST_RUNS else ""
 
 
 def _lead(found: SweepResults) -> str:

@@ -24,11 +24,11 @@ def pictures(found: SweepResults) -> list[Picture]:
 
 
 def run_stories(found: SweepResults) -> list[RunStory]:
-    """The runs in order of their rank, as far as they began; each named after its varied keys."""
+    """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
     stories = []
     for result in ranked(found)[:MOST_RUNS]:
         try:
-            stories.append(read_story(result.run_dir, result.job.name))
+            stories.append(read_story(result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip()))
         except DataError:  # a job that never began has no directory
             continue
     return stories
@@ -74,7 +74,7 @@ def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
     for result in found.results:
         x, y = _number(result, key), value(result)
         if x is not None and y is not None and math.isfinite(y):
-            series.setdefault(_label(result, key), {}).setdefault(x, []).append(y)
+            series.setdefault(_label(result, key, SEED), {}).setdefault(x, []).append(y)
     drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
              for curve in _means_and_points(label or "mean", points, distinct_look(place))]  # fmt: skip
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
@@ -89,8 +89,8 @@ def _means_and_points(label: str, points: dict[float, list[float]], look: Look) 
     return [means, Curve(label, [x for x, _ in jobs], [y for _, y in jobs], alone, is_part=True)]
 
 
-def _label(result: JobResult, key: str) -> str:
-    others = {name: text for name, text in result.job.overrides.items() if name not in (key, SEED)}
+def _label(result: JobResult, *left_out: str) -> str:
+    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
     return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
 
 

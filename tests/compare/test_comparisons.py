@@ -121,6 +121,7 @@ def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
                               "baseline: mixed_float16 equal, mixed_bfloat16 equal.")  # fmt: skip
     assert sentences(found)[0] == "mixed_float16: equal quality (val_accuracy +0.0000); its speed was not judged."
     assert any("001-policy-float32 (80%)" in line for line in sentences(found))
+    assert cells(found, "mixed_float16")["speed-up"] == "5.0× ?"
 
 
 def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, monkeypatch, tmp_path):
