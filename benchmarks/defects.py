@@ -229,7 +229,7 @@ ROWS: dict[str, Callable[[bool], str]] = {
     "metrics of an epoch with one overflow": epoch_metrics,
     "142 overflows, then a clean step": floor,
     "200 zero gradients, then 10 clean steps": ceiling,
-    "fixed scale, gradient inf": fixed_scale,
+    "fixed scale (`loss_scale_factor`), gradient inf": fixed_scale,
     "fixed scale after compile": fixed_scale_in_compile,
     "every step of fit skipped": all_skipped,
     "float16 models noticed": float16_models,

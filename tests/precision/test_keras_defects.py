@@ -22,7 +22,7 @@ TABLE = {  # what is done: (Keras 3.15's own class, mpt)
     "metrics of an epoch with one overflow": ("loss nan", "loss finite"),
     "142 overflows, then a clean step": ("weight nan, scale 0", "weight 0.9, scale 6.10352e-05"),
     "200 zero gradients, then 10 clean steps": ("weight 1, scale inf", "weight 0.875, scale 4.29497e+09"),
-    "fixed scale, gradient inf": ("weight -inf", "weight 1"),
+    "fixed scale (`loss_scale_factor`), gradient inf": ("weight -inf", "weight 1"),
     "fixed scale after compile": ("loss times 32768", "loss times 8"),
     "every step of fit skipped": ("loss nan, no count", "loss nan, 12 of 12 skipped"),
     "float16 models noticed": ("0 of 4", "4 of 4"),
