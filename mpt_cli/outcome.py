@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.telemetry.evidence import evidence_from
 from mpt_cli.telemetry.records import Summary
-from mpt_cli.telemetry.verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, evidence_from, judge
+from mpt_cli.telemetry.verdict import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, judge
 
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
