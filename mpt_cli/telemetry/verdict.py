@@ -31,6 +31,7 @@ FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
 def judge(evidence: Evidence) -> tuple[str, str]:
     """Verdict and explanation; the first rule that fits, from worst to best.
 
+    >>> from mpt_cli.telemetry.records import Scaling
     >>> judge(Evidence(Scaling(), steps_seen=100, applied_steps=100, final_loss=0.2))
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
