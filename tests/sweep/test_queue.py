@@ -85,7 +85,7 @@ def test_a_signal_ends_the_children_cleanly_and_starts_no_more(tmp_path, number)
     if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("this process ignores SIGHUP (nohup), and so do sweeps in it")
     work = [stub_work(tmp_path, index, "hangs") for index in (1, 2, 3)]
-    threading.Thread(target=signal_when, args=(tmp_path, 2, number)).start()
+    threading.Thread(target=signal_when, args=(tmp_path, 2, number), daemon=True).start()
     record, stopped_by = run_queue(work, workers=2, grace_seconds=5.0)
     assert stopped_by == (signal.SIGINT if number == signal.SIGINT else signal.SIGTERM)
     assert {index: (e.exit_code, e.cause) for index, e in record.endings.items()} == dict.fromkeys(
@@ -94,7 +94,7 @@ def test_a_signal_ends_the_children_cleanly_and_starts_no_more(tmp_path, number)
 
 
 def test_a_second_ctrl_c_kills(tmp_path):
-    threading.Thread(target=signal_when, args=(tmp_path, 1, signal.SIGINT, 2)).start()
+    threading.Thread(target=signal_when, args=(tmp_path, 1, signal.SIGINT, 2), daemon=True).start()
     record, stopped_by = run_queue([stub_work(tmp_path, 1, "deaf")], grace_seconds=60.0)
     assert stopped_by == signal.SIGINT
     assert (record.endings[1].exit_code, record.endings[1].cause) == (-9, "interrupt")

@@ -79,7 +79,7 @@ def test_nothing_runs_when_one_configuration_is_wrong(stubs, tmp_path):
 
 def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
     stubs.manners = {2: "hangs"}
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 2, signal.SIGINT)).start()
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 2, signal.SIGINT), daemon=True).start()
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], workers=1, grace_seconds=5.0)
     assert code == 130 and statuses(found) == {2: "interrupted", 3: "not run"}
     assert json.loads((tmp_path / "s" / "results.json").read_text())["is_complete"] is False
