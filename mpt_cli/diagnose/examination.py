@@ -21,7 +21,7 @@ from mpt_cli.diagnose.passes import Counted, PassOptions, build_pass
 from mpt_cli.diagnose.ranges import Examined, LayerRange, common_window
 from mpt_cli.diagnose.verification import Reference, Verifier, holds_non_finite
 from mpt_cli.diagnose.watching import Watch, name_of, parts_of
-from mpt_cli.errors import NumericalError
+from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import assemble
@@ -156,9 +156,17 @@ class Examination:
         self._trial_pass = build_pass(self._trial, self._trial_watch)
 
     def _trace_trial(self, batch: Any) -> None:
-        """One pass, which shows in which dtypes the outputs of its layers flow."""
+        """One pass, which shows in which dtypes the outputs of its layers flow.
+
+        ConfigError where the device can't do it: JAX on a CPU has no float16 attention.
+        """
         copy_weights(self._shadow, self._trial)
-        self._trial_pass(batch)
+        try:
+            self._trial_pass(batch)
+        except (ValueError, NotImplementedError) as error:
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            raise ConfigError(Problem("policy.name", f"can't be computed on this device: {reason}.", self.policy.name,
+                                      "Diagnose it on a GPU, or with the other backend.")) from error  # fmt: skip
 
 
 def add_up(found: Sequence[Counted]) -> Counted:

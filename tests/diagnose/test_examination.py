@@ -77,3 +77,15 @@ def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():
     keras.layers.Dense(1)  # counts up Keras's names in this process
     found = diagnosed(f"{Path(examined.__file__)}:unnamed", batches=1)
     assert [layer.name.rpartition("/")[2] for layer in found.layers] == ["dense", "dense_1"]
+
+
+def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch):
+    def refuse(batch, scale=1.0):
+        raise ValueError("The precision 'F16_F16_F32' is not supported by dot_general on CPU\nand more")
+
+    settings = net_settings("sequential")
+    examination = Examination(settings, PLATFORM, Request(batches=1))
+    monkeypatch.setattr(examination, "_trial_pass", refuse)
+    rule = "policy.name: can't be computed on this device: The precision 'F16_F16_F32' is not supported by dot_general"
+    with pytest.raises(ConfigError, match=rule):
+        examination.measure_at(0)
