@@ -35,7 +35,8 @@ def _candidates(before: list[str], current: str) -> list[str]:
     if current.startswith("-"):
         return _options(verb)
     if verb in _OF_CONFIGURATION:
-        return _configuration_words(before[1:], current)
+        run_dirs = _paths(current) if verb == "diagnose" and "=" not in current else []
+        return [*_configuration_words(before[1:], current), *run_dirs]
     arguments: dict[str, Callable[[], list[str]]] = {
         "list": lambda: list(_LIST_KINDS),
         "copy": lambda: list(recipe_paths()) if len(before) == 1 else _paths(current),

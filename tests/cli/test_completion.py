@@ -34,6 +34,8 @@ from mpt_cli.verbs.candidates import complete_line
         ("mpt list o", ["optimizers"]),
         ("mpt completion ", ["bash", "fish", "zsh"]),
         ("mpt train --q", ["--quiet"]),
+        ("mpt diagnose conf=digits_mlp policy=mixed_f", ["policy=mixed_float16"]),
+        ("mpt diagnose --at", ["--at-steps"]),
         ("mpt nonsense x", []),
         ("mpt train nothing=", []),
     ],
