@@ -70,7 +70,7 @@ def test_a_job_that_does_not_listen_is_killed_where_it_runs(stubs, tmp_path, nam
 def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs, tmp_path):
     stubs.manners = {1: "hangs"}
     words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={tmp_path / 's'}"]
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 1, signal.SIGINT)).start()
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 1, signal.SIGINT), daemon=True).start()
     found, code = stubs.start(words, launcher=launcher("submitit"), workers=1, grace_seconds=20.0)
     assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
     assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)

@@ -118,7 +118,7 @@ def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path):
     whole, _ = searches.search([*WORDS, "sweep_dir=whole"], 12, workers=1, sampler_seed=5)
     searches.manners = {3: "hangs"}
-    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT)).start()
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT), daemon=True).start()
     broken, code = searches.search([*WORDS, "sweep_dir=s"], 12, workers=1, sampler_seed=5, grace_seconds=5.0)
     assert code == 130 and len(broken.results) == 3 and not broken.is_complete
     assert failure_lines(broken)[0] == "not ended  10 of 12 jobs"
