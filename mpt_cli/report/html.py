@@ -69,10 +69,15 @@ def page(title: str, lead: str, sections: Sequence[Section], footnote: str = "")
 
 def table(caption: str, heads: Sequence[Head], rows: Iterable[Row]) -> str:
     """Scrolls by itself where it is too wide, also by keyboard; the first cell of a row is its heading."""
-    top = "".join(f'<th scope="col"{head.style}>{escape(head.title)}</th>' for head in heads)
+    top = "".join(f'<th scope="col"{head.style}>{_breakable(head.title)}</th>' for head in heads)
     body = "".join(_row(heads, row) for row in rows)
     inner = f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">{inner}</div>'
+
+
+def _breakable(title: str) -> str:
+    """A key may be broken after its dots and underscores, which matters on paper."""
+    return escape(title).replace(".", ".<wbr>").replace("_", "_<wbr>")
 
 
 def _row(heads: Sequence[Head], row: Row) -> str:

@@ -99,6 +99,8 @@ def _events(story: RunStory) -> str:
         return ""
     counts = ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items())
     skipped = f"<p>Skipped steps: {ranges_words(story.skips)}</p>" if story.skips else ""
+    if story.bad_steps:
+        skipped = f"<p>Steps with gradients that were not finite, applied: {ranges_words(story.bad_steps)}</p>"
     rows = [_event_row(event) for event in story.latest_events]
     total = sum(story.kinds.values())
     title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"

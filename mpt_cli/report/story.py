@@ -54,6 +54,7 @@ class RunStory:
     epochs: dict[str, Series] = field(default_factory=dict)
     scale: Series = field(default_factory=Series)
     skips: "array[int]" = field(default_factory=lambda: array("q"))
+    bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
     kinds: dict[str, int] = field(default_factory=dict)
     latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
     last_step: int = 0
@@ -74,8 +75,7 @@ class RunStory:
     @property
     def has_scale(self) -> bool:
         """Whether the loss was scaled at all."""
-        scales = self.steps.get("loss_scale")
-        return bool(self.kinds) or (scales is not None and any(scale != 1.0 for scale in scales.ys))
+        return any(scale != 1.0 for scale in self.scale.ys)
 
     def number(self, name: str) -> float | None:
         """A field of the summary; None where it has no such number."""
@@ -157,6 +157,9 @@ def _read_events(story: RunStory) -> None:
         scales = as_number(event.get("scale_before")), as_number(event.get("scale_after"))
         if step is not None and scales[0] is not None and scales[1] is not None:
             _take_event(story, event, int(step), (scales[0], scales[1]))
+    counted = story.steps.get("skipped_steps") or story.epochs.get("skipped_steps")
+    if story.summary.get("skipped_steps") == 0 or (not story.summary and counted and max(counted.ys) == 0):
+        story.skips, story.bad_steps = story.bad_steps, story.skips
     logged = story.steps.get("loss_scale") or story.epochs.get("loss_scale")
     if logged is not None:
         _add_scale(story, logged.ys[0], max(logged.xs[-1], story.last_step), logged.ys[-1])

@@ -57,5 +57,5 @@ footer { border-top: 1px solid var(--line); color: var(--faint); margin-top: 3re
 @media print { body { font-size: 10.5pt; max-width: none; padding: 0; } nav, .skip-link { display: none; }
   h2, h3 { break-after: avoid; } figure, tr, .lead { break-inside: avoid; } .scroll { overflow: visible; }
   .plots { grid-template-columns: 1fr 1fr; }
-  th, td { overflow-wrap: anywhere; padding: .2rem .4rem; white-space: normal; } }
+  table { font-size: 8.5pt; } th, td { padding: .2rem .4rem; white-space: normal; } }
 """

@@ -71,3 +71,10 @@ def test_what_is_no_run_directory_is_an_error(tmp_path, make):
     make(tmp_path / "it")
     with pytest.raises(DataError, match="run directory"):
         read_story(tmp_path / "it")
+
+
+def test_overflows_of_a_run_that_does_not_scale_are_no_skips(tmp_path):
+    lines = [step_line(step, loss_scale=1.0) for step in (10, 20)]
+    events = [overflow(step, 1.0, 1.0) for step in (3, 4)]
+    story = read_story(write_run(tmp_path / "run", events=events, metrics_lines=lines, skipped_steps=0))
+    assert list(story.skips) == [] and list(story.bad_steps) == [3, 4] and not story.has_scale
