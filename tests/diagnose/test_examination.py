@@ -6,6 +6,7 @@ import examined
 import keras
 import numpy as np
 import pytest
+from backends import only_on
 from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.load import load_data
@@ -54,16 +55,19 @@ def test_an_overflow_of_the_forward_pass_is_told_from_one_of_gradients():
     assert any("which no loss scale mends" in text for _, text in sentences(found))
 
 
+@only_on("tensorflow")
 def test_a_loss_that_float32_loses_too_ends_it():
     with pytest.raises(NumericalError, match=r"the loss is (nan|inf) in float32 already, at step 0"):
         diagnosed("lost", batches=1)
 
 
+@only_on("tensorflow")
 def test_steps_beyond_the_end_of_the_run_are_refused():
     with pytest.raises(ConfigError, match=r"--at-steps: must be at most the 345 steps of the run\. Received: 400"):
         diagnosed("sequential", at_steps=(0, 400))
 
 
+@only_on("tensorflow")
 def test_gradients_of_several_steps_have_a_point_each_and_one_window():
     found = diagnosed("sequential", "optimizer.learning_rate=0.2", at_steps=(0, 30), batches=2)
     assert [point.step for point in found.points] == [0, 30]
@@ -79,6 +83,7 @@ def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():
     assert [layer.name.rpartition("/")[2] for layer in found.layers] == ["dense", "dense_1"]
 
 
+@only_on("tensorflow")
 def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch):
     def refuse(batch, scale=1.0):
         raise ValueError("The precision 'F16_F16_F32' is not supported by dot_general on CPU\nand more")

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from backends import BACKEND
+from backends import BACKEND, only_on
 from examined import NETS
 
 from mpt_cli import job
@@ -63,6 +63,7 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     assert content["step"] == 12
 
 
+@only_on("tensorflow")
 def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys):
     run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3,9]")
     content = found(run, capsys)
@@ -71,6 +72,7 @@ def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys)
     assert (tmp_path / "d" / "diagnosis.json").is_file()
 
 
+@only_on("tensorflow")
 @pytest.mark.parametrize("place", ["backward", "forward", "data"])
 def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):
     kind = "nan" if place == "data" else "overflow"
@@ -96,6 +98,7 @@ def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
     assert content["first"]["phase"] == "backward" and content["layer"] is not None
 
 
+@only_on("tensorflow")
 def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     run = trained(tmp_path / "r")
     assert main(["diagnose", str(run)]) == 3
@@ -103,6 +106,7 @@ def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     assert not list(run.glob("diagnose-*"))
 
 
+@only_on("tensorflow")
 def test_a_step_that_did_not_overflow_is_refused_with_those_that_did(tmp_path, capsys):
     run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3,9]")
     assert main(["diagnose", str(run), "--step", "4"]) == 2
@@ -110,6 +114,7 @@ def test_a_step_that_did_not_overflow_is_refused_with_those_that_did(tmp_path, c
     assert message in capsys.readouterr().err
 
 
+@only_on("tensorflow")
 def test_what_cannot_be_reproduced_is_said_and_ends_with_5(tmp_path, capsys):
     run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3]")
     config = run / "config.yaml"
@@ -121,6 +126,7 @@ def test_what_cannot_be_reproduced_is_said_and_ends_with_5(tmp_path, capsys):
     assert any("it cannot be reproduced" in text for text in content["explanation"])
 
 
+@only_on("tensorflow")
 def test_weights_that_were_lost_before_are_named(tmp_path, capsys):
     run = trained(tmp_path / "r", "policy=float32", "loss_scale=none", "fault=overflow", "fault.at_steps=[3]",
                   "trainer.max_nonfinite_losses=null", "trainer.stop_on_nonfinite_weights=false")  # fmt: skip
