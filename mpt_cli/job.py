@@ -32,7 +32,7 @@ from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 
 NEUTRAL = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute")  # keys that leave a recipe as it is
 
@@ -135,6 +135,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     session = prepare(start.settings, platform, telemetry, store)
     telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(cut_back, start.run)
+    if session.trainer.together is not None:
+        session.trainer.together.tell({"resume": start.checkpoint and str(start.run.path.absolute())})
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
     if start.attempt > 1:
@@ -142,6 +144,24 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     for note in start.notes:
         telemetry.message(note)
     return session
+
+
+def follow(settings: Settings) -> None:
+    """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
+    from mpt_cli.training.backend import prepare_backend
+
+    platform = prepare_backend(settings)
+    from mpt_cli.training.session import prepare
+
+    telemetry = Telemetry([])
+    session = prepare(settings, platform, telemetry, NoStore())
+    assert session.trainer.together is not None
+    earlier = session.trainer.together.hear()["resume"]
+    if earlier is not None:
+        checkpoint = CheckpointStore(RunDirectory.open(earlier).checkpoints).newest()
+        assert checkpoint is not None
+        session.resume(checkpoint)
+    session.finish(session.fit(), None)
 
 
 def _write_record(start: Start, session: "Session", words: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
 ROOMS = ("errors", "settings", "precision", "data", "models", "telemetry", "training", "runs", "report", "sweep",
-         "compare", "diagnose", "outcome", "job", "afterwards", "verbs", "cli", "__main__")  # fmt: skip
+         "compare", "diagnose", "outcome", "job", "launch", "afterwards", "verbs", "cli", "__main__")  # fmt: skip
 LIBRARIES_OF_THEIR_OWN = {"precision": {"settings", "errors"}}
 
 

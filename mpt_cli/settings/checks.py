@@ -127,6 +127,12 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
     if chosen.name == "none" and chosen.devices is not None:
         rule = "must be left out with distribute=none."
         yield Problem("distribute.devices", rule, chosen.devices, "Use distribute=mirrored or data_parallel.")
+    if chosen.name != "data_parallel" and chosen.processes is not None:
+        rule = f"must be left out with distribute={chosen.name}."
+        yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
+    if (chosen.processes or 1) > 1 and settings.trainer.on_unhealthy == "rollback":
+        rule = "must be stop with distribute.processes: only the first process has the checkpoints to go back to."
+        yield Problem("trainer.on_unhealthy", rule, "rollback", "Resume the run after it has stopped.")
 
 
 def check_accumulation(settings: Settings) -> Iterator[Problem]:

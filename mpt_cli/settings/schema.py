@@ -128,11 +128,13 @@ class Logger:
 
 @dataclass
 class Distribute:
-    """Over how many devices of this machine a batch is split."""
+    """Over how many devices, and on JAX processes, a batch is split."""
 
     name: str = key("none", "none, mirrored (TensorFlow) or data_parallel (JAX)",
                     choices=("none", "mirrored", "data_parallel"))
-    devices: Optional[int] = key(None, "how many devices, null = all", at_least=1)
+    devices: Optional[int] = key(None, "how many devices (of each process), null = all", at_least=1)
+    processes: Optional[int] = key(None, "data_parallel: processes that `mpt train` starts on this machine; null = "
+                                   "one, or those of a Slurm step", at_least=1)
 
 
 @dataclass

@@ -5,13 +5,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 
 from mpt_cli.errors import ConfigError, MptError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.compile_cache import use_compile_cache
 from mpt_cli.training.distribution import check_device_count
+from mpt_cli.training.processes import Place, connect, find_place
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Platform:
     device: str  # "CPU (2 cores)" or the GPU's name
     devices: tuple[str, ...]
     gpus: int
+    place: Place | None = None  # among several processes
 
 
 def prepare_backend(settings: Settings) -> Platform:
@@ -110,6 +112,20 @@ def _quiet_import() -> Iterator[None]:
             os.close(kept)
 
 
+@contextmanager
+def _hidden_output() -> Iterator[None]:
+    """Keep out of standard output, which may be read by a program, what JAX writes when processes meet."""
+    sys.stdout.flush()
+    kept, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _tensorflow(settings: Settings) -> Platform:
     import keras
     import tensorflow as tf
@@ -134,13 +150,18 @@ def _jax(settings: Settings) -> Platform:
     import jax
     import keras
 
+    place = find_place(settings)
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.distribute.name != "none" and settings.distribute.devices:
         jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
-    names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    with _hidden_output() if place else nullcontext():
+        if place is not None:
+            connect(place)
+        devices = jax.devices()
+    names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
-    return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
+    return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), place=place)
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:

@@ -1,5 +1,6 @@
 """The checkpoints of a run: the last few and the best are kept, and the newest whole one is found again."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -89,6 +90,22 @@ class CheckpointStore:
         for step in steps:
             for suffix in (".json", ".npz"):
                 (self.folder / f"{_name(kind, step)}{suffix}").unlink(missing_ok=True)
+
+
+class NoStore(CheckpointStore):
+    """Keeps nothing: for a process that is not the one that writes."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
+
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Left to the first process."""
+
+    def save_best(self, checkpoint: Checkpoint) -> None:
+        """Left to the first process."""
+
+    def cut_back(self, step: int) -> None:
+        """Left to the first process."""
 
 
 def _name(kind: str, step: int) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.processes import find_place
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     wanted = settings.distribute
     if wanted.name == "none":
         return Distribution()
-    count = wanted.devices or gpus
+    count = _devices_of_all(settings, gpus)
     if gpus and count > gpus:
         raise ConfigError(Problem("distribute.devices", f"this machine has {gpus} visible GPUs.", count))
     if settings.trainer.batch_size % count:
@@ -38,9 +39,19 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     return _mirrored(count, gpus) if wanted.name == "mirrored" else _data_parallel(count)
 
 
+def _devices_of_all(settings: Settings, gpus: int) -> int:
+    """Devices of all processes together; without a GPU a process has one where nothing else is said."""
+    wanted, place = settings.distribute, find_place(settings)
+    if place is None:
+        return wanted.devices or gpus
+    return wanted.devices * place.count if wanted.devices else gpus or place.count
+
+
 def check_device_count(settings: Settings, gpus: int) -> None:
     """ConfigError where the number of devices can't be known: on a CPU it has to be given."""
-    if settings.distribute.name != "none" and not gpus and settings.distribute.devices is None:
+    wanted = settings.distribute
+    divided = wanted.name != "none" and wanted.devices is None and find_place(settings) is None
+    if divided and not gpus:
         raise ConfigError(Problem("distribute.devices", "must be given where there is no GPU: the CPU is divided into "
                                   "that many logical devices."))
 

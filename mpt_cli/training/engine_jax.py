@@ -53,7 +53,7 @@ class JaxEngine:
         self._compare = jax.jit(partial(compare, model))
         self._results = jax.jit(self._metric_results)
         self._all_finite = jax.jit(all_finite)
-        self._fresh = jax.jit(self._fresh_metrics)
+        self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
 
     def recompile(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
@@ -68,8 +68,8 @@ class JaxEngine:
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                  model.metrics_variables)
         state = tuple([v.value for v in variables] for variables in lists)
-        records = jnp.zeros((len(rows), len(FLOATS)), "float32"), jnp.zeros((len(rows), len(INTS)), "int32")
-        i, *records, rows = self.place((jnp.zeros((), "int32"), *records, rows))
+        records = np.zeros((len(rows), len(FLOATS)), "float32"), np.zeros((len(rows), len(INTS)), "int32")
+        i, *records, rows = self.place((np.zeros((), "int32"), *records, rows))
         carry = Carry(i, state, *records)
         if self._loops_on_device:
             carry = self._train_many(carry, source, rows, count)
@@ -86,9 +86,9 @@ class JaxEngine:
         frozen = [v.value for v in model.non_trainable_variables]
         metrics = [v.value for v in model.metrics_variables]
         if self._loops_on_device:
-            metrics = self._evaluate_many(weights, frozen, metrics, source, jnp.asarray(rows), count)
+            metrics = self._evaluate_many(weights, frozen, metrics, source, self.place(rows), count)
         else:
-            for row in rows[:count]:
+            for row in self.place(rows[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
         _assign(model.metrics_variables, metrics)
 
@@ -105,7 +105,7 @@ class JaxEngine:
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         state = tuple([v.value for v in variables] for variables in lists)
-        return self._gradients(state, source, self.place(row), jnp.float32(scale))
+        return self._gradients(state, source, self.place(row), np.float32(scale))
 
     def compare(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
         return [float(value) for value in np.asarray(self._compare(base, raised))]

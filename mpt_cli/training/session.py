@@ -19,6 +19,7 @@ from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
 from mpt_cli.training.compile_cache import cache_trouble_explained
 from mpt_cli.training.memory import peak_memory
 from mpt_cli.training.postmortem import examine
+from mpt_cli.training.processes import Together, loss_of_others_explained
 from mpt_cli.training.rollback import Rollback, restore
 from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.scaling import describe_scaling
@@ -37,11 +38,11 @@ class Session:
         trainer = self.trainer
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with cache_trouble_explained():
+        with cache_trouble_explained(), loss_of_others_explained(trainer.together):
             return trainer.fit()
 
-    def finish(self, outcome: Outcome, model_path: Path) -> None:
-        """After the last step: averaged weights into the model, and the model into its file.
+    def finish(self, outcome: Outcome, model_path: Path | None) -> None:
+        """After the last step: averaged weights into the model, and the model into its file (None: nowhere).
 
         The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved.
         """
@@ -50,7 +51,7 @@ class Session:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
             if outcome.stop is None and outcome.signal is None:
                 trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
-        if self.assembly.settings.trainer.save_model and trainer.ledger.applied:
+        if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
             save_for_inference(model, model_path)
 
     def examine(self, stop: Stop) -> dict[str, Any]:
@@ -106,6 +107,8 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
         runner.sampler = Sampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
+    if platform.place is not None:
+        runner.together = Together()
     return Session(parts, runner)
 
 
@@ -144,7 +147,9 @@ def _describe_device(parts: Assembly) -> str:
     if wanted.name == "none":
         return parts.platform.device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
-    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind} ({wanted.name})"
+    place = parts.platform.place
+    of_all = f" of {place.count} processes" if place else ""
+    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_optimizer(settings: Settings) -> str:

@@ -13,6 +13,7 @@ from mpt_cli.training.engine import Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.interruption import Interruption
 from mpt_cli.training.memory import memory_in_use
+from mpt_cli.training.processes import Together
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.stopwatch import Stopwatch
@@ -55,6 +56,7 @@ class Trainer:
         self.logged_step = 0
         self.sampler: Sampler | None = None  # None where nothing computes in float16
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
+        self.together: Together | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -74,7 +76,7 @@ class Trainer:
                 self.checkpointer.save(self.progress, self.ledger)
             if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
-        return Outcome(self.progress, self._stop, self.interruption.requested)
+        return Outcome(self.progress, self._stop, self._signal())
 
     def validate(self) -> dict[str, float]:
         """Metrics over the validation data with `val_` before their names; empty without such data."""
@@ -92,7 +94,10 @@ class Trainer:
         return at_end or self._must_stop()
 
     def _must_stop(self) -> bool:
-        return self._stop is not None or self.interruption.requested is not None
+        return self._stop is not None or self._signal() is not None
+
+    def _signal(self) -> Signals | None:
+        return self.interruption.requested if self.together is None else self.together.signal
 
     def _steps_left(self) -> int | None:
         return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
@@ -100,7 +105,7 @@ class Trainer:
     def _run_epoch(self) -> None:
         self._start_epoch()
         while not self._must_stop() and self._steps_left() != 0:
-            piece = self.train_feed.take(self._next_count())
+            piece = self._next_piece()
             if piece is None:
                 break
             self._run_piece(piece)
@@ -119,6 +124,13 @@ class Trainer:
             self.ledger.start_epoch()
             self.engine.reset_metrics()
         self.train_feed.start(self.progress.epoch, self.progress.step_in_epoch)
+
+    def _next_piece(self) -> Piece | None:
+        """None at the end of the epoch, or when another process was asked to stop."""
+        count = self._next_count()
+        if self.together is not None:
+            count = self.together.agree(count, self.interruption.requested)
+        return None if self._must_stop() else self.train_feed.take(count)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next line of the log and the end of the run."""

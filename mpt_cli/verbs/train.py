@@ -6,6 +6,7 @@ import sys
 
 from mpt_cli.errors import OK
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs.common import add_words
 
 _EXAMPLES = """examples:
@@ -29,6 +30,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     words = with_own_configuration(arguments.words)
     settings = load_settings(words)
+    if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, words)) is not None:
+        return code
     from mpt_cli import job
     from mpt_cli.runs.summary import summary_dict
     from mpt_cli.verbs.common import print_json
@@ -42,6 +45,25 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.quiet and summary.exit_code != OK:
         print(f"mpt train: {summary.status}: {summary.explanation}", file=sys.stderr)
     return summary.exit_code
+
+
+def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words: list[str]) -> int | None:
+    """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
+    from mpt_cli import launch
+    from mpt_cli.training.processes import find_place
+
+    if launch.must_launch(settings):
+        from mpt_cli.job import with_drawn_seed
+
+        flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
+        return launch.launch(settings, [*words, f"seed={with_drawn_seed(settings).seed}", *flags])
+    place = find_place(settings)
+    if place is None or place.leads:
+        return None
+    from mpt_cli import job
+
+    job.follow(settings)
+    return OK
 
 
 def with_own_configuration(words: list[str]) -> list[str]:

@@ -1,0 +1,92 @@
+"""Starts the processes of one run on this machine and ends all of them when one ends badly."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from types import FrameType
+from typing import IO
+
+from mpt_cli.errors import BAD_DATA, OK
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training.processes import VARIABLE, Place, find_place
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
+
+
+def must_launch(settings: Settings) -> bool:
+    """Whether this process is to start the others: several are asked for, and nobody has started them yet."""
+    wanted = settings.distribute.processes or 1
+    return wanted > 1 and find_place(settings) is None
+
+
+def launch(settings: Settings, arguments: Sequence[str]) -> int:
+    """`mpt train` with these `arguments` as several processes; the exit code of the first, which alone is heard.
+
+    Ctrl-C and SIGTERM go to the first process, which tells the others. When one of the others ends badly, the exit code
+    is 3, its last words are shown, and the first is ended.
+    """
+    count = settings.distribute.processes or 1
+    meeting_point = f"127.0.0.1:{_free_port()}"
+    with tempfile.TemporaryFile("w+") as words_of_others:
+        processes = [_start(Place(i, count, meeting_point), arguments, words_of_others) for i in range(count)]
+        to_leader = _passed_on(processes[0])
+        handlers = {number: signal.signal(number, to_leader) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return _wait(processes, words_of_others)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+def _start(place: Place, arguments: Sequence[str], words_of_others: IO[str]) -> "subprocess.Popen[str]":
+    environment = {**os.environ, VARIABLE: str(place)}
+    command = [sys.executable, "-P", "-m", "mpt_cli", "train", *arguments]
+    heard, said = (None, None) if place.leads else (subprocess.DEVNULL, words_of_others)
+    return subprocess.Popen(command, env=environment, process_group=0, text=True, stdout=heard, stderr=said)
+
+
+def _passed_on(leader: "subprocess.Popen[str]") -> Callable[[int, FrameType | None], None]:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        leader.send_signal(number)
+
+    return pass_on
+
+
+def _wait(processes: Sequence["subprocess.Popen[str]"], words_of_others: IO[str]) -> int:
+    """Until the first has ended, or another has ended badly and the first had its time to notice."""
+    leader, others = processes[0], processes[1:]
+    lost_at: float | None = None
+    while (code := leader.poll()) is None:
+        time.sleep(POLL_SECONDS)
+        if lost_at is None and any(other.poll() not in (None, OK) for other in others):
+            lost_at = time.monotonic()
+        if lost_at is not None and time.monotonic() - lost_at > GRACE_SECONDS:
+            leader.kill()
+    lost = [(i, ended) for i, other in enumerate(processes) if i and (ended := other.poll())]
+    if code == OK or lost_at is None:
+        return code
+    _tell_loss(*lost[0], len(processes), words_of_others)
+    return BAD_DATA
+
+
+def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> None:
+    words_of_others.seek(0)
+    last = [line for line in words_of_others.read().splitlines() if line.strip()][-3:]
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    first = f"mpt train: process {index} of {count} (counted from 0) {how}, so the run was ended."
+    print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)
+
+
+def _free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

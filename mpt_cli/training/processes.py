@@ -1,0 +1,110 @@
+"""Several processes that train one model together on JAX: who is who, and how they stay in step.
+
+Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
+order. What the first process alone knows (how long a step takes, that somebody pressed Ctrl-C, where a run is taken up
+again) it tells the others; only it writes files.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from signal import Signals
+from typing import Any
+
+import numpy as np
+
+from mpt_cli.errors import DataError
+from mpt_cli.settings.schema import Settings
+
+VARIABLE = "MPT_PROCESS"  # "INDEX/COUNT@HOST:PORT", set by `mpt train` for the processes it starts
+MOST_BYTES = 4096  # of what one process tells another at once
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of how many processes this is. `coordinator` is where they meet; None lets JAX ask Slurm."""
+
+    index: int
+    count: int
+    coordinator: str | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes the run directory and decides."""
+        return self.index == 0
+
+    def __str__(self) -> str:
+        return f"{self.index}/{self.count}@{self.coordinator}"
+
+
+def find_place(settings: Settings, environment: Mapping[str, str] = os.environ) -> Place | None:
+    """This process's place in a run of several, from the variables of `mpt train` or of a Slurm step; else None."""
+    if settings.distribute.name != "data_parallel":
+        return None
+    if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(VARIABLE, "")):
+        return Place(int(given[1]), int(given[2]), given[3])
+    count = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
+    return Place(int(environment["SLURM_PROCID"]), count) if count > 1 else None
+
+
+def connect(place: Place) -> None:
+    """Meet the other processes; to be called before JAX looks at its devices. Blocks until all are there."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    if place.coordinator is None:
+        jax.distributed.initialize()
+    else:
+        jax.distributed.initialize(place.coordinator, place.count, place.index)
+    multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
+
+
+class Together:
+    """What the processes of a run agree on. `signal` is the one that the first process was sent, known to all."""
+
+    def __init__(self) -> None:
+        self.signal: Signals | None = None
+
+    def agree(self, count: int, requested: Signals | None) -> int:
+        """The first process's number of steps for the next call; every process must ask."""
+        count, number = _from_first(np.array([count, requested or 0], "int32"))
+        self.signal = Signals(int(number)) if number else None
+        return int(count)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        """Said by the first process, while the others `hear`."""
+        text = json.dumps(message).encode()
+        if len(text) > MOST_BYTES:
+            raise DataError("The path of the run directory is too long for several processes.")
+        _from_first(np.frombuffer(text.ljust(MOST_BYTES), np.uint8))
+
+    def hear(self) -> dict[str, Any]:
+        """What the first process says."""
+        text = _from_first(np.zeros(MOST_BYTES, np.uint8))
+        heard: dict[str, Any] = json.loads(np.asarray(text, np.uint8).tobytes())
+        return heard
+
+
+def _from_first(values: Any) -> Any:
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(values)
+
+
+@contextmanager
+def loss_of_others_explained(together: Together | None) -> Iterator[None]:
+    """DataError where the connection to another process breaks: it was killed, or its machine is gone."""
+    if together is None:
+        yield
+        return
+    try:
+        yield
+    except Exception as error:
+        if not re.search("gloo|nccl|connection|coordination|distributed", str(error), re.IGNORECASE):
+            raise
+        raise DataError("The connection to another process of this run broke, so it was ended "
+                        f"({str(error).strip().splitlines()[0][:200]}). Go on with resume=…") from error

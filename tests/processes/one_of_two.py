@@ -1,0 +1,36 @@
+"""One of two processes that train together; prints what it saw, as one JSON object.
+
+    MPT_PROCESS=0/2@127.0.0.1:PORT python one_of_two.py conf=… …
+"""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.training.backend import prepare_backend
+
+
+def main() -> None:
+    settings = load_settings(sys.argv[1:])
+    platform = prepare_backend(settings)
+    from mpt_cli.training.checkpoint import NoStore
+    from mpt_cli.training.session import prepare
+
+    telemetry = Telemetry([])
+    session = prepare(settings, platform, telemetry, NoStore())
+    session.fit()
+    model, ledger = session.assembly.model, session.trainer.ledger
+    digest = hashlib.sha256(b"".join(np.asarray(v.value).tobytes() for v in model.variables)).hexdigest()
+    print(json.dumps({
+        "replicas": session.assembly.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
+        "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
+        "loss": session.trainer.progress.metrics["loss"],
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Two real processes on this machine train one model: same steps, same scales, one writer; one lost ends the other."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mpt_cli.launch import _free_port
+from mpt_cli.settings import load_settings
+from mpt_cli.training.processes import Place, find_place
+
+TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
+TWO = ["distribute=data_parallel", "distribute.processes=2"]
+HERE = Path(__file__).parent
+slow = pytest.mark.slow
+
+
+def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "mpt_cli", *words]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def settings(*words: str):
+    return load_settings(["conf=digits_mlp", *words])
+
+
+def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted() -> None:
+    parallel = settings("backend=jax", "distribute=data_parallel")
+    assert find_place(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == Place(1, 2, "127.0.0.1:99")
+    assert find_place(parallel, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}) == Place(3, 4)
+    assert find_place(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert find_place(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
+    assert str(Place(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
+    assert Place(0, 2).leads and not Place(1, 2).leads
+
+
+@slow
+def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path) -> None:
+    words = [*TINY, *TWO, "trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
+    meeting_point = f"127.0.0.1:{_free_port()}"
+    running = [
+        subprocess.Popen([sys.executable, str(HERE / "one_of_two.py"), *words], cwd=tmp_path, text=True,
+                         env={**os.environ, "MPT_PROCESS": str(Place(i, 2, meeting_point))}, stdout=subprocess.PIPE)
+        for i in range(2)
+    ]  # fmt: skip
+    first, second = (json.loads(process.communicate(timeout=200)[0]) for process in running)
+    assert first == second
+    assert (first["replicas"], first["seen"], first["skips"]) == (2, 46, [3, 7])
+    assert first["scales"] == [2**13, 2**15, 2**15]  # lowest, highest, last: grown at steps 22 and 37
+
+
+@slow
+def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
+    """Within rounding: the sum over a batch is taken in another order."""
+    words = [*TINY, "trainer.epochs=2", "logger.console=quiet"]
+    both = mpt("train", *words, *TWO, "run_dir=both", "--json", cwd=tmp_path)
+    assert both.returncode == 0, both.stderr
+    assert mpt("train", *words, "run_dir=one", cwd=tmp_path).returncode == 0
+    summary, one = json.loads(both.stdout), json.loads((tmp_path / "one/summary.json").read_text())
+    for key in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"):
+        assert summary[key] == one[key]
+    assert summary["metrics"] == pytest.approx(one["metrics"], rel=2e-3, abs=3e-3)  # float16 products, 46 steps
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["both", "one"]
+
+
+@slow
+def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
+    words = [*TINY, *TWO, "trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
+    command = [sys.executable, "-m", "mpt_cli", "train", *words]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"))
+    os.kill(follower_of(running.pid), signal.SIGKILL)
+    said = running.communicate(timeout=100)[1]
+    assert running.returncode == 3 and "Traceback" not in said, said
+    assert "process 1 of 2 (counted from 0) was ended by SIGKILL, so the run was ended" in said
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["status"], summary["exit_code"]) == ("failed", 3)
+    step = max(line["step"] for line in lines(tmp_path / "run/metrics.jsonl"))
+    resumed = mpt("train", "resume=run", f"trainer.max_steps={step + 50}", "trainer.epochs=2000", cwd=tmp_path)
+    assert resumed.returncode == 0, resumed.stderr
+    steps = [line["step"] for line in lines(tmp_path / "run/metrics.jsonl") if not line.get("epoch_end")]
+    assert steps == list(range(50, steps[-1] + 1, 50)) and steps[-1] >= step
+
+
+@slow
+def test_termination_saves_and_exits_143(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mpt_cli", "train", *TINY, *TWO, "trainer.epochs=5000", "run_dir=run"]
+    running = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: (tmp_path / "run/metrics.jsonl").exists() and lines(tmp_path / "run/metrics.jsonl"))
+    running.send_signal(signal.SIGTERM)
+    said = running.communicate(timeout=100)[1]
+    assert running.returncode == 143, said
+    assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "terminated"
+    assert list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def wait_for(condition, seconds: float = 120.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def follower_of(launcher: int) -> int:
+    """The second process, by its environment."""
+    for path in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if b"MPT_PROCESS=1/2@" in Path(f"/proc/{path}/environ").read_bytes():
+            return int(path)
+    raise AssertionError("no second process")
