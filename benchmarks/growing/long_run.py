@@ -64,6 +64,8 @@ def _last_step(metrics: Path) -> int:
 
 
 def _growth(samples: list[dict[str, Any]], run_dir: Path) -> dict[str, Any]:
+    pairs = zip(samples, [{"step": 0}, *samples[:-1]], strict=True)
+    samples = [sample for sample, before in pairs if sample["step"] > before["step"]]
     last = _last_step(run_dir / "metrics.jsonl")
     sizes = {name: _size(run_dir / name) for name in FILES}
     lines = sum(1 for _ in (run_dir / "metrics.jsonl").open())

@@ -25,7 +25,7 @@ def draw_all(report: dict[str, Any], folder: Path) -> list[Path]:
 
 def _draw_steps(section: str, series: list[dict[str, Any]]) -> Any:
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
-    for one in series:
+    for one in [one for one in series if one["points"]]:
         color, marker = STYLES[one["name"]]
         values = [point["value"] for point in one["points"]]
         power = "" if one["exponent"] is None else f", ~ x^{one['exponent']:.2f}"

@@ -19,7 +19,7 @@ from mpt_cli.settings import load_settings
 if TYPE_CHECKING:
     from benchmarks.contenders import Cell, Turn
 
-STEPS = 64  # per epoch
+STEPS, VARIABLES_STEPS = 64, 320  # per epoch; the end of an epoch costs a small model as much as many steps
 FEATURES, MAPPED_FEATURES, MAPPED_BATCH = 64, 1024, 256
 COMMON = (
     "conf=digits_mlp", "policy=float32", "loss_scale.mode=dynamic", "data.validation_fraction=0", "optimizer=sgd",
@@ -30,8 +30,8 @@ COMMON = (
 )  # fmt: skip
 
 
-def _synthetic(features: int, batch: int) -> list[str]:
-    return ["data=synthetic", f"data.input_shape=[{features}]", f"data.examples={batch * STEPS}",
+def _synthetic(features: int, batch: int, steps: int = STEPS) -> list[str]:
+    return ["data=synthetic", f"data.input_shape=[{features}]", f"data.examples={batch * steps}",
             "data.num_classes=10", f"trainer.batch_size={batch}"]  # fmt: skip
 
 
@@ -44,7 +44,7 @@ def words_batch_size(value: float, folder: str) -> list[str]:
 
 
 def words_variables(value: float, folder: str) -> list[str]:
-    return [*_synthetic(16, 16), "model=builder", "model.builder=benchmarks.growing.many:many_variables",
+    return [*_synthetic(16, 16, VARIABLES_STEPS), "model=builder", "model.builder=benchmarks.growing.many:many_variables",
             f"model.kwargs={{count: {value:.0f}}}"]  # fmt: skip
 
 
