@@ -1,0 +1,171 @@
+"""What a sweep costs beyond the training of its jobs.
+
+    python -m benchmarks.sweep [--repeats 3] [--quick]
+
+1. Eight short jobs with `-j 1` and `-j 2`: the ratio of their times (target 0.65 on two cores).
+2. What a job takes beyond its own training (start, imports, compilation, saving): without the compile cache, with an
+   empty one and with a full one.
+3. 200 queued jobs of a second each: memory, open files and children of the parent, and its CPU time per poll.
+
+Writes results/sweep.json. `--quick` runs a small case of each and writes nothing.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from mpt_cli.runs.machine import cpu_model
+from mpt_cli.sweep.child import Child, Work
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.queue import Limits, Queue, Watch
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "sweep.json"
+RATIO_TARGET = 0.65
+WORDS = ["conf=digits_mlp", "logger.console=quiet"]
+
+
+def sweep(folder: Path, name: str, words: Sequence[str], workers: int) -> tuple[float, dict[str, Any]]:
+    """Seconds and results of a sweep, every job of which must finish."""
+    command = [sys.executable, "-m", "mpt_cli", "sweep", *WORDS, *words, f"sweep_dir={folder / name}"]
+    began = time.perf_counter()
+    done = subprocess.run(
+        [*command, "-j", str(workers), "--json"], cwd=ROOT, capture_output=True, text=True, check=False
+    )  # fmt: skip
+    seconds = time.perf_counter() - began
+    if done.returncode != 0:
+        raise SystemExit(done.stderr)
+    return seconds, json.loads(done.stdout)
+
+
+def measure_ratio(folder: Path, backend: str, jobs: int, repeats: int) -> dict[str, Any]:
+    """Wall seconds with one and two jobs at a time, alternating; the compile cache is full."""
+    words = [f"backend={backend}", "trainer.epochs=5", f"backend.compile_cache={folder / 'shared'}"]
+    if jobs > 1:
+        sweep(folder, "warm", [*words, "seed=100"], 1)
+    words.append(f"seed=range({jobs})")
+    times: dict[int, list[float]] = {1: [], 2: []}
+    for repeat in range(repeats):
+        for workers in times:
+            times[workers].append(sweep(folder, f"ratio-{workers}-{repeat}", words, workers)[0])
+    one, two = statistics.median(times[1]), statistics.median(times[2])
+    return {"jobs": jobs, "seconds_j1": times[1], "seconds_j2": times[2], "ratio": two / one,
+            "target": RATIO_TARGET}  # fmt: skip
+
+
+def measure_overhead(folder: Path, backend: str, repeats: int) -> dict[str, list[float]]:
+    """Seconds of a job beyond its training, one at a time: the first of a sweep finds an empty cache, others a full."""
+    common = [f"backend={backend}", "trainer.epochs=3"]
+    beyond: dict[str, list[float]] = {"off": [], "cold": [], "warm": []}
+    for repeat in range(repeats):
+        name = f"{backend}-{repeat}"
+        (off,) = sweep(folder, f"off-{name}", [*common, "seed=0", "backend.compile_cache=null"], 1)[1]["jobs"]
+        cached = [*common, "seed=0,1", f"backend.compile_cache={folder / f'cache-{name}'}"]
+        cold, warm = sweep(folder, f"on-{name}", cached, 1)[1]["jobs"]
+        beyond["off"].append(beyond_training(folder / f"off-{name}", off))
+        beyond["cold"].append(beyond_training(folder / f"on-{name}", cold))
+        beyond["warm"].append(beyond_training(folder / f"on-{name}", warm))
+    return beyond
+
+
+def beyond_training(place: Path, job: dict[str, Any]) -> float:
+    """The time of the process less that of its steps, which examples_per_second is of (compilation not counted)."""
+    batch_size = OmegaConf.load(place / job["name"] / "config.yaml").trainer.batch_size
+    return float(job["seconds"]) - job["steps_seen"] * batch_size / float(job["examples_per_second"])
+
+
+@dataclass
+class Parent(Watch):
+    """What the queue's own process holds at each poll, in order; `cpu` is its CPU time between polls."""
+
+    kilobytes: list[int] = field(default_factory=list)
+    files: list[int] = field(default_factory=list)
+    children: list[int] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)
+    _since: float = 0.0
+
+    def tick(self, running: Sequence[Child]) -> None:
+        self.cpu.append(time.process_time() - self._since)
+        status = Path("/proc/self/status").read_text()
+        self.kilobytes.append(int(status.split("VmRSS:")[1].split()[0]))
+        self.files.append(len(os.listdir("/proc/self/fd")))
+        self.children.append(sum(len(each.read_text().split()) for each in Path("/proc/self/task").glob("*/children")))
+        self._since = time.process_time()
+
+    def quarters(self) -> dict[str, dict[str, float]]:
+        """Each figure in the first and the last quarter of the run; the CPU time is that of a poll."""
+        part = max(1, len(self.cpu) // 4)
+        named = {"kilobytes": self.kilobytes, "files": self.files, "children": self.children,
+                 "poll_milliseconds": [1000 * seconds for seconds in self.cpu[1:]]}  # fmt: skip
+        return {name: {"first": statistics.median(values[:part]), "last": statistics.median(values[-part:]),
+                       "most": max(values)} for name, values in named.items()}  # fmt: skip
+
+
+def measure_queue(folder: Path, jobs: int, seconds: float, workers: int) -> dict[str, Any]:
+    """That many processes which only sleep, through the queue."""
+    (folder / "logs").mkdir()
+    work = [Work(Job(number, f"{number:03d}", {}, [], 0), ["sleep", str(seconds)], folder / "logs" / f"{number}.log")
+            for number in range(jobs)]  # fmt: skip
+    parent, codes = Parent(_since=time.process_time()), list[int | None]()
+    began = time.perf_counter()
+    Queue(Limits(workers), lambda done, ending: codes.append(ending.exit_code), [parent]).run(work)
+    took = time.perf_counter() - began
+    assert codes == [0] * jobs
+    return {"jobs": jobs, "job_seconds": seconds, "workers": workers, "seconds": took,
+            "least_seconds": jobs * seconds / workers, **parent.quarters()}  # fmt: skip
+
+
+def report(results: dict[str, Any]) -> None:
+    ratio, queue = results["two_at_a_time"], results["queue"]
+    verdict = "met" if ratio["ratio"] <= ratio["target"] else "MISSED"
+    print(f"{ratio['jobs']} jobs, -j 2 over -j 1: {ratio['ratio']:.2f}   target {ratio['target']} {verdict}")
+    for backend, cases in results["seconds_beyond_training"].items():
+        words = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in cases.items())
+        print(f"a job beyond its training, {backend}, compile cache {words}")
+    what = f"{queue['jobs']} jobs of {queue['job_seconds']} s, {queue['workers']} at a time"
+    print(f"{what}: {queue['seconds']:.1f} s, at best {queue['least_seconds']:.1f}")
+    for name in ("kilobytes", "files", "children", "poll_milliseconds"):
+        own = queue[name]
+        print(f"  {name:<18} first quarter {own['first']:.2f}, last quarter {own['last']:.2f}, most {own['most']:.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--quick", action="store_true")
+    words = parser.parse_args()
+    backends = ["jax"] if words.quick else ["tensorflow", "jax"]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        results = {
+            "queue": measure_queue(folder, *((20, 0.1, 4) if words.quick else (200, 1.0, 8))),
+            "two_at_a_time": measure_ratio(folder, backends[0], *((1, 1) if words.quick else (8, words.repeats))),
+            "seconds_beyond_training": {
+                backend: measure_overhead(folder, backend, 1 if words.quick else words.repeats) for backend in backends
+            },
+        }
+    report(results)
+    if words.quick:
+        return
+    RESULTS.parent.mkdir(exist_ok=True)
+    RESULTS.write_text(json.dumps({
+        "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
+        "python": platform.python_version(), **results,
+    }, indent=2) + "\n")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
