@@ -44,7 +44,7 @@ def main(manner: str, run_dir: Path, value: float) -> None:
         sys.exit(4)
     if manner == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
-    if manner == "hangs":
+    if manner == "hangs" or (manner == "goes on" and not run_dir.exists()):
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
         time.sleep(60)
     if manner == "deaf":

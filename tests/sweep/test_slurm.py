@@ -1,0 +1,91 @@
+"""Jobs of Slurm, whose programs are stand-ins: what they are asked, and that a job ends when it should."""
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from sweep_stubs import signal_when
+
+from mpt_cli.sweep.launchers.launcher import Launcher
+
+FAKE = Path(__file__).with_name("fake_slurm.py")
+WORDS = ["launcher.partition=gpu", "launcher.gpus_per_node=1", "launcher.cpus_per_task=8", "launcher.mem_gb=16",
+         "launcher.timeout_min=30", "launcher.sbatch.mail-type=FAIL"]  # fmt: skip
+
+
+@pytest.fixture
+def slurm(tmp_path, monkeypatch) -> Path:
+    """The folder in which the stand-ins keep what they were asked."""
+    programs, place = tmp_path / "bin", tmp_path / "slurm"
+    programs.mkdir()
+    place.mkdir()
+    for name in ("sbatch", "srun", "scancel", "sacct", "scontrol"):
+        (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} {name} "$@"\n')
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_SLURM", str(place))
+    return place
+
+
+def launched(stubs, words, **options):
+    return stubs.start(["conf=digits_mlp", *words], launcher=Launcher.choose("submitit", WORDS), **options)
+
+
+def ended(place: Path) -> bool:
+    process, deadline = Path(f"/proc/{(place / '77').read_text()}/stat"), time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if not process.exists() or process.read_text().split()[2] == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.slow
+def test_sbatch_is_told_the_settings_and_the_job_ends_with_its_own_code(stubs, slurm):
+    stubs.manners = {2: "raises"}
+    found, code = launched(stubs, ["seed=0,1"], workers=1)
+    assert code == 2 and [result.exit_code for result in found.results] == [0, 2]
+    script = (slurm / "script.sh").read_text().splitlines()
+    options = {line.removeprefix("#SBATCH --") for line in script if line.startswith("#SBATCH")}
+    assert {"partition=gpu", "gpus-per-node=1", "cpus-per-task=8", "mem=16GB", "time=30", "mail-type=FAIL",
+            "job-name=002-seed-1"} <= options  # fmt: skip
+    assert not (slurm / "cancelled.txt").exists()  # the guard was called off
+
+
+@pytest.mark.slow
+def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
+    stubs.manners = {1: "hangs"}
+    found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
+    assert (found.results[0].status, found.results[0].summary["status"]) == ("timed out", "terminated")
+    assert (slurm / "cancelled.txt").read_text() == "77\n" and ended(slurm)
+
+
+@pytest.mark.slow
+def test_a_proxy_that_is_killed_has_its_job_cancelled(stubs, slurm, tmp_path):
+    stubs.manners = {1: "deaf"}
+    killed = (tmp_path / "s", 1, signal.SIGINT, 2)  # by the second
+    threading.Thread(target=signal_when, args=killed, daemon=True).start()
+    found, code = launched(stubs, ["seed=0", "sweep_dir=s"], grace_seconds=60.0)
+    assert code == 130 and found.results[0].status == "interrupted" and ended(slurm)
+    assert set((slurm / "cancelled.txt").read_text().split()) == {"77"}
+
+
+@pytest.mark.slow
+def test_a_job_whose_time_is_over_saves_and_goes_on_in_a_job_anew(stubs, slurm, tmp_path):
+    stubs.manners = {1: "goes on"}
+
+    def announce_the_end() -> None:
+        while not (tmp_path / "s" / "logs" / "001-only.began").exists():
+            time.sleep(0.02)
+        time.sleep(0.5)
+        os.killpg(int((slurm / "77").read_text()), signal.SIGUSR2)  # to all processes of the job, as Slurm does
+
+    threading.Thread(target=announce_the_end, daemon=True).start()
+    found, code = launched(stubs, ["seed=0", "sweep_dir=s"])
+    assert code == 0 and found.results[0].status == "finished"
+    assert (tmp_path / "s" / "started.txt").read_text().count("001-only") == 2
+    assert "Requeued job 77" in (slurm / "output.txt").read_text()
