@@ -14,6 +14,7 @@ from sweep_stubs import signal_when, stub_work
 
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import Ending
+from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.queue import Limits, Queue, Watch
 
 
@@ -135,3 +136,29 @@ def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
     gc.collect()
     assert held() == before
     assert len(record.endings) == 200 and {ending.exit_code for ending in record.endings.values()} == {0}
+
+
+@pytest.mark.slow
+def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
+    (tmp_path / "logs").mkdir()
+    work = (
+        Work(Job(number, f"{number:03d}", {}, [], 0), ["sleep", "1"], tmp_path / "logs" / f"{number}.log")
+        for number in range(200)
+    )
+
+    def look() -> tuple[int, int, int]:
+        kilobytes = int(Path("/proc/self/status").read_text().split("VmRSS:")[1].split()[0])
+        children = sum(len(own.read_text().split()) for own in Path("/proc/self/task").glob("*/children"))
+        return kilobytes, len(os.listdir("/proc/self/fd")), children
+
+    class Parent(Watch):
+        def tick(self, running) -> None:
+            held.append(look())
+
+    before, held, record = look(), list[tuple[int, int, int]](), Record()
+    Queue(Limits(workers=20), record, [record, Parent()]).run(work)
+    assert [record.endings[number].exit_code for number in range(200)] == [0] * 200 and record.most_running == 20
+    later = held[len(held) // 4 :]
+    assert max(kilobytes for kilobytes, _, _ in later) - held[len(held) // 4][0] < 2048
+    assert max(files for _, files, _ in held) - before[1] <= 1
+    assert max(children for _, _, children in held) - before[2] <= 20
