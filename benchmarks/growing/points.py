@@ -44,8 +44,8 @@ def words_batch_size(value: float, folder: str) -> list[str]:
 
 
 def words_variables(value: float, folder: str) -> list[str]:
-    return [*_synthetic(16, 16, VARIABLES_STEPS), "model=builder", "model.builder=benchmarks.growing.many:many_variables",
-            f"model.kwargs={{count: {value:.0f}}}"]  # fmt: skip
+    builder = "model.builder=benchmarks.growing.many:many_variables"
+    return [*_synthetic(16, 16, VARIABLES_STEPS), "model=builder", builder, f"model.kwargs={{count: {value:.0f}}}"]
 
 
 def words_data_size(value: float, folder: str) -> list[str]:
