@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from mpt_cli.errors import DataError
 from mpt_cli.report import curves
@@ -70,13 +71,17 @@ _Values = tuple[SweepResults, str, Callable[[JobResult], float | None]]
 def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
     """A point per job and a line through the means, a colour for each setting of the other varied keys."""
     found, key, value = values
+    is_search = found.plan.trials > 0  # of which no two jobs are alike in the other keys
     series: dict[str, dict[float, list[float]]] = {}
     for result in found.results:
         x, y = _number(result, key), value(result)
         if x is not None and y is not None and math.isfinite(y):
-            series.setdefault(_label(result, key, SEED), {}).setdefault(x, []).append(y)
+            label = "" if is_search else _label(result, key, SEED)
+            series.setdefault(label, {}).setdefault(x, []).append(y)
     drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
              for curve in _means_and_points(label or "mean", points, distinct_look(place))]  # fmt: skip
+    if is_search:
+        drawn = [replace(curve, label="trials", is_part=False) for curve in drawn if curve.is_part]
     base = _log_base(key, sorted({x for points in series.values() for x in points}))
     return Picture(name, title, y_label, drawn, x_label=key, log_base_x=base, from_zero=name == "skipped")
 

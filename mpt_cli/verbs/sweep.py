@@ -26,11 +26,10 @@ examples:
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt report mine                    table and page again
-  mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \
-      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
-
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
+  mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
+      launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
@@ -48,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_words(parser)
     parser.epilog = _EXAMPLES
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: what cores, memory and "
-                        "GPUs allow")  # fmt: skip
+                        "GPUs allow, and 16 on a cluster")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "

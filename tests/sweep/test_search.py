@@ -17,6 +17,7 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
+from mpt_cli.sweep import plots
 from mpt_cli.sweep.objective import Objective
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.ranking import SweepResults
@@ -218,3 +219,10 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=r"--trials: optuna is not installed\. pip install 'mpt-cli\[optuna\]'"):
         searches.search(WORDS, 3)
+
+
+def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
+    found, _ = searches.search(WORDS, 2)
+    (trials,) = plots.pictures(found)[0].curves
+    assert (trials.label, trials.look.style, len(trials.xs)) == ("trials", "", 2)
+    assert max(trials.ys) == max(value_of(result.job) for result in found.results)
