@@ -54,7 +54,9 @@ def resume_search(path: str, trials: int | None, options: Options, screen: Scree
         plan, facts = sweep.read_plan()
         if trials is not None:
             facts["search"]["trials"] = trials
-            sweep.write_plan(plan, facts)
+        if options.objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
+            facts["objective"] = options.objective
+        sweep.write_plan(plan, facts)
         return _run(sweep, options, screen)
 
 
