@@ -1,11 +1,14 @@
 """Are gradients finite, how large are they, and if they are not finite, what is wrong with them."""
 
+import itertools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
 from keras import ops
 
+SMALL_ELEMENTS = 2**16
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Tensor], Callable[[], Tensor]], Tensor]
@@ -82,9 +85,36 @@ def largest_magnitude(gradients: list[Tensor], variables: list[Any]) -> Tensor:
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:
-    if not gradients:
-        return ops.zeros((), "float32")
-    return ops.max(ops.stack([magnitude(gradient) for gradient in gradients]))
+    sizes = [magnitude(pack.values) for pack in _packed(gradients)]
+    return ops.max(ops.stack(sizes)) if sizes else ops.zeros((), "float32")
+
+
+class _Pack(NamedTuple):
+    """Small gradients as one vector, or a large one as it is; `indices` are theirs, `starts` where each begins."""
+
+    values: Tensor
+    indices: list[int]
+    starts: list[int]
+
+
+def _packed(gradients: list[Tensor]) -> list[_Pack]:
+    """All gradients that are some, small ones of a dtype in one vector: thousands of small variables would cost a
+    kernel each, and minutes of compilation."""
+    packs, small = [], dict[str, list[tuple[int, Tensor]]]()
+    for index, gradient in enumerate(gradients):
+        if gradient is None:
+            continue
+        values = dense(gradient)
+        if None in values.shape or math.prod(values.shape) > SMALL_ELEMENTS:
+            packs.append(_Pack(values, [index], [0]))
+        elif 0 not in values.shape:
+            dtype = keras.backend.standardize_dtype(values.dtype)
+            small.setdefault(dtype, []).append((index, ops.reshape(values, (-1,))))
+    for group in small.values():
+        lengths = [int(values.shape[0]) for _, values in group]
+        starts = [0, *itertools.accumulate(lengths)][:-1]
+        packs.append(_Pack(ops.concatenate([values for _, values in group]), [index for index, _ in group], starts))
+    return packs
 
 
 def describe_gradients(gradients: list[Tensor], variables: list[Any], finite: Tensor, cond: Cond = ops.cond) -> Tensor:
@@ -99,14 +129,19 @@ def describe_gradients(gradients: list[Tensor], variables: list[Any], finite: Te
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:
     """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
-    zero = ops.zeros((), dtype="int32")
-    nan, inf, first = zero, zero, zero - 1
-    for index, gradient in enumerate(gradients):
-        if gradient is None:
-            continue
-        values = dense(gradient)
-        nan_here = ops.sum(ops.cast(ops.isnan(values), "int32"))
-        inf_here = ops.sum(ops.cast(ops.isinf(values), "int32"))
-        first = ops.where(ops.logical_and(first < 0, nan_here + inf_here > 0), zero + index, first)
-        nan, inf = nan + nan_here, inf + inf_here
-    return ops.stack([nan, inf, first])
+    nan = inf = ops.zeros((), dtype="int32")
+    none = len(gradients)
+    first = ops.full((), none, dtype="int32")
+    for pack in _packed(gradients):
+        is_nan, is_inf = ops.isnan(pack.values), ops.isinf(pack.values)
+        nan, inf = nan + _count(is_nan), inf + _count(is_inf)
+        bad = ops.reshape(ops.logical_or(is_nan, is_inf), (-1,))
+        place = ops.cast(ops.argmax(ops.cast(bad, "int32")), "int32")
+        which = _count(ops.convert_to_tensor(pack.starts, dtype="int32") <= place) - 1
+        index = ops.take(ops.convert_to_tensor(pack.indices, dtype="int32"), which)
+        first = ops.where(ops.any(bad), ops.minimum(first, index), first)
+    return ops.stack([nan, inf, ops.where(first < none, first, -1)])
+
+
+def _count(flags: Tensor) -> Tensor:
+    return ops.sum(ops.cast(flags, "int32"))

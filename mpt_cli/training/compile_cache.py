@@ -11,12 +11,11 @@ import os
 import platform
 import shutil
 import warnings
-from collections.abc import Iterator, MutableMapping
-from contextlib import contextmanager, suppress
+from collections.abc import MutableMapping
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
-from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import Settings
 
 LEAST_FREE_BYTES = 2**30
@@ -52,18 +51,6 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     elif "persistent_cache_directory" not in environment.get("TF_XLA_FLAGS", ""):
         flag = f"--tf_xla_persistent_cache_directory={folder}"
         environment["TF_XLA_FLAGS"] = f"{environment.get('TF_XLA_FLAGS', '')} {flag}".strip()
-
-
-@contextmanager
-def cache_trouble_explained() -> Iterator[None]:
-    """DataError where TensorFlow gives up because it can't keep a program: the disk has filled up since the start."""
-    try:
-        yield
-    except Exception as error:
-        if "xla_compile_cache" not in str(error):
-            raise
-        raise DataError(f"A compiled program can't be kept: {str(error).splitlines()[0]}. Make room, or set "
-                        "backend.compile_cache=null.") from error
 
 
 def cache_folder(chosen: str, backend: str) -> Path:

@@ -8,8 +8,7 @@ again) it tells the others; only it writes files.
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
 from typing import Any
@@ -93,18 +92,3 @@ def _from_first(values: Any) -> Any:
     from jax.experimental import multihost_utils
 
     return multihost_utils.broadcast_one_to_all(values)
-
-
-@contextmanager
-def loss_of_others_explained(together: Together | None) -> Iterator[None]:
-    """DataError where the connection to another process breaks: it was killed, or its machine is gone."""
-    if together is None:
-        yield
-        return
-    try:
-        yield
-    except Exception as error:
-        if not re.search("gloo|nccl|connection|coordination|distributed", str(error), re.IGNORECASE):
-            raise
-        raise DataError("The connection to another process of this run broke, so it was ended "
-                        f"({str(error).strip().splitlines()[0][:200]}). Go on with resume=…") from error

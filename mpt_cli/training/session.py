@@ -16,14 +16,14 @@ from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_
 from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
-from mpt_cli.training.compile_cache import cache_trouble_explained
 from mpt_cli.training.memory import peak_memory
 from mpt_cli.training.postmortem import examine
-from mpt_cli.training.processes import Together, loss_of_others_explained
+from mpt_cli.training.processes import Together
 from mpt_cli.training.rollback import Rollback, restore
 from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.scaling import describe_scaling
 from mpt_cli.training.trainer import Outcome, Plan, Trainer
+from mpt_cli.training.troubles import troubles_explained
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Session:
         trainer = self.trainer
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with cache_trouble_explained(), loss_of_others_explained(trainer.together):
+        with troubles_explained(trainer.together is not None):
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> None:

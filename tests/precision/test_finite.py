@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from mpt_cli.precision import finite
 from mpt_cli.precision.finite import FLOAT32_MAX, all_finite, describe_gradients, magnitude
 from tests.backends import MODES, compiled
 
@@ -59,3 +60,17 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
     for values, expected in table.items():
         tensors = [keras.ops.convert_to_tensor(np.float32(v)) for v in values]
         assert np.asarray(described(*tensors)).tolist() == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_first_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, monkeypatch) -> None:
+    monkeypatch.setattr(finite, "SMALL_ELEMENTS", 4)
+    shapes = [(2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2)]
+    described = compiled(lambda *gradients: finite.describe_non_finite(list(gradients)), mode)
+    for bad in range(len(shapes)):
+        values = [np.ones(shape, "float32") for shape in shapes]
+        for later in values[bad:]:
+            later.reshape(-1)[-1:] = np.inf
+        found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
+        at = next((i for i, v in enumerate(values) if not np.isfinite(v).all()), -1)
+        assert found == [0, sum(int(np.isinf(v).sum()) for v in values), at]
