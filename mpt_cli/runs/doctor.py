@@ -17,7 +17,10 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
-EXTRAS = {"jax": "backend=jax", "tensorboard": "logger.tensorboard=true"}  # package = extra -> what it is for
+EXTRAS = {  # package -> what it is for
+    "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "optuna": "mpt sweep --trials",
+    "submitit": "mpt sweep --launcher submitit", "ray": "mpt sweep --launcher ray",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
