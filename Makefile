@@ -31,6 +31,7 @@ types: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.startup
 	$(BIN)/python -m benchmarks.speed
+	$(BIN)/python -m benchmarks.sweep
 
 recipes: $(VENV)/.dev
 	$(BIN)/mpt reproduce --all -j 2
