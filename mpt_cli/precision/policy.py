@@ -19,6 +19,8 @@ class Policy:
 
     >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
     ('float16', 'float32')
+
+    A name that Keras doesn't know raises its ValueError where the policy is first used.
     """
 
     name: str = "float32"
