@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 def run(backend: str, *arguments: str) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"  # JAX reads them once
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1"}
+    environment["XLA_FLAGS"] = flags
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
 

@@ -15,8 +15,6 @@ elif os.environ.get("KERAS_BACKEND", "tensorflow") == "tensorflow":
 
     devices = [tf.config.LogicalDeviceConfiguration(), tf.config.LogicalDeviceConfiguration()]
     tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], devices)
-else:
-    os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=2"
 
 
 @pytest.fixture(scope="session")
