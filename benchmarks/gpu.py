@@ -35,7 +35,7 @@ NOTES = [
     "A step is timed over whole epochs of mpt's own training loop: data on the device, the loss scale, records, "
     "telemetry files and epoch ends; median of 3 rounds in which the contenders of a process take turns. Kernels need "
     "not be deterministic (`trainer.deterministic=false`), the learning rate is constant, and gradients are not "
-    "sampled for underflow (by default two more passes every 500 steps, about 0.4 %). Plain Keras is Keras's own "
+    "sampled for underflow (by default two more passes every 2000 steps, about 0.1 %). Plain Keras is Keras's own "
     "train_step in a compiled loop on the device, without scaling, checks or records.",
     "Share of peak: model FLOPs (multiply-adds of the model's own layers x 2 x 3 for training, attention over the "
     "full square, nothing for what is computed twice) over the data sheet's dense peak: 16 bit, or TF32 where float32 "

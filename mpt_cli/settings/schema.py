@@ -81,7 +81,7 @@ class Trainer:
     max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
                                             "was exactly 0, null = never", at_least=1)
     gradient_health_every_steps: Optional[int] = key(
-        500, "steps between samples of the gradients where anything computes in float16 (flushed to zero, norm, "
+        2000, "steps between samples of the gradients where anything computes in float16 (flushed to zero, norm, "
         "head-room), the first at step 100 at the latest; null = never", at_least=1)
     on_unhealthy: str = key("stop", "what a broken health rule does: stop the run, or rollback to the last good "
                             "checkpoint and go on with lower rates", choices=("stop", "rollback"))
