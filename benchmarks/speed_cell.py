@@ -18,6 +18,7 @@ from typing import Any
 
 from mpt_cli.settings import load_settings
 
+FIRST_SAMPLE_STEPS = 150  # by then mpt has looked at the gradients once, which compiles
 COMMON = [
     "policy={policy}", "backend={backend}", "optimizer=adam", "optimizer.learning_rate=1e-3",
     "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0", "trainer.batch_size=64",
@@ -61,7 +62,7 @@ def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
     telemetry = file_telemetry(cell)
     turns = {name: build(cell) for name, build in CONTENDERS.items() if name != "mpt"}
     turns = {"mpt": mpt_turn(cell, telemetry), **turns}
-    epochs = {name: warm_up(turn, task["turn_seconds"]) for name, turn in turns.items()}
+    epochs = {name: warm_up(turn, task["turn_seconds"], cell.steps) for name, turn in turns.items()}
     steps = {name: count * cell.steps for name, count in epochs.items()}
     rates: dict[str, list[float]] = {name: [] for name in turns}
     cpu_rates: dict[str, list[float]] = {name: [] for name in turns}
@@ -79,10 +80,10 @@ def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
     return {**summarise(rates), "cpu_time": summarise(cpu_rates), **shares}
 
 
-def warm_up(turn: Callable[[int], float], turn_seconds: float) -> int:
+def warm_up(turn: Callable[[int], float], turn_seconds: float, steps_per_epoch: int) -> int:
     """How many epochs of `turn` last `turn_seconds`; everything is compiled afterwards."""
     turn(1)
-    turn(1)  # mpt feels its way to the best number of steps per call
+    turn(FIRST_SAMPLE_STEPS // steps_per_epoch + 1)  # mpt feels its way to the best number of steps per call
     return max(1, round(turn_seconds / turn(1)))
 
 
