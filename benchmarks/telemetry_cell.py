@@ -43,7 +43,7 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         NAIVE: mpt_turn(naive, Telemetry([])),
     }
     turns[FULL](math.ceil(FIRST_STEP / cell.steps))  # the first sample compiles
-    epochs = {name: warm_up(turn, task["turn_seconds"]) for name, turn in turns.items()}
+    epochs = {name: warm_up(turn, task["turn_seconds"], cell.steps) for name, turn in turns.items()}
     telemetry.seconds = 0.0
     rates, full_seconds = take_turns(turns, epochs, cell.steps, task["repeats"])
     telemetry.close()
