@@ -11,7 +11,7 @@ from pathlib import Path
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.scalars import scalars_of
+from mpt_cli.telemetry.sinks.scalars import scale_changes, scalars_of
 
 
 def check_tensorboard() -> None:
@@ -56,9 +56,8 @@ class TensorBoardSink(Sink):
             self._writer.flush()
 
     def events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.scale_after != event.scale_before:
-                self._write(event.step, {"loss_scale": event.scale_after})
+        for step, scalars in scale_changes(events):
+            self._write(step, scalars)
 
     def close(self) -> None:
         with _as_data_error(self._folder):

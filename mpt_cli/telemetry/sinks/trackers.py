@@ -9,6 +9,7 @@ import importlib
 import importlib.util
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -18,7 +19,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.scalars import scalars_of
+from mpt_cli.telemetry.sinks.scalars import scale_changes, scalars_of
 
 ABOUT = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
 LONGEST_PARAM = 6000  # characters, MLflow's limit
@@ -31,32 +32,61 @@ def check_tracker(name: str) -> None:
         raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
 
 
-@contextmanager
-def _as_data_error(name: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:  # each tracker has a family of its own
-        reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
-        raise DataError(f"{name} could not take what it was given: {reason[0]}. Set logger.{name}=false to go on "
-                        "without it.") from error
+class _Tracker(Sink, ABC):
+    """What both have in common; DataError, naming the tracker, for every failure of its own."""
+
+    package: str
+
+    def __init__(self, folder: Path) -> None:
+        check_tracker(self.package)
+        self._folder = folder
+
+    def start(self, header: RunHeader) -> None:
+        with self._errors_named():
+            self._begin(header)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._log(scalars_of(snapshot), snapshot.step)
+
+    def events(self, events: Sequence[Event]) -> None:
+        for step, scalars in scale_changes(events):
+            self._log(scalars, step)
+
+    def _log(self, scalars: dict[str, float], step: int) -> None:
+        with self._errors_named():
+            self._write(scalars, step)
+
+    @contextmanager
+    def _errors_named(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # each tracker has a family of its own
+            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            raise DataError(f"{self.package} could not take what it was given: {reason[0]}. Set "
+                            f"logger.{self.package}=false to go on without it.") from error
+
+    @abstractmethod
+    def _begin(self, header: RunHeader) -> None:
+        """Make the run and say what it is."""
+
+    @abstractmethod
+    def _write(self, scalars: dict[str, float], step: int) -> None:
+        """One point of each of these curves."""
 
 
 def _describe(header: RunHeader) -> dict[str, str]:
     return {name: str(getattr(header, name)) for name in ABOUT}
 
 
-class MlflowSink(Sink):
+class MlflowSink(_Tracker):
     """A run of the experiment named after the recipe. Read it with `mlflow ui --backend-store-uri FOLDER`."""
 
+    package = "mlflow"
+
     def __init__(self, folder: Path) -> None:
-        check_tracker("mlflow")
-        self._folder = folder
+        super().__init__(folder)
         self._client: Any = None
         self._run_id = ""
-
-    def start(self, header: RunHeader) -> None:
-        with _as_data_error("mlflow"):
-            self._begin(header)
 
     def _begin(self, header: RunHeader) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # later versions want to be told
@@ -69,16 +99,8 @@ class MlflowSink(Sink):
         about = [self._entities.Param(name, text[:LONGEST_PARAM]) for name, text in _describe(header).items()]
         self._client.log_batch(self._run_id, params=about)
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._log(scalars_of(snapshot), snapshot.step)
-
-    def events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.scale_after != event.scale_before:
-                self._log({"loss_scale": event.scale_after}, event.step)
-
     def finish(self, summary: Summary) -> None:
-        with _as_data_error("mlflow"):
+        with self._errors_named():
             self._client.set_tag(self._run_id, "verdict", summary.verdict)
             self._client.set_tag(self._run_id, "explanation", summary.explanation)
         self._end("FINISHED" if summary.exit_code == 0 else "FAILED")
@@ -86,30 +108,26 @@ class MlflowSink(Sink):
     def close(self) -> None:
         self._end("KILLED")
 
-    def _log(self, scalars: dict[str, float], step: int) -> None:
+    def _write(self, scalars: dict[str, float], step: int) -> None:
         now = int(1000 * time.time())
         metrics = [self._entities.Metric(name, value, now, step) for name, value in scalars.items()]
-        with _as_data_error("mlflow"):
-            self._client.log_batch(self._run_id, metrics=metrics)
+        self._client.log_batch(self._run_id, metrics=metrics)
 
     def _end(self, status: str) -> None:
         if self._client is not None:
             client, self._client = self._client, None
-            with _as_data_error("mlflow"):
+            with self._errors_named():
                 client.set_terminated(self._run_id, status)
 
 
-class WandbSink(Sink):
+class WandbSink(_Tracker):
     """A run of the project named after the recipe, kept in the run directory. `wandb sync FOLDER` sends it later."""
 
-    def __init__(self, folder: Path) -> None:
-        check_tracker("wandb")
-        self._folder = folder
-        self._run: Any = None
+    package = "wandb"
 
-    def start(self, header: RunHeader) -> None:
-        with _as_data_error("wandb"):
-            self._begin(header)
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self._run: Any = None
 
     def _begin(self, header: RunHeader) -> None:
         wandb = importlib.import_module("wandb")
@@ -122,28 +140,19 @@ class WandbSink(Sink):
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")  # its own count of steps must never go back
 
-    def snapshot(self, snapshot: Snapshot) -> None:
-        self._log(scalars_of(snapshot), snapshot.step)
-
-    def events(self, events: Sequence[Event]) -> None:
-        for event in events:
-            if event.scale_after != event.scale_before:
-                self._log({"loss_scale": event.scale_after}, event.step)
-
     def finish(self, summary: Summary) -> None:
-        with _as_data_error("wandb"):
+        with self._errors_named():
             self._run.summary.update({f"mpt/{name}": value for name, value in asdict(summary).items()})
         self._end(summary.exit_code)
 
     def close(self) -> None:
         self._end(1)
 
-    def _log(self, scalars: dict[str, float], step: int) -> None:
-        with _as_data_error("wandb"):
-            self._run.log({**scalars, "step": step})
+    def _write(self, scalars: dict[str, float], step: int) -> None:
+        self._run.log({**scalars, "step": step})
 
     def _end(self, exit_code: int) -> None:
         if self._run is not None:
             run, self._run = self._run, None
-            with _as_data_error("wandb"):
+            with self._errors_named():
                 run.finish(exit_code=exit_code)
