@@ -32,7 +32,7 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
     is 3, its last words are shown, and the first is ended.
     """
     count = settings.distribute.processes or 1
-    meeting_point = f"127.0.0.1:{_free_port()}"
+    meeting_point = f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryFile("w+") as words_of_others:
         processes = [_start(Place(i, count, meeting_point), arguments, words_of_others) for i in range(count)]
         to_leader = _passed_on(processes[0])
@@ -86,7 +86,7 @@ def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> N
     print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.launch import _free_port
+from mpt_cli.launch import free_port
 from mpt_cli.settings import load_settings
 from mpt_cli.training.processes import Place, find_place
 
@@ -47,7 +47,7 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
 @slow
 def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path) -> None:
     words = [*TINY, *TWO, "trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
-    meeting_point = f"127.0.0.1:{_free_port()}"
+    meeting_point = f"127.0.0.1:{free_port()}"
     running = [
         subprocess.Popen([sys.executable, str(HERE / "one_of_two.py"), *words], cwd=tmp_path, text=True,
                          env={**os.environ, "MPT_PROCESS": str(Place(i, 2, meeting_point))}, stdout=subprocess.PIPE)
