@@ -11,7 +11,7 @@ from pathlib import Path
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.scalars import scale_changes, scalars_of
+from mpt_cli.telemetry.sinks.scalars import scalars_of, scale_changes
 
 
 def check_tensorboard() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.scalars import scale_changes, scalars_of
+from mpt_cli.telemetry.sinks.scalars import scalars_of, scale_changes
 
 ABOUT = ("recipe", "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution", "attempt")
 LONGEST_PARAM = 6000  # characters, MLflow's limit
