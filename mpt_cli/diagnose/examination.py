@@ -17,7 +17,7 @@ from mpt_cli.diagnose.copies import (
     trial_policy,
 )
 from mpt_cli.diagnose.course import Course
-from mpt_cli.diagnose.passes import Counted, PassOptions, build_pass
+from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
 from mpt_cli.diagnose.ranges import Examined, LayerRange, common_window
 from mpt_cli.diagnose.verification import Reference, Verifier, holds_non_finite
 from mpt_cli.diagnose.watching import Watch, name_of, parts_of
@@ -167,11 +167,6 @@ class Examination:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ConfigError(Problem("policy.name", f"can't be computed on this device: {reason}.", self.policy.name,
                                       "Diagnose it on a GPU, or with the other backend.")) from error  # fmt: skip
-
-
-def add_up(found: Sequence[Counted]) -> Counted:
-    """The counts of several passes together."""
-    return sum(found[1:], found[0])
 
 
 def _check_finite(counted: Counted, step: int) -> None:

@@ -1,5 +1,6 @@
 """One forward and backward pass that counts gradients and changes nothing: what is asked of a backend."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -38,6 +39,11 @@ class Counted:
         updates = None if self.updates is None or other.updates is None else self.updates + other.updates
         losses = self.losses + other.losses
         return Counted(losses, self.sinks + other.sinks, self.weights + other.weights, updates)
+
+
+def add_up(found: Sequence[Counted]) -> Counted:
+    """The counts of several passes together, of one at least."""
+    return sum(found[1:], found[0])
 
 
 class GradientPass(Protocol):

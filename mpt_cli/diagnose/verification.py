@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.diagnose.passes import Counted, Counts, GradientPass
+from mpt_cli.diagnose.passes import Counted, Counts, GradientPass, add_up
 from mpt_cli.diagnose.ranges import LayerRange
 from mpt_cli.diagnose.watching import GRADIENT
 from mpt_cli.precision.gradients import INFS, NANS, ZEROS, SafeScales, share_flushed, share_overflow
@@ -83,7 +83,7 @@ class Verifier:
     def _try(self, scale: float) -> Trial:
         found = [self.trial_pass(batch, scale) for batch in self.batches]
         overflows = sum(holds_non_finite(counted.weights) for counted in found)
-        total = sum(found[1:], found[0])
+        total = add_up(found)
         values = [float(np.sum(g.counts[:INFS])) for g in self.bound]
         shares = [share_flushed(g.counts, power_of_two_below(scale)) for g in self.bound]
         return Trial(
