@@ -4,12 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from mpt_cli.diagnose.advice import config_keys, window_words
 from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.yaml_edit import set_choice, set_key
 from mpt_cli.runs.atomic import write_atomic
+from mpt_cli.runs.update import written_value
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.locate import find_recipe
 
@@ -42,7 +41,7 @@ def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...
         path = tuple(line.lstrip("+~").partition("=")[0].split("."))
         is_off = path[0] == "loss_scale" and found.settings.loss_scale.mode == "none"
         if path[0] not in OF_ONE_RUN and not is_off:
-            changed[path] = _written(_resolved(asdict(found.settings), path))
+            changed[path] = written_value(_resolved(asdict(found.settings), path))
     return {**changed, **config_keys(found)}
 
 
@@ -68,7 +67,3 @@ def _resolved(tree: Any, path: tuple[str, ...]) -> Any:
     for name in path:
         tree = tree.get(name) if isinstance(tree, dict) else None
     return tree
-
-
-def _written(value: Any) -> str:
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).partition("\n")[0]

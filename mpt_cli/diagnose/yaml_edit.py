@@ -5,6 +5,8 @@ from typing import Any
 
 import yaml
 
+from mpt_cli.runs.update import written_value
+
 
 def set_key(text: str, path: Sequence[str], value: str) -> str:
     """The text with `value`, written in YAML, at `path`: in place of the old one, or on a line of its own.
@@ -77,8 +79,8 @@ def _insert(text: str, mapping: Any, path: Sequence[str], value: str, is_top: bo
     if mapping.flow_style:
         inner = value
         for name in reversed(path[1:]):
-            inner = f"{{{_written(name)}: {inner}}}"
-        return f"{text[: start + 1]}{_written(path[0])}: {inner}{', ' if mapping.value else ''}{text[start + 1 :]}"
+            inner = f"{{{written_value(name)}: {inner}}}"
+        return f"{text[: start + 1]}{written_value(path[0])}: {inner}{', ' if mapping.value else ''}{text[start + 1 :]}"
     column = _column(text, start)
     lines = _nested(path, value, column)
     return text[:start] + "\n".join(lines).lstrip() + "\n" + " " * column + text[start:]
@@ -86,13 +88,8 @@ def _insert(text: str, mapping: Any, path: Sequence[str], value: str, is_top: bo
 
 def _nested(path: Sequence[str], value: str, indent: int) -> list[str]:
     *sections, name = path
-    lines = [f"{' ' * (indent + 2 * depth)}{_written(section)}:" for depth, section in enumerate(sections)]
-    return [*lines, f"{' ' * (indent + 2 * len(sections))}{_written(name)}: {value}"]
-
-
-def _written(name: str) -> str:
-    """A key in YAML, in quotes where it needs them."""
-    return str(yaml.safe_dump(name, default_flow_style=True, width=10**6)).partition("\n")[0]
+    lines = [f"{' ' * (indent + 2 * depth)}{written_value(section)}:" for depth, section in enumerate(sections)]
+    return [*lines, f"{' ' * (indent + 2 * len(sections))}{written_value(name)}: {value}"]
 
 
 def _column(text: str, index: int) -> int:

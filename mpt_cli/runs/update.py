@@ -44,8 +44,17 @@ def updated_text(text: str, figures: Mapping[Place, Any]) -> str:
         raise DataError(f"its expect: block has no {', '.join(missing)} of its own: it comes from elsewhere.")
     for place, (start, end) in sorted(places.items(), key=lambda item: item[1], reverse=True):
         if place[1:] in figures and place[0] == "expect":
-            text = text[:start] + _written(figures[place[1:]]) + text[end:]
+            text = text[:start] + written_value(figures[place[1:]]) + text[end:]
     return text
+
+
+def written_value(value: Any) -> str:
+    """A value or a key in YAML, on one line however long, in quotes where it needs them.
+
+    >>> [written_value(value) for value in (1e-3, "on", {"a": [1, None]})]
+    ['0.001', "'on'", '{a: [1, null]}']
+    """
+    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).partition("\n")[0]
 
 
 def write_recipe(path: Path, text: str) -> None:
@@ -70,7 +79,3 @@ def _rounded(value: float, direction: Any) -> float | int:
         return value
     scale = DIGITS - 1 - math.floor(math.log10(abs(value)))
     return float(round(direction(value * 10.0**scale) / 10.0**scale, max(scale, 0)))
-
-
-def _written(value: Any) -> str:
-    return str(yaml.safe_dump(value, default_flow_style=True)).partition("\n")[0]

@@ -1,5 +1,6 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
+import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.runs import targets
+from mpt_cli.runs import targets, update
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.environment import environment_differences
@@ -200,6 +201,16 @@ def test_new_figures_keep_comments_order_and_style() -> None:
     text = "expect:\n  loss: {value: 1.0, tolerance: 0.1}  # why\n  x:  7 # y\nseed: 3\n"
     updated = updated_text(text, {("loss", "value"): 2.5, ("x",): 8})
     assert updated == "expect:\n  loss: {value: 2.5, tolerance: 0.1}  # why\n  x:  8 # y\nseed: 3\n"
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    found = doctest.testmod(update)
+    assert (found.attempted, found.failed) == (2, 0)
+
+
+def test_a_new_figure_of_many_words_is_written_whole() -> None:
+    got = "loss went up " * 9 + "twice"  # 122 characters
+    assert updated_text("expect:\n  verdict: fine\n", {("verdict",): got}) == f"expect:\n  verdict: {got}\n"
 
 
 def test_differences_between_environments_leave_out_what_explains_nothing() -> None:
