@@ -17,7 +17,7 @@ from mpt_cli.precision import Policy, apply_policy, computes_in_float16
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.settings.schema import Policy as PolicySettings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.assembly import Assembly, build_metrics, build_under_policy, compile_model, count_steps
+from mpt_cli.training.assembly import Assembly, build_metrics, build_under_policy, compile_model
 from mpt_cli.training.optimizers import build_optimizer
 
 FLOAT32 = PolicySettings("float32", head=None)
@@ -51,10 +51,8 @@ def build_copy(settings: Settings, data: DataSet) -> Any:
 
 def build_update_rule(parts: Assembly, shadow: Any) -> Any:
     """The run's optimizer for `shadow`, unwrapped; each of its steps is an update, also where the run accumulates."""
-    settings, trainer = parts.settings, parts.settings.trainer
-    planned = replace(trainer, max_steps=None if parts.train_feed.steps else trainer.max_steps)
-    rule = replace(settings.optimizer, gradient_accumulation_steps=None)
-    optimizer = build_optimizer(rule, count_steps(planned, parts.train_feed.steps))
+    rule = replace(parts.settings.optimizer, gradient_accumulation_steps=None)
+    optimizer = build_optimizer(rule, parts.schedule_steps)
     optimizer.build(shadow.trainable_variables)
     return optimizer
 
