@@ -130,8 +130,14 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
     if chosen.name != "data_parallel" and chosen.processes is not None:
         rule = f"must be left out with distribute={chosen.name}."
         yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
-    if (chosen.processes or 1) > 1 and settings.trainer.on_unhealthy == "rollback":
-        rule = "must be stop with distribute.processes: only the first process has the checkpoints to go back to."
+    if (chosen.processes or 1) > 1:
+        yield from check_several_processes(settings)
+
+
+def check_several_processes(settings: Settings) -> Iterator[Problem]:
+    """What must hold where several processes train one model, whoever started them."""
+    if settings.trainer.on_unhealthy == "rollback":
+        rule = "must be stop with several processes: only the first has the checkpoints to go back to."
         yield Problem("trainer.on_unhealthy", rule, "rollback", "Resume the run after it has stopped.")
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import Settings
 
 VARIABLE = "MPT_PROCESS"  # "INDEX/COUNT@HOST:PORT", set by `mpt train` for the processes it starts
@@ -47,6 +48,23 @@ def find_place(settings: Settings, environment: Mapping[str, str] = os.environ) 
         return Place(int(given[1]), int(given[2]), given[3])
     count = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
     return Place(int(environment["SLURM_PROCID"]), count) if count > 1 else None
+
+
+def check_place(settings: Settings, place: Place) -> None:
+    """ConfigError, with all problems, where these settings can't be trained with at this place.
+
+    To be called by every process before the first goes its own way: one that stopped later would leave the others
+    waiting. What `mpt train` starts passes; a Slurm step reads settings that nobody held against its tasks.
+    """
+    problems, asked = list(check_several_processes(settings)), settings.distribute.processes
+    if asked not in (None, place.count):
+        rule = f"must be null or {place.count}, the number of processes that were started."
+        problems.append(Problem("distribute.processes", rule, asked, "Leave it out, or start that many tasks."))
+    if settings.seed is None:
+        rule = f"must be a number where {place.count} processes start by themselves: each would draw another."
+        problems.append(Problem("seed", rule, "null", "For example seed=0."))
+    if problems:
+        raise ConfigError(problems)
 
 
 def connect(place: Place) -> None:

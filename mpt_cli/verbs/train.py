@@ -50,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words: list[str]) -> int | None:
     """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
     from mpt_cli import launch
-    from mpt_cli.training.processes import find_place
+    from mpt_cli.training.processes import check_place, find_place
 
     if launch.must_launch(settings):
         from mpt_cli.job import with_drawn_seed
@@ -58,6 +58,8 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
         return launch.launch(settings, [*words, f"seed={with_drawn_seed(settings).seed}", *flags])
     place = find_place(settings)
+    if place is not None:
+        check_place(settings, place)
     if place is None or place.leads:
         return None
     from mpt_cli import job

@@ -143,3 +143,13 @@ def test_every_verb_that_takes_a_configuration_refuses_it_alike(verb, mpt) -> No
     done = mpt(verb, "conf=digits_cnn", "trainer.epochs=0")
     assert (done.code, done.out) == (2, "")
     assert done.err == f"mpt {verb}: trainer.epochs: must be >= 1. Received: 0.\n"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_every_task_of_a_slurm_step_refuses_what_only_several_processes_cannot_do(index, mpt, monkeypatch) -> None:
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "2")
+    monkeypatch.setenv("SLURM_PROCID", str(index))
+    done = mpt("train", _CNN, "backend=jax", "distribute=data_parallel", "trainer.on_unhealthy=rollback", "seed=null")
+    assert (done.code, done.out) == (2, "")
+    assert [line.strip().partition(":")[0] for line in done.err.splitlines()[1:]] == ["trainer.on_unhealthy", "seed"]
+    assert list(Path.cwd().iterdir()) == []

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from mpt_cli.errors import ConfigError
 from mpt_cli.launch import free_port
 from mpt_cli.settings import load_settings
-from mpt_cli.training.processes import Place, find_place
+from mpt_cli.training.processes import Place, check_place, find_place
 
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel", "distribute.processes=2"]
@@ -42,6 +43,34 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
     assert find_place(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
     assert str(Place(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
     assert Place(0, 2).leads and not Place(1, 2).leads
+
+
+ROLLBACK = ("trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back "
+            "to. Received: 'rollback'. Resume the run after it has stopped.")
+OTHER_COUNT = ("distribute.processes: must be null or 4, the number of processes that were started. Received: 2. Leave "
+               "it out, or start that many tasks.")
+NO_SEED = ("seed: must be a number where 4 processes start by themselves: each would draw another. Received: 'null'. "
+           "For example seed=0.")  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "messages"), [
+    (["trainer.on_unhealthy=rollback"], [ROLLBACK]),
+    (["distribute.processes=2"], [OTHER_COUNT]),
+    (["seed=null"], [NO_SEED]),
+    (["trainer.on_unhealthy=rollback", "distribute.processes=1", "seed=null"],
+     [ROLLBACK, OTHER_COUNT.replace("Received: 2", "Received: 1"), NO_SEED]),
+])
+def test_a_task_of_a_slurm_step_says_what_its_settings_lack(words: list[str], messages: list[str]) -> None:
+    task = Place(3, 4)
+    with pytest.raises(ConfigError) as refused:
+        check_place(settings("backend=jax", "distribute=data_parallel", *words), task)
+    assert [str(problem) for problem in refused.value.problems] == messages
+
+
+def test_settings_that_fit_their_place_pass() -> None:
+    check_place(settings("backend=jax", "distribute=data_parallel"), Place(3, 4))
+    check_place(settings("backend=jax", "distribute=data_parallel", "distribute.processes=4"), Place(3, 4))
+    check_place(settings("backend=jax", *TWO), Place(0, 2, "127.0.0.1:99"))
 
 
 @slow

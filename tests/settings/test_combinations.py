@@ -54,6 +54,9 @@ _WRONG = [
     (["distribute.devices=2"],
      "distribute.devices: must be left out with distribute=none. Received: 2. "
      "Use distribute=mirrored or data_parallel."),
+    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.on_unhealthy=rollback"],
+     "trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back to. "
+     "Received: 'rollback'. Resume the run after it has stopped."),
     (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
      "Received: 2. Raise trainer.batch_size instead."),
