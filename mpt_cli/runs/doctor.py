@@ -18,7 +18,8 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
 EXTRAS = {  # package -> what it is for
-    "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "optuna": "mpt sweep --trials",
+    "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "mlflow": "logger.mlflow=true",
+    "wandb": "logger.wandb=true", "optuna": "mpt sweep --trials",
     "submitit": "mpt sweep --launcher submitit", "ray": "mpt sweep --launcher ray",
 }  # fmt: skip
 

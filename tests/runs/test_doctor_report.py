@@ -88,6 +88,14 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
     assert "tensorflow[and-cuda]" in doctor(measure=False).missing[-1].install
 
 
+def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
+    assert set(told) == {"jax", "tensorboard", "mlflow", "wandb", "optuna", "submitit", "ray"}
+    assert told["mlflow"] == ("logger.mlflow=true", "pip install mlflow")
+    assert told["wandb"] == ("logger.wandb=true", "pip install wandb")
+
+
 def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:
     found = probe_backend("nonsense", measure=False)
     assert not found["works"]
