@@ -1,7 +1,5 @@
 """results.json, results.csv, results.md and report.html of a comparison, all from one reading of its directory."""
 
-import csv
-import io
 from dataclasses import asdict
 from typing import Any
 
@@ -10,6 +8,7 @@ from mpt_cli.compare.reasons import reasons
 from mpt_cli.compare.results import Comparison, Entry
 from mpt_cli.compare.table import markdown
 from mpt_cli.compare.verdict import entry_verdict, overall, sentences
+from mpt_cli.report.columns import csv_text
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.summary import write_json
 
@@ -80,8 +79,4 @@ def results_csv(found: Comparison) -> str:
          "reason": job.reason, "command": job.job.command}
         for entry in found.entries for seed, job in entry.jobs.items()
     ]  # fmt: skip
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)

@@ -1,46 +1,34 @@
 """The comparison as a table for console and Markdown, with its sentences below."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Sequence
 
 from mpt_cli.compare.results import Comparison, Entry
 from mpt_cli.compare.verdict import entry_verdict, factor_words, overall, sentences
+from mpt_cli.report.columns import Column, markdown_table, plain_lines, rich_table
 from mpt_cli.report.story import as_number
 from mpt_cli.sweep.results import GOOD
 from mpt_cli.sweep.screen import Screen
 from mpt_cli.telemetry.console.words import bytes_words, number_words, share_words
 
-
-@dataclass(frozen=True)
-class Column:
-    """A title and the text of its cells; numbers stand to the right. Those of little weight are left out first."""
-
-    title: str
-    cell: Callable[[Entry], str]
-    is_number: bool = True
-    is_secondary: bool = False
+SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
 
 
-def columns(found: Comparison) -> list[Column]:
+def columns(found: Comparison) -> list[Column[Entry]]:
     """All of them: what was compared, quality, skips, speed, memory, verdict."""
     name = found.objective.name
-    seeds = [Column("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.jobs)}")] if found.seeds > 1 else []
+    seeds = Column[Entry]("seeds", lambda entry: f"{len(entry.finished)} of {len(entry.jobs)}")
     return [
         Column("precision", lambda entry: entry.label, is_number=False),
-        *seeds,
+        *([seeds] if found.seeds > 1 else []),
         Column(name, lambda entry: number_words(entry.mean("metrics", name))),
         Column("difference", lambda entry: _difference(entry, "metrics", name)),
         Column("best", lambda entry: number_words(entry.mean("best_metrics", name))),
-        Column("best diff.", lambda entry: _difference(entry, "best_metrics", name), is_secondary=True),
+        Column("best diff.", lambda entry: _difference(entry, "best_metrics", name)),
         Column("skipped", _skipped),
         Column("step", _step),
         Column("speed-up", _speed_up),
-        Column("memory", lambda entry: _bytes(entry.most("peak_memory_bytes")), is_secondary=True),
-        Column("weights", lambda entry: _bytes(entry.footprint.get("weights_bytes")), is_secondary=True),
+        Column("memory", lambda entry: _bytes(entry.most("peak_memory_bytes"))),
+        Column("weights", lambda entry: _bytes(entry.footprint.get("weights_bytes"))),
         Column("activations", lambda entry: _bytes(entry.footprint.get("activations_bytes"))),
         Column("verdict", lambda entry: entry_verdict(found, entry), is_number=False),
     ]
@@ -90,7 +78,7 @@ def print_comparison(found: Comparison, screen: Screen) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
     wanted = columns(found)
     if screen.live is not None:
-        screen.show(_rich_table(_narrow(wanted, found.entries, screen.live.width), found.entries))
+        screen.show(rich_table(_narrow(wanted, found.entries, screen.live.width), found.entries, _style))
     for line in [] if screen.live is not None else plain_lines(wanted, found.entries):
         screen.say(line)
     for line in ["", overall(found), *(f"- {sentence}" for sentence in sentences(found))]:
@@ -107,35 +95,18 @@ def failure_lines(found: Comparison) -> list[str]:
     return [*lines, *([f"again  mpt compare --resume {found.place.path}"] if failed else [])]
 
 
-def plain_lines(wanted: Sequence[Column], entries: Sequence[Entry]) -> list[str]:
-    """Titles and rows, aligned."""
-    table = [[column.title for column in wanted], *([column.cell(entry) for column in wanted] for entry in entries)]
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    sides = [str.rjust if column.is_number else str.ljust for column in wanted]
-    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-            for row in table]  # fmt: skip
-
-
 def markdown(found: Comparison) -> str:
     """results.md: verdict, table, and what belongs to them."""
-    wanted = columns(found)
-    rows = [[column.title for column in wanted], ["---:" if column.is_number else "---" for column in wanted]]
-    rows += [[column.cell(entry).replace("|", "\\|") for column in wanted] for entry in found.entries]
-    lines = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    lines = markdown_table(columns(found), found.entries)
     points = "\n".join(f"- {sentence}" for sentence in [*sentences(found), *failure_lines(found)])
     return f"# Comparison {found.place.path.name}\n\n{overall(found)}\n\n{lines}\n\n{points}\n"
 
 
-def _narrow(wanted: list[Column], entries: Sequence[Entry], width: int) -> list[Column]:
+def _narrow(wanted: list[Column[Entry]], entries: Sequence[Entry], width: int) -> list[Column[Entry]]:
     lines = plain_lines(wanted, entries)
     is_too_wide = max(map(len, lines)) + len(wanted) > width
-    return [column for column in wanted if not (is_too_wide and column.is_secondary)]
+    return [column for column in wanted if not (is_too_wide and column.title in SECONDARY)]
 
 
-def _rich_table(wanted: Sequence[Column], entries: Sequence[Entry]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in wanted:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.is_number)
-    for entry in entries:
-        table.add_row(*(Text(column.cell(entry)) for column in wanted), style="red" if entry.failed else "")
-    return table
+def _style(entry: Entry) -> str:
+    return "red" if entry.failed else ""

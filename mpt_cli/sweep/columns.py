@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from mpt_cli.report.columns import Column
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import JobResult
 from mpt_cli.telemetry.console.words import bytes_words, count_words, number_words, scale_words, seconds_words
@@ -11,24 +11,17 @@ from mpt_cli.telemetry.console.words import bytes_words, count_words, number_wor
 SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settled")  # left out first, in this order
 
 
-@dataclass(frozen=True)
-class Column:
-    """A title and the text of its cells; numbers stand to the right."""
-
-    title: str
-    cell: Callable[[Configuration], str]
-    is_number: bool = True
-
-
-def columns(found: SweepResults) -> list[Column]:
+def columns(found: SweepResults) -> list[Column[Configuration]]:
     """All columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys = [Column(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
     objective = [Column(found.objective.name, _objective_words)]
-    seeds = [Column("n", lambda row: _count_words(row))] if found.has_seeds else []
+    seeds = [Column("n", _count_words)] if found.has_seeds else []
     return [Column("rank", lambda row: str(row.rank or "-")), *keys, *objective, *seeds, *_NUMERICS]
 
 
-def narrow(wanted: list[Column], rows: Sequence[Configuration], width: int) -> list[Column]:
+def narrow(
+    wanted: list[Column[Configuration]], rows: Sequence[Configuration], width: int
+) -> list[Column[Configuration]]:
     """As many of the columns as fit; what is left out stands in the files."""
     kept = list(wanted)
     for title in SECONDARY:
@@ -74,7 +67,7 @@ def _short(key: str, keys: Sequence[str]) -> str:
     return leaf if [other.rpartition(".")[2] for other in keys].count(leaf) == 1 else key
 
 
-def _width(column: Column, rows: Sequence[Configuration]) -> int:
+def _width(column: Column[Configuration], rows: Sequence[Configuration]) -> int:
     return max(len(column.title), *(len(column.cell(row)) for row in rows)) if rows else len(column.title)
 
 

@@ -1,9 +1,8 @@
 """results.json, results.csv, results.md and report.html, all from one reading of the sweep directory."""
 
-import csv
-import io
 from typing import Any
 
+from mpt_cli.report.columns import csv_text
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.summary import write_json
 from mpt_cli.sweep.page import write_sweep_page
@@ -46,11 +45,7 @@ def results_csv(found: SweepResults) -> str:
         {"rank": ranks[result.job.number], **result.job.overrides, **_job_dict(found, result)}
         for result in found.results
     ]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
+    return csv_text(rows)
 
 
 def _counts(found: SweepResults) -> dict[str, int]:

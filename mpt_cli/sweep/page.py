@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpt_cli.report.columns import Column
 from mpt_cli.report.draw import Drawing, draw
 from mpt_cli.report.html import Head, Row, Section, coloured, commands, details, figures, lead, page, table
 from mpt_cli.report.write import footnote, write_page
-from mpt_cli.sweep.columns import Column, columns
+from mpt_cli.sweep.columns import columns
 from mpt_cli.sweep.plots import MOST_RUNS, pictures
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import GOOD, JobResult
@@ -48,7 +49,7 @@ def _lead(found: SweepResults) -> str:
     return lead(words, counts_sentence(found), "good") + commands([best.job.command])
 
 
-def _row(wanted: Sequence[Column], row: Configuration) -> Row:
+def _row(wanted: Sequence[Column[Configuration]], row: Configuration) -> Row:
     style = "best" if row.rank == 1 else "" if row.is_complete else "bad"
     return Row([column.cell(row) for column in wanted], style)
 

@@ -1,12 +1,7 @@
 """The summary as text: a table for the console and for Markdown, the best run, and the jobs that are not good."""
 
-from collections.abc import Iterable
-
-from rich import box
-from rich.table import Table
-from rich.text import Text
-
-from mpt_cli.sweep.columns import Column, columns, narrow
+from mpt_cli.report.columns import markdown_table, plain_lines, rich_table
+from mpt_cli.sweep.columns import columns, narrow
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import GOOD, INTERRUPTED, NOT_RUN, JobResult
 from mpt_cli.sweep.screen import Screen
@@ -19,7 +14,7 @@ def print_results(found: SweepResults, screen: Screen) -> None:
     """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
     wanted, rows = columns(found), found.configurations
     if screen.live is not None:
-        screen.show(_rich_table(narrow(wanted, rows, screen.live.width), rows))
+        screen.show(rich_table(narrow(wanted, rows, screen.live.width), rows, _style))
     for line in [] if screen.live is not None else plain_lines(wanted, rows):
         screen.say(line)
     for line in [*best_lines(found), *failure_lines(found), _line("files", str(found.sweep.report_html))]:
@@ -55,21 +50,10 @@ def _line(title: str, text: str) -> str:
     return f"{title:<11}{text}"
 
 
-def plain_lines(wanted: list[Column], rows: Iterable[Configuration]) -> list[str]:
-    table = [[column.title for column in wanted], *([column.cell(row) for column in wanted] for row in rows)]
-    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
-    sides = [str.rjust if column.is_number else str.ljust for column in wanted]
-    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
-            for row in table]  # fmt: skip
-
-
 def markdown(found: SweepResults) -> str:
     """results.md: the whole table, the best run and what failed."""
-    wanted = columns(found)
-    lines = [_markdown_row(column.title for column in wanted)]
-    lines.append(_markdown_row("---:" if column.is_number else "---" for column in wanted))
-    lines += [_markdown_row(column.cell(row) for column in wanted) for row in found.configurations]
-    parts = [f"# Sweep {found.sweep.path.name}", counts_sentence(found), "\n".join(lines)]
+    table = markdown_table(columns(found), found.configurations)
+    parts = [f"# Sweep {found.sweep.path.name}", counts_sentence(found), table]
     if found.best is not None:
         parts.append(f"Best: {found.best.job.name}\n\n    {found.best.job.command}")
     parts += [f"{result.job.name} {result.status}: {result.reason or 'the sweep ended before it'}\n\n"
@@ -89,16 +73,5 @@ def _not_good(found: SweepResults) -> list[JobResult]:
     return [result for result in found.results if result.status not in GOOD]
 
 
-def _markdown_row(cells: Iterable[str]) -> str:
-    escaped = [cell.replace("|", "\\|") for cell in cells]
-    return f"| {' | '.join(escaped)} |"
-
-
-def _rich_table(wanted: list[Column], rows: list[Configuration]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in wanted:
-        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.is_number)
-    for row in rows:
-        style = "bold green" if row.rank == 1 else "" if row.is_complete else "red"
-        table.add_row(*(Text(column.cell(row)) for column in wanted), style=style)
-    return table
+def _style(row: Configuration) -> str:
+    return "bold green" if row.rank == 1 else "" if row.is_complete else "red"

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from mpt_cli.errors import ConfigError
+from mpt_cli.report.columns import plain_lines
 from mpt_cli.report.traces import latest_line, settled_step
 from mpt_cli.sweep import page, plots
 from mpt_cli.sweep.columns import columns, narrow
@@ -16,7 +17,6 @@ from mpt_cli.sweep.files import write_results
 from mpt_cli.sweep.objective import choose_objective
 from mpt_cli.sweep.ranking import read_results
 from mpt_cli.sweep.results import last_sentence
-from mpt_cli.sweep.table import plain_lines
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 

@@ -1,0 +1,76 @@
+"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal; and rows as CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Column(Generic[R]):
+    """A title and the text of its cells; numbers stand to the right."""
+
+    title: str
+    cell: Callable[[R], str]
+    is_number: bool = True
+
+
+def plain_lines(columns: Sequence[Column[R]], rows: Iterable[R]) -> list[str]:
+    """Titles and rows, aligned.
+
+    >>> plain_lines([Column("n", str), Column("double", lambda n: str(2 * n))], [1, 10])
+    [' n  double', ' 1       2', '10      20']
+    """
+    table = [[column.title for column in columns], *(_cells(columns, row) for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    sides = [str.rjust if column.is_number else str.ljust for column in columns]
+    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+            for row in table]  # fmt: skip
+
+
+def markdown_table(columns: Sequence[Column[R]], rows: Iterable[R]) -> str:
+    """Lines with no end to the last one; a bar in a cell stays a bar.
+
+    >>> print(markdown_table([Column("name", str, is_number=False), Column("letters", lambda s: str(len(s)))], ["a|b"]))
+    | name | letters |
+    | --- | ---: |
+    | a\\|b | 3 |
+    """
+    table = [[column.title for column in columns], ["---:" if column.is_number else "---" for column in columns]]
+    table += [_cells(columns, row) for row in rows]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table]
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+
+
+def rich_table(columns: Sequence[Column[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:
+    """For a terminal; `style` is that of a row, in rich's words."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.is_number)
+    for row in rows:
+        table.add_row(*map(Text, _cells(columns, row)), style=style(row))
+    return table
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The keys of the first row, which are those of all, then a line per row.
+
+    >>> csv_text([{"name": "a,b", "value": 0.5}, {"name": "c", "value": None}])
+    'name,value\\n"a,b",0.5\\nc,\\n'
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cells(columns: Sequence[Column[R]], row: R) -> list[str]:
+    return [column.cell(row) for column in columns]

@@ -1,0 +1,35 @@
+"""Rows as a table, in each of its forms."""
+
+import doctest
+
+from mpt_cli.report import columns
+from mpt_cli.report.columns import Column, csv_text, markdown_table, plain_lines, rich_table
+
+NAMED = [Column("name", str, is_number=False), Column("le|n", lambda word: str(len(word)))]
+
+
+def test_the_examples_of_the_columns_hold():
+    found = doctest.testmod(columns)
+    assert found.attempted == 3 and found.failed == 0
+
+
+def test_texts_stand_to_the_left_and_numbers_to_the_right():
+    assert plain_lines(NAMED, ["ab", "precision"]) == ["name       le|n", "ab            2", "precision     9"]
+
+
+def test_a_line_ends_with_its_last_letter():
+    assert plain_lines([*NAMED, Column("why", lambda _: "", is_number=False)], ["a"])[1] == "a        1"
+
+
+def test_bars_are_escaped_in_titles_and_in_cells():
+    assert markdown_table(NAMED, ["a|b"]) == "| name | le\\|n |\n| --- | ---: |\n| a\\|b | 3 |"
+
+
+def test_each_row_has_its_style_and_numbers_are_never_folded():
+    table = rich_table(NAMED, ["good", "bad"], lambda word: "red" if word == "bad" else "")
+    assert [row.style for row in table.rows] == ["", "red"]
+    assert [(column.justify, column.no_wrap) for column in table.columns] == [("left", False), ("right", True)]
+
+
+def test_no_rows_are_an_empty_line_of_csv():
+    assert csv_text([]) == "\n"
