@@ -3,14 +3,16 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.verbs.common import add_json, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.report.story import RunStory
+    from mpt_cli.sweep.screen import Screen
 
 _EXAMPLES = """examples:
   mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
@@ -21,6 +23,17 @@ _EXAMPLES = """examples:
 A run that is still going on, was killed or has damaged files gets a page that says what is missing."""
 PAGE = "report.html"
 Report = Callable[[Sequence[Path], argparse.Namespace], None]
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class _Ways(Generic[R]):
+    """How the results of a sweep, or of a comparison, are written and shown."""
+
+    write_page: Callable[[R, Path], None]
+    write_all: Callable[[R], None]
+    as_dict: Callable[[R], dict[str, Any]]
+    print_table: "Callable[[R, Screen], None]"
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -60,18 +73,10 @@ def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     from mpt_cli.sweep.files import results_dict, write_results
     from mpt_cli.sweep.page import write_sweep_page
     from mpt_cli.sweep.ranking import read_results
-    from mpt_cli.sweep.screen import Screen
     from mpt_cli.sweep.table import print_results
 
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
-    if arguments.out:
-        write_sweep_page(found, Path(arguments.out))
-    else:
-        write_results(found)
-    if arguments.json:
-        print_json(results_dict(found))
-    else:
-        print_results(found, Screen(sys.stdout))
+    _tell(found, _Ways(write_sweep_page, write_results, results_dict, print_results), arguments)
 
 
 def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
@@ -80,17 +85,23 @@ def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> Non
     from mpt_cli.compare.page import write_compare_page
     from mpt_cli.compare.results import read_comparison
     from mpt_cli.compare.table import print_comparison
-    from mpt_cli.sweep.screen import Screen
 
     found = read_comparison(CompareDirectory.open(paths[0]), arguments.objective)
+    _tell(found, _Ways(write_compare_page, write_comparison, comparison_dict, print_comparison), arguments)
+
+
+def _tell(found: R, ways: _Ways[R], arguments: argparse.Namespace) -> None:
+    """The page alone where --out says where, else all files; then the table, or JSON."""
+    from mpt_cli.sweep.screen import Screen
+
     if arguments.out:
-        write_compare_page(found, Path(arguments.out))
+        ways.write_page(found, Path(arguments.out))
     else:
-        write_comparison(found)
+        ways.write_all(found)
     if arguments.json:
-        print_json(comparison_dict(found))
+        print_json(ways.as_dict(found))
     else:
-        print_comparison(found, Screen(sys.stdout))
+        ways.print_table(found, Screen(sys.stdout))
 
 
 def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
