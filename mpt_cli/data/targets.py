@@ -4,8 +4,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, Arrays, Examples
+from mpt_cli.data.examples import Array, Arrays, DataSet, Examples
 from mpt_cli.errors import DataError
+from mpt_cli.settings.data import DataSettings
+
+MOST_LIKELY_CLASSES = 20  # whole float targets below this are more likely labels than numbers
+# of the sources that go by dtype
+_TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_classes={classes}"}
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,20 @@ def final_targets(y: Arrays, target: Target) -> Arrays:
     if target.task == "regression":
         return _column(y.astype(np.float32, copy=False))
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
+
+
+def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
+    """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
+    if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
+        return []
+    y = data.train.y
+    lowest, largest = y.min(), y.max()
+    if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
+        return []
+    key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
+    return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
+            f"{largest:g}. If they are class labels, set {key} or make y integer."]
 
 
 def _column(y: Array) -> Array:

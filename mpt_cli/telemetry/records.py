@@ -44,6 +44,7 @@ class RunHeader:
     warnings: tuple[str, ...] = ()
     scaling: Scaling = Scaling()
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included: CSV columns
+    loss: str = ""  # "mean_squared_error (auto: regression)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.data.targets import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import (
@@ -63,7 +64,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
-        *warn_of_learning_rate(settings.optimizer),
+        *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
     jit_compile = choose_jit(settings, platform, model)
     injector = build_injector(settings.fault, model, data, distribution.replicas)

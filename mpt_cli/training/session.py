@@ -73,7 +73,7 @@ class Session:
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
-            attempt=attempt,
+            loss=_describe_loss(parts), attempt=attempt,
         )  # fmt: skip
 
     def peak_memory(self) -> int | None:
@@ -140,6 +140,11 @@ def _describe_policy(settings: Settings) -> str:
         notes.append("Dense layers in float8")
     notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
     return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
+
+
+def _describe_loss(parts: Assembly) -> str:
+    asked = parts.settings.trainer.loss
+    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else asked
 
 
 def _describe_device(parts: Assembly) -> str:

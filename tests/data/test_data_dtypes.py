@@ -4,10 +4,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpt_cli.data.assemble import prepare
+from mpt_cli.data.assemble import Raw, build_data_set, prepare
 from mpt_cli.data.dtypes import to_numbers
 from mpt_cli.data.examples import Examples
-from mpt_cli.data.targets import Target, labels_from_one_hot, read_target
+from mpt_cli.data.targets import Target, labels_from_one_hot, read_target, warn_of_float_labels
+from mpt_cli.settings.data import Loader, Npz, TFRecord
 
 
 def x_of(x):
@@ -91,3 +92,32 @@ def test_targets_in_a_dict_are_left_to_the_user():
     examples = Examples(np.ones((2, 2)), {"a": np.zeros(2, np.float32), "b": np.array([5, 6])})
     assert read_target([examples], "auto", None).task == "other"
     assert prepare(examples, Target("other", None), "it").y["b"].tolist() == [5, 6]
+
+
+def warnings_of(y, settings, task="auto", num_classes=None):
+    raw = Raw("it", Examples(np.ones((len(y), 2)), y), None, task, num_classes)
+    return warn_of_float_labels(build_data_set(raw, settings, 0), settings)
+
+
+ZEROS_AND_ONES = np.array([0.0, 1.0] * 10, np.float32)
+
+
+def test_float_zeros_and_ones_are_a_regression_that_says_so():
+    assert warnings_of(ZEROS_AND_ONES, Npz(path="x")) == [
+        "data: y is float, so this is a regression, though its values are whole numbers from 0 to 1. If they are class "
+        "labels, set data.task=classification or make y integer."]
+    (of_loader,) = warnings_of(ZEROS_AND_ONES[:, None] * 3, Loader(loader="a:b"))
+    assert "whole numbers from 0 to 3. If they are class labels, set data.num_classes=4 or make y integer." in of_loader
+
+
+@pytest.mark.parametrize(("y", "settings", "task", "num_classes"), [
+    (ZEROS_AND_ONES + 0.5, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES - 1, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES * 20, Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES.astype(int), Npz(path="x"), "auto", None),
+    (ZEROS_AND_ONES, Npz(path="x", task="regression"), "regression", None),
+    (ZEROS_AND_ONES, Loader(loader="a:b", num_classes=2), "auto", 2),
+    (ZEROS_AND_ONES, TFRecord(path="x", input_shape=[2]), "regression", None),
+])
+def test_what_is_no_label_and_what_was_asked_for_goes_without_a_word(y, settings, task, num_classes):
+    assert warnings_of(y, settings, task, num_classes) == []

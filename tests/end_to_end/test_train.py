@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +56,23 @@ def test_a_run_leaves_what_the_contract_says(tmp_path):
     assert environment["seed"] == 0
     assert environment["command_line"][:3] == ["mpt", "train", "conf=digits_mlp"]
     assert len(environment["dataset_fingerprint"]) == 64
+
+
+@pytest.mark.parametrize(("words", "loss"), [
+    ([], "mean_squared_error (auto: regression)"),
+    (["data.task=classification"], "sparse_categorical_crossentropy (auto: classification)"),
+    (["trainer.loss=huber"], "huber"),
+])  # fmt: skip
+def test_the_opening_lines_say_which_loss_float_labels_got(words, loss, tmp_path):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    np.savez(tmp_path / "set.npz", x=x, y=(x[:, 0] > 0).astype(np.float32))
+    done = mpt("train", "conf=digits_mlp", "data=npz", "data.path=set.npz", "trainer.epochs=1", "run_dir=r", *words,
+               "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    summary = json.loads(done.stdout)
+    assert summary["applied_steps"] == summary["steps_seen"] == 1
+    assert f"loss         {loss}\n" in done.stderr
+    assert ("warning      data: y is float, so this is a regression" in done.stderr) == ("data.task" not in str(words))
 
 
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):

@@ -24,7 +24,8 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
         length += f", ended after {count_words(header.total_steps)} steps in all"
     rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
     rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
-    rows += [("optimizer", header.optimizer), ("backend", header.backend), ("device", header.device)]
+    rows += [("loss", header.loss), ("optimizer", header.optimizer)]
+    rows += [("backend", header.backend), ("device", header.device)]
     rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
     rows += [("warning", warning) for warning in header.warnings]
     return [(label, text) for label, text in rows if text]
