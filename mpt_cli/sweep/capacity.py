@@ -1,5 +1,6 @@
 """How many jobs fit this machine at a time, and how its cores are shared among them."""
 
+import itertools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -59,6 +60,19 @@ def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str
         return {}
     threads = str(threads_per_job(workers))
     return {name: threads for name in THREAD_VARIABLES if name not in environment}
+
+
+def core_shares(workers: int) -> list[frozenset[int]]:
+    """The cores of each of several jobs at a time: all there are, divided as evenly as it goes.
+
+    Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say. Empty
+    where one job has them all, where jobs outnumber cores, and where the system can't keep a process to some cores.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not 1 < workers <= len(cores):
+        return []
+    ends = [number * len(cores) // workers for number in range(workers + 1)]
+    return [frozenset(cores[first:last]) for first, last in itertools.pairwise(ends)]
 
 
 def _read(path: Path) -> str:

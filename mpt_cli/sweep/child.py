@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,17 +29,25 @@ class Work:
     began: Path | None = None
 
 
+@dataclass(frozen=True)
+class Share:
+    """What of the machine a job has to itself. No cores: it may use them all."""
+
+    gpus: Sequence[str] = ()
+    cores: frozenset[int] = frozenset()
+
+
 class Child:
     """A running job. Its own group keeps the terminal's Ctrl-C from it, and lets its helpers be ended with it."""
 
-    def __init__(self, work: Work, environment: dict[str, str], gpus: Sequence[str] = ()) -> None:
-        self.work, self.gpus = work, gpus
+    def __init__(self, work: Work, environment: dict[str, str], share: Share) -> None:
+        self.work, self.share = work, share
         self.started_at = time.monotonic()
         self._is_waiting = work.began is not None
         self.asked_at: float | None = None
         self.cause: str | None = None
         self.limit_seconds: float | None = None
-        with work.log.open("ab") as log:
+        with work.log.open("ab") as log, _kept_to(share.cores):
             self._process = subprocess.Popen(
                 work.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=work.cwd,
                 env={**os.environ, **work.job.environment, **environment}, process_group=0,
@@ -92,3 +100,17 @@ class Child:
     def _signal(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+@contextmanager
+def _kept_to(cores: frozenset[int]) -> Iterator[None]:
+    """What is started in here may run on `cores` only, from its first instruction on."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)

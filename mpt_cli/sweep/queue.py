@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
-from mpt_cli.sweep.child import Child, Work
+from mpt_cli.sweep.child import Child, Share, Work
 from mpt_cli.sweep.directory import Ending
 from mpt_cli.sweep.gpus import GpuPool, gpu_environment
 from mpt_cli.training.interruption import Interruption
@@ -32,10 +32,11 @@ class Watch:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much at a time and for how long."""
+    """How much at a time and for how long. `cores` are the shares of them, one for each worker, or none at all."""
 
     workers: int = 1
     gpus: Sequence[str] = ()
+    cores: Sequence[frozenset[int]] = ()
     timeout_seconds: float | None = None
     grace_seconds: float = GRACE_SECONDS
 
@@ -50,6 +51,7 @@ class Queue:
     def __init__(self, limits: Limits, record: Callable[[Work, Ending], None], watches: Sequence[Watch] = ()) -> None:
         self.limits, self.record, self.watches = limits, record, watches
         self.pool = GpuPool(limits.gpus, limits.workers)
+        self.free_cores = [*limits.cores]
         self.running: list[Child] = []
         self._source: Iterator[Work] = iter(())
         self._next: Work | None = None
@@ -89,15 +91,21 @@ class Queue:
             self._start(work, gpus)
 
     def _start(self, work: Work, gpus: list[str]) -> None:
+        share = Share(gpus, self.free_cores.pop(0) if self.free_cores else frozenset())
         try:
-            child = Child(work, gpu_environment(self.pool, gpus), gpus)
+            child = Child(work, gpu_environment(self.pool, gpus), share)
         except OSError as error:
-            self.pool.give_back(gpus)
+            self._take_back(share)
             self._tell_end(work, Ending(None, 0.0, attempt=work.attempt, note=f"it could not be started: {error}"))
             return
         self.running.append(child)
         for watch in self.watches:
             watch.started(child)
+
+    def _take_back(self, share: Share) -> None:
+        self.pool.give_back(share.gpus)
+        if share.cores:
+            self.free_cores.append(share.cores)
 
     def _tick(self) -> None:
         for child in self.running:
@@ -110,7 +118,7 @@ class Queue:
     def _end(self, child: Child) -> None:
         ending = child.ending()
         self.running.remove(child)
-        self.pool.give_back(child.gpus)
+        self._take_back(child.share)
         self._tell_end(child.work, ending)
 
     def _tell_end(self, work: Work, ending: Ending) -> None:

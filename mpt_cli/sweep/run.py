@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
-from mpt_cli.sweep.capacity import fitting_workers, thread_environment, usable_cores, visible_gpus
+from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, usable_cores, visible_gpus
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.files import write_results
@@ -177,7 +177,8 @@ def limits_for(jobs: Sequence[Job], options: Options, most: int | None = None) -
     is_here = launcher is None or launcher.is_here
     fitting = fitting_workers(count, len(gpus)) if launcher is None or is_here else launcher.workers(count)
     workers = max(1, min(options.workers or fitting, count))
-    return Limits(workers, gpus, options.timeout_seconds, options.grace_seconds)
+    cores = core_shares(workers) if launcher is None else []
+    return Limits(workers, gpus, cores, options.timeout_seconds, options.grace_seconds)
 
 
 def share_of_cores(workers: int, options: Options) -> dict[str, str]:

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from mpt_cli.sweep import capacity, median
-from mpt_cli.sweep.capacity import fitting_workers, thread_environment, threads_per_job, visible_gpus
+from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, threads_per_job, visible_gpus
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.gpus import GpuPool
 from mpt_cli.sweep.median import MedianRule
@@ -30,6 +30,15 @@ def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
     own = thread_environment(3, {"OMP_NUM_THREADS": "5"})
     assert own["TF_NUM_INTRAOP_THREADS"] == "2" and "OMP_NUM_THREADS" not in own
     assert thread_environment(1, {}) == {}
+
+
+@pytest.mark.parametrize(
+    ("workers", "shares"),
+    [(2, [{0, 1, 2}, {3, 4, 7, 9}]), (3, [{0, 1}, {2, 3}, {4, 7, 9}]), (1, []), (8, [])],
+)
+def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch, workers, shares):
+    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
+    assert core_shares(workers) == shares
 
 
 def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):

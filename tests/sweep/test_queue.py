@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -54,6 +55,21 @@ def test_a_job_that_fails_or_is_killed_leaves_the_others_alone(tmp_path):
     manners = ["raises", "good", "killed", "good"]
     record, _ = run_queue([stub_work(tmp_path, number, manner) for number, manner in enumerate(manners)], workers=2)
     assert [record.endings[number].exit_code for number in range(4)] == [2, 0, -9, 0]
+
+
+def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp_path):
+    """What they may run on when they begin; the cores of a job that has ended go to the next."""
+    own = os.sched_getaffinity(0)
+    first, *rest = sorted(own)
+    shares = [frozenset({first}), frozenset(rest or own)]
+    script = "import os, sys, time; print(sorted(os.sched_getaffinity(0)), file=sys.stderr); time.sleep(0.5)"
+    work = [Work(Job(number, str(number), {}, [], 0), [sys.executable, "-c", script], tmp_path / f"{number}.log")
+            for number in range(4)]  # fmt: skip
+    run_queue(work, workers=2, cores=shares)
+    used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
+    expected = [str(sorted(share)) for share in shares]
+    assert sorted(used[:2]) == sorted(expected) == sorted(used[2:])
+    assert os.sched_getaffinity(0) == own
 
 
 def test_a_job_that_can_not_be_started_leaves_the_others_alone(tmp_path):
