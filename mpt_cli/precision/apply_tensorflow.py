@@ -15,22 +15,36 @@ if TYPE_CHECKING:
 Tensor = Any
 
 
-def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+def apply(
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool,
+    measured: Measured | None = None,
+) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
 
-    Raises ValueError in a cross-replica context, and for gradient accumulation on several replicas.
+    `measured` is what `measure` gave, where it is known already. Raises ValueError in a cross-replica context, and for
+    gradient accumulation on several replicas.
     """
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
+    measured = measured or measure(optimizer, grads, variables, unscaled)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
-        measured = _over_replicas(context, optimizer.measure(grads, variables, unscaled))
         if context.num_replicas_in_sync > 1:
             grads = _with_largest(grads, variables, lambda g: list(context.all_gather(g[None], axis=0)))
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
-        context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, unscaled))
+        context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+
+
+def measure(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> Measured:
+    """In replica context: `optimizer.measure` over the gradients of all replicas. An overflow on one skips all."""
+    context, measured = tf.distribute.get_replica_context(), optimizer.measure(grads, variables, unscaled)
+    if context is None or context.num_replicas_in_sync == 1:
+        return measured
+    own = tf.stack([tf.cast(measured.finite, tf.float32), measured.largest])
+    each = context.all_gather(own[None], axis=0)
+    return Measured(tf.reduce_min(each[:, 0]) > 0, tf.reduce_max(each[:, 1]))
 
 
 def check_accumulation(inner_optimizer: Any) -> None:
@@ -51,46 +65,23 @@ def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
         optimizer._track_trackable(variable, name=variable.name, overwrite=True)
 
 
-def all_replicas(flag: Tensor) -> Tensor:
-    """In replica context: whether the boolean scalar `flag` is true on every replica."""
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return flag
-    return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
-
-
-def _over_replicas(context: Any, measured: Measured) -> Measured:
-    """In replica context, of strategies that can reduce there."""
-    if context.num_replicas_in_sync == 1:
-        return measured
-    largest = measured.largest
-    if largest is not None:
-        largest = tf.reduce_max(context.all_gather(tf.reshape(largest, [1]), axis=0))
-    return Measured(all_replicas(measured.finite), largest)
-
-
 def _apply_on_replicas(
-    strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool
+    strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured,
+    unscaled: bool,
 ) -> None:
     """In cross-replica context: a step is applied on all replicas or on none.
 
-    Gradients are not reduced yet, so each replica has its own flag; taking the first one's, as Keras does, lets an
-    overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
+    Gradients are not reduced yet, so each replica has its own; deciding by those of the first one, as Keras does, lets
+    an overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
     allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
     """
-    extended = strategy.extended
-    each = extended.call_for_each_replica(optimizer.measure, args=(grads, variables, unscaled))
-    largest = each.largest
-    if largest is not None:
-        largest = tf.reduce_max(tf.stack(strategy.experimental_local_results(largest)))
-    measured = Measured(tf.reduce_all(tf.stack(strategy.experimental_local_results(each.finite))), largest)
-
+    of_all = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], measured)
     grads = _with_largest(grads, variables, strategy.experimental_local_results)
 
     def apply_inner() -> None:
-        extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
+        strategy.extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
 
-    _apply_inner_where(optimizer, measured, variables, apply_inner)
+    _apply_inner_where(optimizer, of_all, variables, apply_inner)
 
 
 def _with_largest(grads: list[Tensor], variables: list[Any], of_replicas: Callable[[Any], Any]) -> list[Tensor]:

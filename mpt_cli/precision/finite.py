@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-SMALL_ELEMENTS = 2**16
+SMALL_ELEMENTS = 2**12
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Tensor], Callable[[], Tensor]], Tensor]
 
 
 class Measured(NamedTuple):
-    """What a scale rule learns of a step's gradients.
+    """What is learnt of a step's gradients, in one pass over them.
 
-    `finite` is a boolean scalar; `largest` the largest magnitude among the scaled gradients, float32 scalar (nan or inf
-    where they are not finite), or None for rules that don't ask for it (`ScaleRule.needs_largest`).
+    `finite` is a boolean scalar: no inf or nan in any of them; `largest` the largest magnitude among the scaled ones,
+    float32 scalar, inf where one holds inf or nan. Statistics that overwrite their variable don't count for it.
     """
 
     finite: Tensor
-    largest: Tensor | None = None
+    largest: Tensor
 
 
 def dense(gradient: Tensor) -> Tensor:
@@ -79,9 +79,12 @@ def all_finite(gradients: list[Tensor]) -> Tensor:
     return _largest([g for g in gradients if g is not None]) < float("inf")
 
 
-def largest_magnitude(gradients: list[Tensor], variables: list[Any]) -> Tensor:
-    """float32 scalar; inf where a gradient holds inf or nan. Statistics that overwrite their variable don't count."""
-    return _largest([g for g, v in zip(gradients, variables, strict=True) if g is not None and not is_overwritten(v)])
+def measure(gradients: list[Tensor], variables: list[Any]) -> Measured:
+    """`Measured` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
+    present = [(g, is_overwritten(v)) for g, v in zip(gradients, variables, strict=True) if g is not None]
+    largest, statistics = _largest([g for g, other in present if not other]), [g for g, other in present if other]
+    finite = largest < float("inf")
+    return Measured(ops.logical_and(finite, all_finite(statistics)) if statistics else finite, largest)
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:
@@ -117,14 +120,14 @@ def _packed(gradients: list[Tensor]) -> list[_Pack]:
     return packs
 
 
-def describe_gradients(gradients: list[Tensor], variables: list[Any], finite: Tensor, cond: Cond = ops.cond) -> Tensor:
+def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> Tensor:
     """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, all are 0]`.
 
-    The elements are counted only where `finite` is false.
+    The elements are counted only where the gradients are not finite.
     """
-    zero = ops.cast(ops.equal(largest_magnitude(gradients, variables), 0), "int32")
+    zero = ops.cast(ops.equal(measured.largest, 0), "int32")
     nothing = ops.convert_to_tensor([0, 0, -1], dtype="int32")
-    return ops.append(cond(finite, lambda: nothing, lambda: describe_non_finite(gradients)), zero)
+    return ops.append(cond(measured.finite, lambda: nothing, lambda: describe_non_finite(gradients)), zero)
 
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -50,7 +50,6 @@ class LogMaxScale:
     deviations: float = 3.09
     min_scale: float = 1.0
     max_scale: float = 2.0**24
-    needs_largest: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)
@@ -86,7 +85,7 @@ class LogMaxScale:
 
     def _exponent(self, scale: Any, measured: Measured) -> tuple[Any, Any]:
         """log2 of the largest true gradient, and whether there is one to learn from."""
-        largest: Any = measured.largest
+        largest = measured.largest
         seen = ops.logical_and(measured.finite, largest >= SMALLEST_NORMAL)
         exponent = _log2(ops.where(seen, largest, scale)) - _log2(scale)  # the quotient itself may be flushed to 0
         exponent = ops.where(measured.finite, exponent, self.log_max)

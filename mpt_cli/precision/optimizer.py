@@ -13,7 +13,7 @@ from mpt_cli.precision.arguments import (
     rule_from,
 )
 from mpt_cli.precision.delegation import InnerDelegation
-from mpt_cli.precision.finite import Measured, all_finite, largest_magnitude, unscale
+from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
 from mpt_cli.precision.rules import ScaleRule
 from mpt_cli.precision.saving import SavedLikeInner
 from mpt_cli.precision.scale_reading import ScaleReading
@@ -146,11 +146,9 @@ class LossScaleOptimizer(
         return all_finite(grads)
 
     def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool = False) -> Measured:
-        """What the rule wants to know of `grads`, scaled gradients of `variables` unless they are `unscaled`."""
-        largest = None
-        if self.rule.needs_largest:
-            largest = largest_magnitude(grads, variables) * (self.loss_scale if unscaled else 1.0)
-        return Measured(self.check_finite(grads), largest)
+        """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
+        measured = measure(grads, variables)
+        return Measured(measured.finite, measured.largest * self.loss_scale) if unscaled else measured
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""

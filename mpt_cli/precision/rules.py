@@ -7,7 +7,7 @@ mode is a further class in its own file, like `logmax`, and its name in `argumen
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from keras import ops
@@ -23,10 +23,6 @@ class ScaleRule(Protocol):
     @property
     def initial_scale(self) -> float:
         """The first scale."""
-
-    @property
-    def needs_largest(self) -> bool:
-        """Whether `Measured.largest` is to be computed, a pass over all gradients."""
 
     def initial(self) -> State:
         """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
@@ -78,13 +74,12 @@ class FixedScale:
     Raises TypeError or ValueError for a scale that is no number from 2**-126 to 2**127.
 
     >>> rule = FixedScale(2.0**10)
-    >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False)))
+    >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False), ops.ones(())))
     >>> float(state["scale"]), int(state["counter"])
     (1024.0, 0)
     """
 
     initial_scale: float
-    needs_largest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_scale("initial_scale", self.initial_scale)
@@ -110,7 +105,7 @@ class DynamicScale:
     >>> rule = DynamicScale(2.0**10, growth_steps=2)
     >>> state, scales = rule.initial(), []
     >>> for finite in (True, True, True, False):
-    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(finite)))
+    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(finite), ops.ones(())))
     ...     scales.append(float(state["scale"]))
     >>> scales
     [1024.0, 2048.0, 2048.0, 1024.0]
@@ -123,7 +118,6 @@ class DynamicScale:
     min_scale: float = 2.0**-14
     max_scale: float = 2.0**32
     hysteresis: int = 1
-    needs_largest: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_bounds(self.min_scale, self.initial_scale, self.max_scale)

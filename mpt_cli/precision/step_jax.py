@@ -37,7 +37,7 @@ def train_step(model: Any, state: State, data: Any) -> tuple[dict[str, Tensor], 
         return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
 
     new_metrics = apply_jax.cond(applied, update_metrics, lambda: list(metrics))
-    detail = describe_gradients(grads, model.trainable_variables, finite, apply_jax.cond)
+    detail = describe_gradients(grads, measured, apply_jax.cond)
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):

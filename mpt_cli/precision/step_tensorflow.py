@@ -7,7 +7,7 @@ import keras
 import tensorflow as tf
 from keras.src.losses.loss import unscale_loss_for_distribution  # what Keras's own train_step uses
 
-from mpt_cli.precision.apply_tensorflow import all_replicas
+from mpt_cli.precision import apply_tensorflow
 from mpt_cli.precision.finite import describe_gradients
 from mpt_cli.precision.step import StepRecord, metrics_of, state_to_keep
 
@@ -31,8 +31,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
         scaled = optimizer.scale_loss(loss)
     grads = tape.gradient(scaled, variables)
-    finite = all_replicas(optimizer.check_finite(grads))
-    optimizer.apply_gradients(zip(grads, variables, strict=True))
+    measured = apply_tensorflow.measure(optimizer, grads, variables, unscaled=False)
+    finite = measured.finite
+    apply_tensorflow.apply(optimizer, grads, variables, unscaled=False, measured=measured)
     true_loss = unscale_loss_for_distribution(loss)
 
     def update_metrics() -> None:
@@ -43,7 +44,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         update_metrics()
     else:
         _update_or_put_back(finite, update_metrics, kept, before)
-    detail = describe_gradients(grads, variables, finite, tf.cond)
+    detail = describe_gradients(grads, measured, tf.cond)
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
     return metrics_of(model), record

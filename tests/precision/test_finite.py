@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.precision import finite
-from mpt_cli.precision.finite import FLOAT32_MAX, all_finite, describe_gradients, magnitude
+from mpt_cli.precision.finite import FLOAT32_MAX, all_finite, describe_gradients, magnitude, measure
 from tests.backends import MODES, compiled
 
 SIZES = (1, 3, 8, 17, 64, 1001)
@@ -16,23 +16,23 @@ SIZES = (1, 3, 8, 17, 64, 1001)
 def test_a_single_nan_or_inf_is_seen_wherever_it_stands(dtype: str, mode: str) -> None:
     if dtype == "float64" and keras.backend.backend() == "jax":
         pytest.skip("JAX has no float64 unless a run asks for it")
-    measure = compiled(magnitude, mode)
+    of = compiled(magnitude, mode)
     for size in SIZES:
         for place in {0, size // 2, size - 1}:
             values = np.arange(size, dtype="float64") / size
-            assert float(measure(keras.ops.convert_to_tensor(values, dtype))) <= 1
+            assert float(of(keras.ops.convert_to_tensor(values, dtype))) <= 1
             for bad in (np.nan, -np.nan, np.inf, -np.inf):
                 values[place] = bad
-                assert float(measure(keras.ops.convert_to_tensor(values, dtype))) == np.inf
+                assert float(of(keras.ops.convert_to_tensor(values, dtype))) == np.inf
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_it_is_the_largest_magnitude_of_either_sign(mode: str) -> None:
-    measure = compiled(magnitude, mode)
-    assert float(measure(keras.ops.convert_to_tensor(np.float32([1.0, -3.5, 2.0])))) == 3.5
-    assert float(measure(keras.ops.convert_to_tensor(np.float32([0.0, -0.0])))) == 0.0
-    assert float(measure(keras.ops.zeros((0, 4)))) == 0.0
-    assert float(measure(keras.ops.convert_to_tensor(np.float32([FLOAT32_MAX, 1.0])))) == FLOAT32_MAX
+    of = compiled(magnitude, mode)
+    assert float(of(keras.ops.convert_to_tensor(np.float32([1.0, -3.5, 2.0])))) == 3.5
+    assert float(of(keras.ops.convert_to_tensor(np.float32([0.0, -0.0])))) == 0.0
+    assert float(of(keras.ops.zeros((0, 4)))) == 0.0
+    assert float(of(keras.ops.convert_to_tensor(np.float32([FLOAT32_MAX, 1.0])))) == FLOAT32_MAX
 
 
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 unless a run asks for it")
@@ -47,7 +47,7 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
 
     def describe(a, b):
         gradients = [a, None, b]
-        return describe_gradients(gradients, variables, all_finite(gradients))
+        return describe_gradients(gradients, measure(gradients, variables))
 
     described = compiled(describe, mode)
     nan, inf = np.nan, np.inf

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from backends import MODES, compiled
 
-from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale, LossScaleOptimizer
-from mpt_cli.precision.finite import Measured, largest_magnitude
+from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
+from mpt_cli.precision.finite import Measured, measure
 
 RULE = LogMaxScale(beta1=0.75, beta2=0.875, deviations=2.0, log_max=15.0, min_scale=2.0**-4, max_scale=2.0**20)
 
@@ -82,17 +82,18 @@ def test_the_largest_gradient_reaches_the_rule_and_statistics_do_not():
     statistics.overwrite_with_gradient = True
     variables = [keras.Variable([1.0, 1.0]), statistics, keras.Variable(1.0)]
     grads = [keras.ops.convert_to_tensor(np.float32([1.0, -5.0])), keras.ops.ones(()) * 80.0, None]
-    assert float(largest_magnitude(grads, variables)) == 5.0
+    assert float(measure(grads, variables).largest) == 5.0
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=LogMaxScale())
     assert float(optimizer.measure(grads, variables).largest) == 5.0
     optimizer.build(variables)
     assert float(optimizer.measure(grads, variables, unscaled=True).largest) == 5.0 * 2.0**15
 
 
-@pytest.mark.parametrize("rule", [FixedScale(2.0), DynamicScale()])
-def test_rules_that_do_not_ask_pay_nothing(rule):
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.0), rule=rule)
-    assert optimizer.measure([keras.ops.ones(())], [keras.Variable(1.0)]).largest is None
+def test_a_statistic_that_is_not_finite_skips_the_step_without_being_large():
+    statistics = keras.Variable(0.0)
+    statistics.overwrite_with_gradient = True
+    measured = measure([keras.ops.ones(()), keras.ops.ones(()) * np.inf], [keras.Variable(1.0), statistics])
+    assert not bool(measured.finite) and float(measured.largest) == 1.0
 
 
 def test_the_optimizer_follows_the_gradients_by_the_rule():
