@@ -48,6 +48,9 @@ class Engine(Protocol):
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
 
+    def forget(self) -> None:
+        """The model's variables were assigned from outside: what the last call said of them no longer holds."""
+
     def recompile(self) -> None:
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
 

@@ -55,6 +55,9 @@ class JaxEngine:
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
 
+    def forget(self) -> None:
+        """Nothing is kept: every question is answered from the variables."""
+
     def recompile(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._train_many = self._compiled(lambda *given: self._train_loop(*given), donate_argnums=0)

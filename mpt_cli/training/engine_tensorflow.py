@@ -20,7 +20,9 @@ Tensor = Any
 class TensorFlowEngine:
     """See `engine.Engine`. With `jit_compile` the whole loop is one XLA program.
 
-    Under a `strategy` each replica takes its share of the rows of a step.
+    Each call into a compiled function costs the host about as much as a step of a small model, so the training call
+    also does what is wanted around it: it resets the metrics before it where that was asked for, and says after it
+    whether the weights are finite. Under a `strategy` each replica takes its share of the rows of a step.
     """
 
     def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: Around | None = None) -> None:
@@ -34,6 +36,11 @@ class TensorFlowEngine:
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(model.get_metrics_result, autograph=False)
         self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
+        self._latest: PendingCall | None = None  # the last call, where nothing has changed since
+        self._resets = False  # whether the metrics begin anew with the next call
+
+    def forget(self) -> None:
+        self._latest, self._resets = None, False
 
     def recompile(self) -> None:
         self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
@@ -42,19 +49,32 @@ class TensorFlowEngine:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
     def train(self, source: Any, rows: Rows, count: int) -> "PendingCall":
-        return PendingCall(count, *self._train(source, tf.convert_to_tensor(rows), tf.constant(count)))
+        resets, self._resets = self._resets, False
+        given = tf.convert_to_tensor(rows), tf.constant(count), tf.constant(resets)
+        self._latest = PendingCall(count, *self._train(source, *given))
+        return self._latest
 
     def evaluate(self, source: Any, rows: Rows, count: int) -> None:
+        self._reset_now()
+        self._latest = None
         self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
 
     def reset_metrics(self) -> None:
-        self._reset()
+        self._resets = True
+        if self.strategy is not None:
+            self._reset_now()  # on several replicas nothing can be assigned in a condition
 
     def metrics(self) -> dict[str, float]:
-        return flat_metrics(self._results())
+        self._reset_now()
+        return flat_metrics(self._results()) if self._latest is None else self._latest.read_metrics()
 
     def weights_are_finite(self) -> bool:
-        return bool(self._all_finite())
+        return bool(self._all_finite() if self._latest is None else self._latest.weights_are_finite)
+
+    def _reset_now(self) -> None:
+        if self._resets:
+            self._resets, self._latest = False, None
+            self._reset()
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
@@ -76,7 +96,9 @@ class TensorFlowEngine:
 
         return list(self._on_replicas(differentiate, source, row))
 
-    def _train_loop(self, source: Any, rows: Tensor, count: Tensor) -> tuple[Tensor, Tensor, Any]:
+    def _train_loop(self, source: Any, rows: Tensor, count: Tensor, resets: Tensor) -> tuple[Tensor, Tensor, Any, Any]:
+        if self.strategy is None:
+            tf.cond(resets, self._reset_metrics, lambda: tf.constant(0))
         capacity = rows.shape[0]
         floats = tf.TensorArray(tf.float32, capacity, element_shape=(len(FLOATS),))
         ints = tf.TensorArray(tf.int32, capacity, element_shape=(len(INTS),))
@@ -86,7 +108,11 @@ class TensorFlowEngine:
             return i + 1, floats.write(i, step_floats), ints.write(i, step_ints)
 
         _, floats, ints = _loop(body, count, floats, ints)
-        return floats.stack(), ints.stack(), self.model.get_metrics_result()
+        return floats.stack(), ints.stack(), self.model.get_metrics_result(), self._weights_all_finite()
+
+    def _reset_metrics(self) -> Tensor:
+        self.model.reset_metrics()
+        return tf.constant(0)
 
     def _weights_all_finite(self) -> Tensor:
         return all_finite([variable.value for variable in self.model.trainable_variables])
@@ -124,12 +150,18 @@ class TensorFlowEngine:
 class PendingCall:
     """See `engine.Pending`."""
 
-    def __init__(self, count: int, floats: Tensor, ints: Tensor, metrics: dict[str, Tensor]) -> None:
-        self.count, self.floats, self.ints, self.metrics = count, floats, ints, metrics
+    def __init__(
+        self, count: int, floats: Tensor, ints: Tensor, metrics: dict[str, Tensor], weights_are_finite: Tensor
+    ) -> None:
+        self.count, self.floats, self.ints = count, floats, ints
+        self.metrics, self.weights_are_finite = metrics, weights_are_finite
 
     def wait(self) -> Block:
         floats, ints = self.floats.numpy()[: self.count], self.ints.numpy()[: self.count]
-        return Block(np.asarray(floats), np.asarray(ints), flat_metrics(self.metrics))
+        return Block(np.asarray(floats), np.asarray(ints), self.read_metrics())
+
+    def read_metrics(self) -> dict[str, float]:
+        return flat_metrics(self.metrics)
 
 
 def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:

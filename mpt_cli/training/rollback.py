@@ -24,6 +24,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     settings, optimizer = parts.settings, parts.optimizer
     before = str(checkpoint.position["scaling_mode"])
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
+    parts.engine.forget()
     trainer.checkpointer.resume(checkpoint)
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
     trainer.ledger.resume(checkpoint.position["ledger"])

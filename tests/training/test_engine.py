@@ -141,6 +141,25 @@ def test_metrics_start_anew():
     assert before != run.engine.metrics()
 
 
+def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned_from_outside():
+    run = tiny_run(tiny_data(8))
+    run.epochs(1)
+    assert run.engine.weights_are_finite()
+    kernel = run.model.trainable_variables[0]
+    kernel.assign(kernel.value * np.nan)
+    run.engine.forget()
+    assert not run.engine.weights_are_finite()
+    run.epochs(1)
+    assert not run.engine.weights_are_finite()
+
+
+def test_metrics_asked_for_right_after_they_start_anew_are_those_of_no_step():
+    run = tiny_run(tiny_data(8))
+    run.epochs(1)
+    run.engine.reset_metrics()
+    assert run.engine.metrics()["loss"] == 0.0
+
+
 @pytest.mark.parametrize("resident", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_evaluates_as_keras_does(resident):
     data = tiny_data(20, weighted=True)
