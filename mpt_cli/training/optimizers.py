@@ -56,8 +56,8 @@ def build_learning_rate(
 ) -> float | schedules.LearningRateSchedule:
     """A constant as a float, which can be set later; anything else as a Keras schedule.
 
-    >>> float(build_learning_rate(Schedule(warmup_steps=4), 0.8, None)(1))
-    0.2
+    >>> float(build_learning_rate(Schedule(warmup_steps=4), 1.0, None)(1))
+    0.25
     """
     if schedule.name == "constant" and not schedule.warmup_steps:
         return learning_rate

@@ -1,16 +1,8 @@
 """Rows as a table, in each of its forms."""
 
-import doctest
-
-from mpt_cli.report import columns
 from mpt_cli.report.columns import Column, csv_text, markdown_table, plain_lines, rich_table
 
 NAMED = [Column("name", str, is_number=False), Column("le|n", lambda word: str(len(word)))]
-
-
-def test_the_examples_of_the_columns_hold():
-    found = doctest.testmod(columns)
-    assert found.attempted == 3 and found.failed == 0
 
 
 def test_texts_stand_to_the_left_and_numbers_to_the_right():

@@ -1,9 +1,7 @@
-import doctest
 from typing import Any
 
 import pytest
 
-from mpt_cli.runs import expectations
 from mpt_cli.runs.expectations import compare, expectation_lines
 
 SUMMARY = {
@@ -66,11 +64,6 @@ def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
 
 def test_no_expectation_is_no_check() -> None:
     assert compare(SUMMARY, {}) == []
-
-
-def test_the_example_in_the_docstring_holds() -> None:
-    found = doctest.testmod(expectations)
-    assert (found.attempted > 0, found.failed) == (True, 0)
 
 
 def test_the_end_of_a_run_says_in_one_line_that_all_is_met():

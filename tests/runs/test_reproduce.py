@@ -1,6 +1,5 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
-import doctest
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.runs import targets, update
+from mpt_cli.runs import targets
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.environment import environment_differences
@@ -201,11 +200,6 @@ def test_new_figures_keep_comments_order_and_style() -> None:
     text = "expect:\n  loss: {value: 1.0, tolerance: 0.1}  # why\n  x:  7 # y\nseed: 3\n"
     updated = updated_text(text, {("loss", "value"): 2.5, ("x",): 8})
     assert updated == "expect:\n  loss: {value: 2.5, tolerance: 0.1}  # why\n  x:  8 # y\nseed: 3\n"
-
-
-def test_the_examples_in_the_docstrings_hold() -> None:
-    found = doctest.testmod(update)
-    assert (found.attempted, found.failed) == (2, 0)
 
 
 def test_a_new_figure_of_many_words_is_written_whole() -> None:

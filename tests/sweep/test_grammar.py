@@ -1,11 +1,8 @@
 """Hydra's sweep grammar over our keys."""
 
-import doctest
-
 import pytest
 
 from mpt_cli.settings.locate import recipe_paths
-from mpt_cli.sweep import grammar
 from mpt_cli.sweep.grammar import read_grid
 
 
@@ -60,8 +57,3 @@ def test_values_are_shown_without_quotes():
 )
 def test_what_cannot_be_swept_is_a_problem(words, problem):
     assert problem in "\n".join(map(str, read_grid(words).problems))
-
-
-def test_the_examples_in_the_docstrings_hold():
-    found = doctest.testmod(grammar)
-    assert found.attempted > 0 and found.failed == 0

@@ -1,6 +1,5 @@
 """How many jobs at a time, with how many threads, on which GPUs, and which are stopped early."""
 
-import doctest
 import json
 
 import pytest
@@ -100,8 +99,3 @@ def test_few_others_are_no_median():
     assert median.is_far_behind(objective, 9.0, [0.1, 0.1, 0.1])
     assert median.is_far_behind(objective, float("nan"), [0.1, 0.1, 0.1])
     assert not median.is_far_behind(objective, 0.05, [0.1, 0.1, 0.1])
-
-
-def test_the_examples_in_the_docstrings_hold():
-    found = doctest.testmod(median)
-    assert found.attempted > 0 and found.failed == 0
