@@ -54,7 +54,13 @@ def written_value(value: Any) -> str:
     >>> [written_value(value) for value in (1e-3, "on", {"a": [1, None]})]
     ['0.001', "'on'", '{a: [1, null]}']
     """
-    return str(yaml.safe_dump(value, default_flow_style=True, width=10**6)).partition("\n")[0]
+    plain = _dumped(value, None)
+    return plain if "\n" not in plain else _dumped(value, '"')  # in double quotes a line break is written \n
+
+
+def _dumped(value: Any, style: str | None) -> str:
+    text = str(yaml.safe_dump(value, default_flow_style=True, default_style=style, width=10**6))
+    return text.removesuffix("...\n").removesuffix("\n")
 
 
 def write_recipe(path: Path, text: str) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import yaml
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -16,7 +17,7 @@ from mpt_cli.runs.environment import environment_differences
 from mpt_cli.runs.expectations import Check
 from mpt_cli.runs.summary import write_json
 from mpt_cli.runs.targets import all_targets, expected_of, find_target
-from mpt_cli.runs.update import new_figures, updated_text
+from mpt_cli.runs.update import new_figures, updated_text, written_value
 from mpt_cli.settings import load_settings, resolved_yaml
 
 SUMMARY: dict[str, Any] = {
@@ -205,6 +206,13 @@ def test_new_figures_keep_comments_order_and_style() -> None:
 def test_a_new_figure_of_many_words_is_written_whole() -> None:
     got = "loss went up " * 9 + "twice"  # 122 characters
     assert updated_text("expect:\n  verdict: fine\n", {("verdict",): got}) == f"expect:\n  verdict: {got}\n"
+
+
+@pytest.mark.parametrize("value", ["two\nlines", "ends\n", "\n", "a\rb", "a\x85b", "a\u2028b", ["two\nlines", 1e-3],
+                                   {"two\nlines": "b\nc"}])
+def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
+    written = written_value(value)
+    assert len(written.splitlines()) == 1 and yaml.safe_load(written) == value
 
 
 def test_differences_between_environments_leave_out_what_explains_nothing() -> None:
