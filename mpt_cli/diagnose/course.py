@@ -7,7 +7,7 @@ import keras
 import numpy as np
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.training.assembly import Assembly, call_capacity
+from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.feed import Piece
 
 
@@ -30,7 +30,7 @@ class Course:
         """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
         self.begin()
         while self.step < step:
-            piece = self._next_piece(min(call_capacity(self.parts.settings.trainer), step - self.step))
+            piece = self._next_piece(min(self.parts.capacity, step - self.step))
             self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
             self.step += piece.count
             self.step_in_epoch += piece.count

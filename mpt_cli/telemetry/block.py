@@ -1,7 +1,8 @@
 """The records of the steps of one call into the compiled loop, as arrays on the host."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,17 +11,39 @@ FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
 INTS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
 
 
+class Lines(NamedTuple):
+    """After which steps of a call there is a line of the log: the `first`, counted from 1, and each `every` further."""
+
+    first: int = 2**30
+    every: int = 2**30
+
+
 @dataclass(frozen=True)
 class Block:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
     `zero` is 1 where every element of every gradient was 0.
 
-    `metrics` are the epoch's running metrics after the last step.
+    `metrics` are the epoch's running metrics after the last step, `lines` those after each step that has a line of the
+    log, by its number in the block, counted from 1.
     """
 
     floats: NDArray[np.float32]
     ints: NDArray[np.int32]
     metrics: dict[str, float]
+    lines: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def parts(self) -> list[Self]:
+        """Cut after each step that has a line; the metrics of a part are those after its last step.
+
+        >>> block = Block(np.zeros((5, 4)), np.zeros((5, 6)), {"loss": 5.0}, {2: {"loss": 2.0}, 4: {"loss": 4.0}})
+        >>> [(len(part), part.metrics["loss"]) for part in block.parts()]
+        [(2, 2.0), (2, 4.0), (1, 5.0)]
+        """
+        ends = sorted({*self.lines, len(self)})
+        return [
+            type(self)(self.floats[first:last], self.ints[first:last], self.lines.get(last, self.metrics))
+            for first, last in pairwise([0, *ends])
+        ]
 
     def __len__(self) -> int:
         return len(self.floats)

@@ -28,7 +28,9 @@ from mpt_cli.training.optimizers import build_optimizer, warn_of_learning_rate
 from mpt_cli.training.scaling import resolve_scaling, warn_of_scaling, wrap_optimizer
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
-CAPACITY = 64  # most steps per call when steps_per_execution is auto
+# Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
+# chunk of a stream has to be read before its first step.
+RESIDENT_CAPACITY, STREAM_CAPACITY = 256, 64
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Assembly:
     validation_feed: Feed | None
     jit_compile: bool
     resident: bool
+    capacity: int  # the most steps of one call into the compiled loop
     replicas: int
     warnings: tuple[str, ...]
     schedule_steps: int | None  # over which a learning-rate schedule runs
@@ -78,7 +81,8 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         compile_model(settings, model, data, optimizer)
         build_metrics(model, data.train, settings.trainer.batch_size)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit_compile, resident, distribution.replicas, tuple(warnings), total_steps)  # fmt: skip
+                    jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
+                    tuple(warnings), total_steps)  # fmt: skip
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
@@ -155,19 +159,19 @@ def count_steps(trainer: Trainer, steps_per_epoch: int | None) -> int | None:
     return min(planned, trainer.max_steps)
 
 
-def call_capacity(trainer: Trainer) -> int:
+def call_capacity(trainer: Trainer, resident: bool) -> int:
     """The most steps of one call into the compiled loop."""
     if isinstance(trainer.steps_per_execution, int):
         return trainer.steps_per_execution
-    return min(CAPACITY, trainer.log_every_steps)
+    return RESIDENT_CAPACITY if resident else STREAM_CAPACITY
 
 
 def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> tuple[Feed, Feed | None, bool]:
     trainer = settings.trainer
     resident = not settings.fault.slow_storage_seconds and _stays_on_device(trainer, data)
     assert settings.seed is not None
-    plan = BatchPlan(trainer.batch_size, call_capacity(trainer), trainer.drop_remainder, trainer.shuffle, settings.seed,
-                     devices)
+    capacity = call_capacity(trainer, resident)
+    plan = BatchPlan(trainer.batch_size, capacity, trainer.drop_remainder, trainer.shuffle, settings.seed, devices)
     train_feed = build_feed(slowed(data.train, settings.fault.slow_storage_seconds), engine, plan, resident)
     if isinstance(data.train, Stream) and data.train.endless and trainer.max_steps is None:
         raise ConfigError(Problem("trainer.max_steps", "must be given for a dataset that never ends."))
@@ -176,7 +180,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
                                   "step.", trainer.batch_size, "Lower it or set trainer.drop_remainder=false."))
     if data.validation is None:
         return train_feed, None, resident
-    in_order = BatchPlan(trainer.batch_size, call_capacity(trainer), devices=devices)
+    in_order = BatchPlan(trainer.batch_size, capacity, devices=devices)
     return train_feed, build_feed(data.validation, engine, in_order, resident), resident
 
 

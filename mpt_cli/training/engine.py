@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.precision import layers_of
-from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.block import Block, Lines
 from mpt_cli.training.distribution import Distribution
 
 Rows = NDArray[np.int32]
@@ -33,8 +33,8 @@ class Engine(Protocol):
     def place(self, arrays: Any) -> Any:
         """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
 
-    def train(self, source: Any, rows: Rows, count: int) -> Pending:
-        """Start `count` training steps."""
+    def train(self, source: Any, rows: Rows, count: int, lines: Lines = Lines()) -> Pending:  # noqa: B008 a constant
+        """Start `count` training steps. After those of `lines` the metrics are recorded as well."""
 
     def evaluate(self, source: Any, rows: Rows, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
@@ -72,9 +72,17 @@ def build_engine(model: Any, jit_compile: bool, distribution: Distribution, arou
     return JaxEngine(model, jit_compile, distribution.mesh, around)
 
 
-def flat_metrics(results: dict[str, Any]) -> dict[str, float]:
-    """Keras's metric results as plain floats; those of several outputs keep Keras's names."""
-    return {name: float(value) for name, value in results.items()}
+def metric_vector(results: dict[str, Any]) -> Any:
+    """Keras's metric results as one float32 vector on the device, in their order."""
+    return keras.ops.stack([keras.ops.reshape(keras.ops.cast(value, "float32"), ()) for value in results.values()])
+
+
+def block_of(records: tuple[Any, Any, Any], count: int, lines: Lines, metrics: dict[str, float]) -> Block:
+    """The block of a call: its `records` (floats, ints, metric vectors) have a row per step and more behind them."""
+    floats, ints, vectors = (np.asarray(record)[:count] for record in records)
+    numbers = range(lines.first, count + 1, lines.every)
+    inner = {number: dict(zip(metrics, vectors[number - 1].tolist(), strict=True)) for number in numbers}
+    return Block(floats, ints, metrics, inner)
 
 
 def convolves(model: Any) -> bool:

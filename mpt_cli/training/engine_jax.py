@@ -16,23 +16,26 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from mpt_cli.precision.apply_jax import cond
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord, metrics_of
 from mpt_cli.precision.step_jax import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Block
-from mpt_cli.training.engine import Around, Rows, convolves, flat_metrics
+from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
+from mpt_cli.training.engine import Around, Rows, block_of, convolves, metric_vector
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
 
 
 class Carry(NamedTuple):
-    """What goes from step to step: their number in this call, the state of `step_jax`, the records so far."""
+    """What goes from step to step: their number in this call, the state of `step_jax`, the records so far.
+
+    `records` are the floats and ints of each step, and the metrics after each that has a line of the log.
+    """
 
     i: Tensor
     state: Any
-    floats: Tensor
-    ints: Tensor
+    records: tuple[Tensor, Tensor, Tensor]
 
 
 class JaxEngine:
@@ -51,9 +54,10 @@ class JaxEngine:
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
         self._compare = jax.jit(partial(compare, model))
-        self._results = jax.jit(self._metric_results)
+        self._results = jax.jit(self._metric_vector)
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
+        self._names: list[str] = []  # of the metrics, known once they are computed
 
     def forget(self) -> None:
         """Nothing is kept: every question is answered from the variables."""
@@ -66,22 +70,23 @@ class JaxEngine:
     def place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: jax.device_put(a, self._everywhere), arrays)
 
-    def train(self, source: Any, rows: Rows, count: int) -> "PendingCall":
+    def train(self, source: Any, rows: Rows, count: int, lines: Lines = Lines()) -> "PendingCall":  # noqa: B008
         model = self.model
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                  model.metrics_variables)
         state = tuple([v.value for v in variables] for variables in lists)
-        records = np.zeros((len(rows), len(FLOATS)), "float32"), np.zeros((len(rows), len(INTS)), "int32")
-        i, *records, rows = self.place((np.zeros((), "int32"), *records, rows))
-        carry = Carry(i, state, *records)
+        columns = (len(FLOATS), "float32"), (len(INTS), "int32"), (len(self._metric_names()), "float32")
+        records = tuple(np.zeros((len(rows), width), dtype) for width, dtype in columns)
+        i, records, rows, when = self.place((np.zeros((), "int32"), records, rows, np.array(lines, "int32")))
+        carry = Carry(i, state, records)
         if self._loops_on_device:
-            carry = self._train_many(carry, source, rows, count)
+            carry = self._train_many(carry, source, rows, when, count)
         else:
             for _ in range(count):
-                carry = self._train_one(carry, source, rows)
+                carry = self._train_one(carry, source, rows, when)
         for variables, values in zip(lists, carry.state, strict=True):
             _assign(variables, values)
-        return PendingCall(count, carry.floats, carry.ints, self._results(carry.state[3]))
+        return PendingCall(count, lines, self._metric_names(), carry.records, self._results(carry.state[3]))
 
     def evaluate(self, source: Any, rows: Rows, count: int) -> None:
         model = self.model
@@ -99,7 +104,8 @@ class JaxEngine:
         _assign(self.model.metrics_variables, self._fresh())
 
     def metrics(self) -> dict[str, float]:
-        return flat_metrics(self._results([v.value for v in self.model.metrics_variables]))
+        vector = self._results([v.value for v in self.model.metrics_variables])
+        return dict(zip(self._names, np.asarray(vector).tolist(), strict=True))
 
     def weights_are_finite(self) -> bool:
         return bool(self._all_finite([variable.value for variable in self.model.trainable_variables]))
@@ -119,9 +125,16 @@ class JaxEngine:
         gradient = jax.grad(lambda weights: pure_loss(self.model, (weights, frozen, metrics), batch) * scale)
         return kept_gradients(gradient(weights), self.model.trainable_variables)
 
-    def _metric_results(self, values: list[Tensor]) -> dict[str, Tensor]:
+    def _metric_vector(self, values: list[Tensor]) -> Tensor:
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=True))):
-            return metrics_of(self.model)
+            results = metrics_of(self.model)
+        self._names = [*results]
+        return metric_vector(results)
+
+    def _metric_names(self) -> list[str]:
+        if not self._names:
+            jax.eval_shape(self._metric_vector, [v.value for v in self.model.metrics_variables])
+        return self._names
 
     def _fresh_metrics(self) -> list[Tensor]:
         with keras.StatelessScope() as scope:
@@ -137,13 +150,16 @@ class JaxEngine:
 
         return jax.tree.map(take, source)
 
-    def _train_step(self, carry: Carry, source: Any, rows: Tensor) -> Carry:
-        i, state, floats, ints = carry
+    def _train_step(self, carry: Carry, source: Any, rows: Tensor, lines: Tensor) -> Carry:
+        i, state, (floats, ints, vectors) = carry
         _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
-        return Carry(i + 1, state, floats.at[i].set(_floats(record)), ints.at[i].set(_ints(record)))
+        has_line = (i + 1 >= lines[0]) & ((i + 1 - lines[0]) % lines[1] == 0)
+        metrics = cond(has_line, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
+        records = floats.at[i].set(_floats(record)), ints.at[i].set(_ints(record)), vectors.at[i].set(metrics)
+        return Carry(i + 1, state, records)
 
-    def _train_loop(self, carry: Carry, source: Any, rows: Tensor, count: Any) -> Any:
-        return jax.lax.fori_loop(0, count, lambda _, carry: self._train_step(carry, source, rows), carry)
+    def _train_loop(self, carry: Carry, source: Any, rows: Tensor, lines: Tensor, count: Any) -> Any:
+        return jax.lax.fori_loop(0, count, lambda _, carry: self._train_step(carry, source, rows, lines), carry)
 
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
@@ -162,12 +178,12 @@ class JaxEngine:
 class PendingCall:
     """See `engine.Pending`."""
 
-    def __init__(self, count: int, floats: Any, ints: Any, metrics: dict[str, Tensor]) -> None:
-        self.count, self.floats, self.ints, self.metrics = count, floats, ints, metrics
+    def __init__(self, count: int, lines: Lines, names: list[str], records: Any, metrics: Tensor) -> None:
+        self.count, self.lines, self.names, self.records, self.metrics = count, lines, names, records, metrics
 
     def wait(self) -> Block:
-        floats, ints = np.asarray(self.floats)[: self.count], np.asarray(self.ints)[: self.count]
-        return Block(floats, ints, flat_metrics(self.metrics))
+        metrics = dict(zip(self.names, np.asarray(self.metrics).tolist(), strict=True))
+        return block_of(self.records, self.count, self.lines, metrics)
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:

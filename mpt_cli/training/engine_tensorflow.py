@@ -4,14 +4,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Block
-from mpt_cli.training.engine import Around, Rows, flat_metrics
+from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
+from mpt_cli.training.engine import Around, Rows, block_of, metric_vector
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
@@ -34,7 +33,8 @@ class TensorFlowEngine:
         self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
         self._compare = tf.function(partial(compare, model), jit_compile=jit_compile, autograph=False)
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
-        self._results = tf.function(model.get_metrics_result, autograph=False)
+        self._results = tf.function(self._metric_vector, autograph=False)
+        self._names: list[str] = []  # of the metrics, known once they are computed
         self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
         self._latest: PendingCall | None = None  # the last call, where nothing has changed since
         self._resets = False  # whether the metrics begin anew with the next call
@@ -48,10 +48,11 @@ class TensorFlowEngine:
     def place(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
-    def train(self, source: Any, rows: Rows, count: int) -> "PendingCall":
+    def train(self, source: Any, rows: Rows, count: int, lines: Lines = Lines()) -> "PendingCall":  # noqa: B008
         resets, self._resets = self._resets, False
-        given = tf.convert_to_tensor(rows), tf.constant(count), tf.constant(resets)
-        self._latest = PendingCall(count, *self._train(source, *given))
+        order = tf.constant([count, int(resets), *lines])
+        results = self._train(source, tf.convert_to_tensor(rows), order)
+        self._latest = PendingCall(count, lines, self._names, *results)  # the first call finds the names
         return self._latest
 
     def evaluate(self, source: Any, rows: Rows, count: int) -> None:
@@ -66,7 +67,8 @@ class TensorFlowEngine:
 
     def metrics(self) -> dict[str, float]:
         self._reset_now()
-        return flat_metrics(self._results()) if self._latest is None else self._latest.read_metrics()
+        vector = self._results() if self._latest is None else self._latest.metrics
+        return dict(zip(self._names, vector.numpy().tolist(), strict=True))
 
     def weights_are_finite(self) -> bool:
         return bool(self._all_finite() if self._latest is None else self._latest.weights_are_finite)
@@ -96,19 +98,30 @@ class TensorFlowEngine:
 
         return list(self._on_replicas(differentiate, source, row))
 
-    def _train_loop(self, source: Any, rows: Tensor, count: Tensor, resets: Tensor) -> tuple[Tensor, Tensor, Any, Any]:
+    def _train_loop(self, source: Any, rows: Tensor, order: Tensor) -> tuple[Any, Tensor, Tensor]:
+        """`order` is the int32 vector of the count of steps, whether the metrics begin anew, and the lines."""
+        count, resets, first, every = tf.unstack(order)
         if self.strategy is None:
-            tf.cond(resets, self._reset_metrics, lambda: tf.constant(0))
-        capacity = rows.shape[0]
-        floats = tf.TensorArray(tf.float32, capacity, element_shape=(len(FLOATS),))
-        ints = tf.TensorArray(tf.int32, capacity, element_shape=(len(INTS),))
+            tf.cond(resets > 0, self._reset_metrics, lambda: tf.constant(0))
+        latest = self._metric_vector()
+        arrays = [
+            tf.TensorArray(dtype, rows.shape[0], element_shape=shape)
+            for dtype, shape in ((tf.float32, (len(FLOATS),)), (tf.int32, (len(INTS),)), (tf.float32, latest.shape))
+        ]
 
-        def body(i: Tensor, floats: Any, ints: Any) -> tuple[Tensor, Any, Any]:
-            step_floats, step_ints = self._on_replicas(self._train_one, source, rows[i])
-            return i + 1, floats.write(i, step_floats), ints.write(i, step_ints)
+        def body(i: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
+            floats, ints = self._on_replicas(self._train_one, source, rows[i])
+            has_line = tf.logical_and(i + 1 >= first, (i + 1 - first) % every == 0)
+            metrics = tf.cond(has_line, self._metric_vector, lambda: tf.zeros_like(latest))
+            return i + 1, *(array.write(i, row) for array, row in zip(arrays, (floats, ints, metrics), strict=True))
 
-        _, floats, ints = _loop(body, count, floats, ints)
-        return floats.stack(), ints.stack(), self.model.get_metrics_result(), self._weights_all_finite()
+        _, *arrays = _loop(body, count, *arrays)
+        return [array.stack() for array in arrays], self._metric_vector(), self._weights_all_finite()
+
+    def _metric_vector(self) -> Tensor:
+        results = self.model.get_metrics_result()
+        self._names = [*results]
+        return metric_vector(results)
 
     def _reset_metrics(self) -> Tensor:
         self.model.reset_metrics()
@@ -151,17 +164,14 @@ class PendingCall:
     """See `engine.Pending`."""
 
     def __init__(
-        self, count: int, floats: Tensor, ints: Tensor, metrics: dict[str, Tensor], weights_are_finite: Tensor
+        self, count: int, lines: Lines, names: list[str], records: Any, metrics: Tensor, weights_are_finite: Tensor
     ) -> None:
-        self.count, self.floats, self.ints = count, floats, ints
+        self.count, self.lines, self.names, self.records = count, lines, names, records
         self.metrics, self.weights_are_finite = metrics, weights_are_finite
 
     def wait(self) -> Block:
-        floats, ints = self.floats.numpy()[: self.count], self.ints.numpy()[: self.count]
-        return Block(np.asarray(floats), np.asarray(ints), self.read_metrics())
-
-    def read_metrics(self) -> dict[str, float]:
-        return flat_metrics(self.metrics)
+        metrics = dict(zip(self.names, self.metrics.numpy().tolist(), strict=True))
+        return block_of(self.records, self.count, self.lines, metrics)
 
 
 def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:

@@ -40,7 +40,7 @@ def evaluate_model(settings: Settings, platform: Platform, trained: Trained, spl
     compile_model(settings, model, data, None)
     build_metrics(model, examples, settings.trainer.batch_size)
     engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
-    plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer))
+    plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
     feed = build_feed(examples, engine, plan, resident=False)
     feed.start(1)
     engine.reset_metrics()

@@ -38,11 +38,14 @@ class Sampler:
         self.engine, self.every_steps, self.say = engine, every_steps, say
         self._works = True
 
-    def is_due(self, step: int, log_every_steps: int) -> bool:
-        """Whether the line at `step` has a sample; the one before it was `log_every_steps` ago."""
-        before = max(0, step - log_every_steps)
-        first = min(FIRST_STEP, self.every_steps)
-        return self._works and (before < first <= step or before // self.every_steps < step // self.every_steps)
+    def next_due(self, step: int, log_every_steps: int) -> int | None:
+        """The first line of the log after `step` that has a sample: there a call into the training loop has to end."""
+        if not self._works:
+            return None
+        passed = step // self.every_steps
+        wanted = min(FIRST_STEP, self.every_steps), passed * self.every_steps, (passed + 1) * self.every_steps
+        lines = [-(-at // log_every_steps) * log_every_steps for at in wanted if at]
+        return min(line for line in lines if line > step)
 
     def take(self, piece: Piece, step: int, scale: float) -> GradientSample | None:
         """The sample of the last batch of `piece` at this loss scale; None where its gradients overflow."""

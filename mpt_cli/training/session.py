@@ -12,7 +12,7 @@ from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import Health, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.records import RunHeader
-from mpt_cli.training.assembly import Assembly, assemble, call_capacity, metric_names
+from mpt_cli.training.assembly import Assembly, assemble, metric_names
 from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
@@ -94,7 +94,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
     plan = Plan(trainer.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
-                call_capacity(trainer), steps_per_call)  # fmt: skip
+                parts.capacity, steps_per_call)  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = Health(settings.loss_scale, trainer)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
@@ -174,7 +174,7 @@ def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
     compiled = "XLA" if parts.jit_compile else "no XLA"
     many = trainer.steps_per_execution
-    steps = f"{many} steps per call" if isinstance(many, int) else f"up to {call_capacity(trainer)} steps per call"
+    steps = f"{many} steps per call" if isinstance(many, int) else f"up to {parts.capacity} steps per call"
     feed = "data stays on the device" if parts.resident else "data is streamed"
     exact = "deterministic" if trainer.deterministic else "not deterministic"
     return f"{compiled}, {steps}, {feed}, {exact}"

@@ -12,6 +12,7 @@ class Stopwatch:
         self.examples, self.seconds, self.steps = 0, 0.0, 0
         self._seen: set[int] = set()
         self._window = (0, 0.0)
+        self._window_rate: float | None = None
         self._started = 0.0
         self._step_seconds: float | None = None
 
@@ -42,7 +43,12 @@ class Stopwatch:
         return self.examples / self.seconds if self.seconds else None
 
     def window_rate(self) -> float | None:
-        """Examples per second since the last call of this, None when nothing was timed."""
+        """Examples per second since the last question; the answer to that where nothing was timed since.
+
+        Lines of the log that lie in one call into the compiled loop share its rate. None before a call was timed.
+        """
         examples, seconds = self.examples - self._window[0], self.seconds - self._window[1]
         self._window = (self.examples, self.seconds)
-        return examples / seconds if seconds else None
+        if seconds:
+            self._window_rate = examples / seconds
+        return self._window_rate

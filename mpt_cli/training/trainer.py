@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
+from mpt_cli.telemetry.block import Block, Lines
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import ZERO_GRADIENTS, Health, Stop
 from mpt_cli.telemetry.ledger import Ledger
@@ -133,33 +134,37 @@ class Trainer:
         return None if self._must_stop() else self.train_feed.take(count)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next line of the log and the end of the run."""
-        to_log = self.plan.log_every_steps - self.ledger.seen % self.plan.log_every_steps
-        to_save = self.checkpointer.steps_until_due(self.ledger.seen) or to_log
-        most = min(to_log, to_save, self.plan.capacity, self._steps_left() or to_log)
-        return min(most, self.plan.steps_per_call) if self.plan.steps_per_call else self.stopwatch.steps_per_call(most)
+        """Steps of the next call: up to the next checkpoint or sample of the gradients, and the end of the run."""
+        seen, plan = self.ledger.seen, self.plan
+        sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
+        ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left())
+        most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
+        return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
         self.last_piece = piece
+        every = self.plan.log_every_steps
+        lines = Lines(every - self.ledger.seen % every, every)
         self.stopwatch.start()
-        block = self.engine.train(piece.source, piece.rows, piece.count).wait()
+        block = self.engine.train(piece.source, piece.rows, piece.count, lines).wait()
         self.stopwatch.stop(piece.count, piece.rows.shape[1])
-        events = self.ledger.absorb(block, self.progress.epoch)
-        self.progress.step_in_epoch += piece.count
-        self.telemetry.events(events)
+        for part in block.parts():
+            self._take_in(part)
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
-        if self.ledger.seen % self.plan.log_every_steps == 0:
-            self._log(block.metrics)
-        self._stop = self._judge()
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
+        elif self._stop.key == ZERO_GRADIENTS and self.sampler is not None:
+            self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
+            self._stop = self.health.check(self.ledger) or self._stop
 
-    def _judge(self) -> Stop | None:
-        stop = self.health.check(self.ledger)
-        if stop is None or stop.key != ZERO_GRADIENTS or self.sampler is None:
-            return stop
-        self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
-        return self.health.check(self.ledger)
+    def _take_in(self, part: Block) -> None:
+        """The next steps, up to a line of the log or the end of the call. The first broken rule is the one that counts:
+        what comes after it in the call was trained all the same, and is told."""
+        self.telemetry.events(self.ledger.absorb(part, self.progress.epoch))
+        self.progress.step_in_epoch += len(part)
+        if self.ledger.seen % self.plan.log_every_steps == 0:
+            self._log(part.metrics)
+        self._stop = self._stop or self.health.check(self.ledger)
 
     def _sample(self, sampler: Sampler) -> GradientSample | None:
         assert self.last_piece is not None
@@ -170,7 +175,7 @@ class Trainer:
     def _sample_if_due(self) -> GradientSample | None:
         """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption."""
         step, every = self.ledger.seen, self.plan.log_every_steps
-        if self.sampler is None or step % every or not self.sampler.is_due(step, every):
+        if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)

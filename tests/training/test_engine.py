@@ -8,6 +8,7 @@ from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_r
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
+from mpt_cli.telemetry.block import Lines
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.distribution import Distribution
@@ -158,6 +159,23 @@ def test_metrics_asked_for_right_after_they_start_anew_are_those_of_no_step():
     run.epochs(1)
     run.engine.reset_metrics()
     assert run.engine.metrics()["loss"] == 0.0
+
+
+@pytest.mark.parametrize("jit", JITS)
+def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there(jit):
+    whole, cut = (tiny_run(tiny_data(20), jit=jit, capacity=5) for _ in range(2))
+    for run in (whole, cut):
+        run.engine.reset_metrics()
+        run.feed.start(1)
+    piece = whole.feed.take(5)
+    block = whole.engine.train(piece.source, piece.rows, piece.count, Lines(2, 2)).wait()
+    ends = {}
+    for number in range(1, 6):
+        piece = cut.feed.take(1)
+        ends[number] = cut.engine.train(piece.source, piece.rows, piece.count).wait().metrics
+    assert list(block.lines) == [2, 4]
+    assert block.lines[2] == pytest.approx(ends[2], rel=1e-6) and block.lines[4] == pytest.approx(ends[4], rel=1e-6)
+    assert block.metrics == pytest.approx(ends[5], rel=1e-6) and ends[2] != ends[4]
 
 
 @pytest.mark.parametrize("resident", [True, pytest.param(False, marks=pytest.mark.slow)])

@@ -138,7 +138,11 @@ def test_a_subclassed_model_is_sampled():
 
 def due_steps(every: int, log: int, last: int) -> list[int]:
     sampler = Sampler(None, every, pytest.fail)  # type: ignore[arg-type]
-    return [step for step in range(log, last + 1, log) if sampler.is_due(step, log)]
+    steps, step = [], sampler.next_due(0, log)
+    while step <= last:
+        steps.append(step)
+        step = sampler.next_due(step, log)
+    return steps
 
 
 def test_samples_come_at_the_line_after_they_are_due():
@@ -147,6 +151,7 @@ def test_samples_come_at_the_line_after_they_are_due():
     assert due_steps(40, 10, 100) == [40, 80]
     assert due_steps(5, 10, 30) == [10, 20, 30]
     assert due_steps(500, 1000, 2000) == [1000, 2000]
+    assert due_steps(2000, 1, 4000) == [100, 2000, 4000]
 
 
 def test_a_sample_that_fails_is_said_once_and_ends_nothing():
@@ -158,7 +163,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     sampler = Sampler(Broken(), 5, said.append)  # type: ignore[arg-type]
     assert sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
     assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
-    assert not sampler.is_due(10, 5)
+    assert sampler.next_due(10, 5) is None
 
 
 @pytest.mark.parametrize(("x", "zero"), [([0.0, 0.0], 1), ([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)])

@@ -16,7 +16,7 @@ from mpt_cli.telemetry import verdict as v
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
-ROLLBACK = ["trainer.on_unhealthy=rollback", "trainer.checkpoint_every_steps=20"]
+ROLLBACK = ["trainer.on_unhealthy=rollback", "trainer.checkpoint_every_steps=20", "trainer.steps_per_execution=10"]
 TOO_HIGH = [
     "loss_scale=fixed", "loss_scale.initial_scale=2**15", "fault=overflow", "fault.at_steps=[]", "fault.every_steps=1",
     "fault.above_scale=10000", "loss_scale.max_consecutive_skips=7",

@@ -11,7 +11,7 @@ from reference import ReferenceScale
 
 from mpt_cli.settings.schema import LossScale
 from mpt_cli.settings.schema import Trainer as TrainerSettings
-from mpt_cli.telemetry.block import Block
+from mpt_cli.telemetry.block import Block, Lines
 from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.health import Health
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
@@ -43,15 +43,19 @@ class PatternEngine:
     def weights_are_finite(self) -> bool:
         return True
 
-    def train(self, source: Any, rows: Any, count: int) -> Done:
+    def train(self, source: Any, rows: Any, count: int, lines: Lines) -> Done:
         first = self.scale.seen
         steps = self.scale.run([mark == "." for mark in self.pattern[first : first + count]])
         self.calls.append(count)
         numbers = [float(first + i + 1) for i in range(count)]
-        self.losses += [loss for loss, step in zip(numbers, steps, strict=True) if step.finite]
+        at_lines = {}
+        for i, (loss, step) in enumerate(zip(numbers, steps, strict=True)):
+            self.losses += [loss] if step.finite else []
+            if (i + 1 - lines.first) % lines.every == 0 and i + 1 >= lines.first:
+                at_lines[i + 1] = self.metrics()
         floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
         ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 0] for s in steps]
-        return Done(Block(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics()))
+        return Done(Block(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics(), at_lines))
 
     def evaluate(self, source: Any, rows: Any, count: int) -> None:
         self.evaluated += count
@@ -133,7 +137,7 @@ def test_a_line_is_logged_at_every_interval_and_every_epoch():
         (3, 1, 2.0, 3), (6, 2, 6.0, 1), (9, 2, 8.0, 4),
     ]  # fmt: skip
     assert [(line.step, line.epoch, line.loss) for line in run.record.epochs] == [(5, 1, 3.0), (10, 2, 8.0)]
-    assert run.engine.calls == [3, 2, 1, 3, 1]
+    assert run.engine.calls == [5, 5]
     assert run.trainer.ledger.applied == run.trainer.ledger.seen == 10
 
 
@@ -226,10 +230,10 @@ def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
     run = run_of("." * 1000, steps=500, per_call=10, log=10)
     train = run.engine.train
 
-    def interrupted(source: Any, rows: Any, count: int) -> Done:
+    def interrupted(source: Any, rows: Any, count: int, lines: Lines) -> Done:
         if run.engine.scale.seen == 20:
             os.kill(os.getpid(), number)
-        return train(source, rows, count)
+        return train(source, rows, count, lines)
 
     run.engine.train = interrupted
     run.fit()
