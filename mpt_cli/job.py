@@ -33,6 +33,7 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
+from mpt_cli.training.processes import hear_first, tell_others
 
 NEUTRAL = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute")  # keys that leave a recipe as it is
 
@@ -99,9 +100,18 @@ def with_drawn_seed(settings: Settings) -> Settings:
     return dataclasses.replace(settings, seed=secrets.randbelow(2**32))
 
 
+def with_seed_of_run(settings: Settings) -> Settings:
+    """`with_drawn_seed`, but a run that is gone on with keeps the seed that was drawn for it."""
+    earlier = find_run(settings) if settings.seed is None else None
+    return with_drawn_seed(settings) if earlier is None else _with_stored_seed(settings, earlier)
+
+
+def _with_stored_seed(settings: Settings, run: RunDirectory) -> Settings:
+    return settings if settings.seed is not None else dataclasses.replace(settings, seed=stored_settings(run).seed)
+
+
 def _continue(run: RunDirectory, settings: Settings) -> Start:
-    if settings.seed is None:
-        settings = dataclasses.replace(settings, seed=stored_settings(run).seed)
+    settings = _with_stored_seed(settings, run)
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
@@ -129,14 +139,14 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(start.settings)  # chooses the Keras backend, so before anything that imports Keras
+    if platform.place is not None:
+        tell_others({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
     session = prepare(start.settings, platform, telemetry, store)
     telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(cut_back, start.run)
-    if session.trainer.together is not None:
-        session.trainer.together.tell({"resume": start.checkpoint and str(start.run.path.absolute())})
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
     if start.attempt > 1:
@@ -151,14 +161,15 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
+    told = hear_first()
+    if not told["trains"]:
+        return
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])
     session = prepare(settings, platform, telemetry, NoStore())
-    assert session.trainer.together is not None
-    earlier = session.trainer.together.hear()["resume"]
-    if earlier is not None:
-        checkpoint = CheckpointStore(RunDirectory.open(earlier).checkpoints).newest()
+    if told["resume"] is not None:
+        checkpoint = CheckpointStore(RunDirectory.open(told["resume"]).checkpoints).newest()
         assert checkpoint is not None
         session.resume(checkpoint)
     session.finish(session.fit(), None)

@@ -1,4 +1,4 @@
-"""Starts the processes of one run on this machine and ends all of them when one ends badly."""
+"""Starts the processes of one run on this machine, and ends all that belong to a run when one of them ends."""
 
 import os
 import signal
@@ -7,13 +7,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
 from mpt_cli.errors import BAD_DATA, OK
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.processes import VARIABLE, Place, find_place
+from mpt_cli.training.processes import VARIABLE, Place, find_place, have_met, tell_others
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
@@ -45,6 +46,31 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
                 process.wait()
             for number, handler in handlers.items():
                 signal.signal(number, handler)
+
+
+@contextmanager
+def others_released(settings: Settings) -> Iterator[None]:
+    """Where the first task of a Slurm step ends before it met the others, it meets them after all, to end them too.
+
+    They would wait for it for JAX's five minutes. What `mpt train` itself started, it ends without that.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # what ended the run matters more
+            _release(settings)
+        raise
+    _release(settings)
+
+
+def _release(settings: Settings) -> None:
+    place = find_place(settings)
+    if place is None or place.coordinator is not None or have_met():
+        return
+    from mpt_cli.training.backend import prepare_backend
+
+    prepare_backend(settings)
+    tell_others({"trains": False})
 
 
 def _start(place: Place, arguments: Sequence[str], words_of_others: IO[str]) -> "subprocess.Popen[str]":

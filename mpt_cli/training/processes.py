@@ -8,6 +8,7 @@ again) it tells the others; only it writes files.
 import json
 import os
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from signal import Signals
@@ -80,6 +81,12 @@ def connect(place: Place) -> None:
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 
+def have_met() -> bool:
+    """Whether `connect` has brought this process together with the others."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
 class Together:
     """What the processes of a run agree on. `signal` is the one that the first process was sent, known to all."""
 
@@ -92,18 +99,20 @@ class Together:
         self.signal = Signals(int(number)) if number else None
         return int(count)
 
-    def tell(self, message: dict[str, Any]) -> None:
-        """Said by the first process, while the others `hear`."""
-        text = json.dumps(message).encode()
-        if len(text) > MOST_BYTES:
-            raise DataError("The path of the run directory is too long for several processes.")
-        _from_first(np.frombuffer(text.ljust(MOST_BYTES), np.uint8))
 
-    def hear(self) -> dict[str, Any]:
-        """What the first process says."""
-        text = _from_first(np.zeros(MOST_BYTES, np.uint8))
-        heard: dict[str, Any] = json.loads(np.asarray(text, np.uint8).tobytes())
-        return heard
+def tell_others(message: dict[str, Any]) -> None:
+    """Said by the first process right after they met, while the others hear it."""
+    text = json.dumps(message).encode()
+    if len(text) > MOST_BYTES:
+        raise DataError("The path of the run directory is too long for several processes.")
+    _from_first(np.frombuffer(text.ljust(MOST_BYTES), np.uint8))
+
+
+def hear_first() -> dict[str, Any]:
+    """What the first process tells."""
+    text = _from_first(np.zeros(MOST_BYTES, np.uint8))
+    heard: dict[str, Any] = json.loads(np.asarray(text, np.uint8).tobytes())
+    return heard
 
 
 def _from_first(values: Any) -> Any:

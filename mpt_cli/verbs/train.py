@@ -32,12 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
     settings = load_settings(words)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, words)) is not None:
         return code
-    from mpt_cli import job
+    from mpt_cli import job, launch
     from mpt_cli.runs.summary import summary_dict
     from mpt_cli.verbs.common import print_json
 
     command = ["mpt", "train", *words]
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w") as nowhere, launch.others_released(settings):
         stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
         summary = job.train(settings, command, job.Audience(stream))
     if arguments.json:
@@ -53,10 +53,10 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
     from mpt_cli.training.processes import check_place, find_place
 
     if launch.must_launch(settings):
-        from mpt_cli.job import with_drawn_seed
+        from mpt_cli.job import with_seed_of_run
 
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
-        return launch.launch(settings, [*words, f"seed={with_drawn_seed(settings).seed}", *flags])
+        return launch.launch(settings, [*words, f"seed={with_seed_of_run(settings).seed}", *flags])
     place = find_place(settings)
     if place is not None:
         check_place(settings, place)

@@ -11,15 +11,24 @@ from typing import Any
 
 import pytest
 
+from mpt_cli import launch
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.launch import free_port
-from mpt_cli.settings import load_settings
+from mpt_cli.runs.summary import write_json
+from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.training.processes import Place, check_place, find_place
 
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel", "distribute.processes=2"]
 HERE = Path(__file__).parent
 slow = pytest.mark.slow
+FINISHED = {
+    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "", "steps_seen": 230,
+    "applied_steps": 230, "skipped_steps": 0, "final_loss_scale": 1.0, "min_loss_scale": 1.0, "max_loss_scale": 1.0,
+    "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0, "peak_memory_bytes": 1, "seconds": 1.0,
+    "epochs_completed": 99,
+}  # fmt: skip
 
 
 def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -71,6 +80,30 @@ def test_settings_that_fit_their_place_pass() -> None:
     check_place(settings("backend=jax", "distribute=data_parallel"), Place(3, 4))
     check_place(settings("backend=jax", "distribute=data_parallel", "distribute.processes=4"), Place(3, 4))
     check_place(settings("backend=jax", *TWO), Place(0, 2, "127.0.0.1:99"))
+
+
+def test_a_run_gone_on_with_keeps_the_seed_it_drew_in_all_processes(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "config.yaml").write_text(resolved_yaml(settings("seed=77", "backend=jax", *TWO)))
+    started: list[str] = []
+    monkeypatch.setattr(launch, "launch", lambda _, words: started.extend(words) or 0)
+    assert main(["train", *TINY, *TWO, "seed=null", f"resume={tmp_path}"]) == 0
+    assert [word for word in started if word.startswith("seed=")] == ["seed=null", "seed=77"]
+
+
+@slow
+@pytest.mark.parametrize(("run_dir", "code", "said"), [
+    ("taken", 3, "run_dir taken already exists and is not empty"), ("done", 0, "done is finished"),
+])
+def test_a_slurm_step_ends_at_once_where_its_first_task_has_nothing_to_train(run_dir, code, said, tmp_path) -> None:
+    words = [*TINY, "distribute=data_parallel", f"run_dir={run_dir}", "resume=auto"]
+    for name in ("taken", "done"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "taken/file").touch()
+    (tmp_path / "done/config.yaml").write_text(resolved_yaml(load_settings(words)))
+    write_json(tmp_path / "done/summary.json", FINISHED)
+    tasks = slurm_step(tmp_path, *words)
+    assert [task.returncode for task in tasks] == [code, 0], tasks
+    assert said in tasks[0].stdout and tasks[1].stdout == ""
 
 
 @slow
@@ -131,6 +164,25 @@ def test_termination_saves_and_exits_143(tmp_path: Path) -> None:
     assert running.returncode == 143, said
     assert json.loads((tmp_path / "run/summary.json").read_text())["status"] == "terminated"
     assert list((tmp_path / "run/checkpoints").glob("step-*"))
+
+
+def slurm_step(cwd: Path, *words: str) -> list["subprocess.CompletedProcess[str]"]:
+    """The two tasks of a step on this machine, ended; each one's two streams in one."""
+    job = free_port() % 2**12  # JAX meets at this port and 61440
+    variables = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
+                 "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}  # fmt: skip
+    command = [sys.executable, "-m", "mpt_cli", "train", *words]
+    running = [
+        subprocess.Popen(command, cwd=cwd, env={**os.environ, **variables, "SLURM_PROCID": str(index)},
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for index in range(2)
+    ]  # fmt: skip
+    try:
+        said = [process.communicate(timeout=100)[0] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+    return [subprocess.CompletedProcess(p.args, p.returncode, text) for p, text in zip(running, said, strict=True)]
 
 
 def wait_for(condition, seconds: float = 120.0) -> None:
