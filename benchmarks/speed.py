@@ -1,11 +1,12 @@
 """How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`, under ten minutes.
 
-    python -m benchmarks.speed [--repeats 4] [--text FILE] [--quick]
+    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--quick]
 
 Three models under three policies on two backends; a process per backend and model, in which the contenders of
-`contenders` take turns. Read the ratios: machines differ, and other work on this one slows all contenders alike. Writes
-results/speed.json and results/speed.md. `--quick` runs one cell for a moment and writes nothing: it only shows that the
-script works.
+`contenders` take turns. Read the ratios: machines differ, and other work on this one slows all contenders alike. Where
+torch and lightning are installed, here or in the environment of the Python that `--torch-python` names, PyTorch
+Lightning follows in a process of its own after each. Writes results/speed.json and results/speed.md. `--quick` runs one
+cell for a moment and writes nothing: it only shows that the script works.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside_lightning import lightning_versions, measure_lightning
 from benchmarks.speed_cell import MODELS
 from benchmarks.speed_table import judge, table
 from mpt_cli.runs.machine import cpu_features, cpu_model
@@ -32,9 +34,9 @@ POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
 CHILD_SECONDS = 240.0
 
 
-def child(task: dict[str, Any], module: str = "benchmarks.speed_cell") -> dict[str, Any]:
+def child(task: dict[str, Any], module: str = "benchmarks.speed_cell", python: str = sys.executable) -> dict[str, Any]:
     """The result of one process, or why there is none."""
-    command = [sys.executable, "-m", module, json.dumps(task)]
+    command = [python, "-m", module, json.dumps(task)]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=CHILD_SECONDS)
@@ -46,17 +48,24 @@ def child(task: dict[str, Any], module: str = "benchmarks.speed_cell") -> dict[s
     return result
 
 
-def measure_speed(tasks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row per backend, model and policy."""
-    rows = []
+def measure_speed(tasks: list[dict[str, Any]], torch_python: str | None) -> list[dict[str, Any]]:
+    """A row per backend, model and policy; `torch_python` runs Lightning, None where it is not installed."""
+    rows: list[dict[str, Any]] = []
     for task in tasks:
         started = time.monotonic()
-        result = child(task)
-        for policy in task["policies"]:
-            found = result if "error" in result else result[policy]
-            rows.append({"backend": task["backend"], "model": task["model"], "policy": policy, **found})
+        added = task_rows(task)
+        if torch_python:
+            measure_lightning(added, task, lambda own: child(own, "benchmarks.lightning_cell", torch_python))
+        rows += added
         print(f"{task['backend']}, {task['model']}: {time.monotonic() - started:.0f} s", file=sys.stderr)
     return rows
+
+
+def task_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
+    result = child(task)
+    names = {"backend": task["backend"], "model": task["model"]}
+    return [{**names, "policy": policy, **(result if "error" in result else result[policy])}
+            for policy in task["policies"]]  # fmt: skip
 
 
 def measure_memory(rows: list[dict[str, Any]]) -> None:
@@ -83,7 +92,6 @@ def machine() -> dict[str, Any]:
         "date": datetime.now(UTC).date().isoformat(), "cpu": cpu_model(), "cores": len(os.sched_getaffinity(0)),
         "cpu_features": cpu_features(), "python": platform.python_version(),
         "versions": {name: metadata.version(name) for name in names if importlib.util.find_spec(name)},
-        "lightning": "installed, not measured" if importlib.util.find_spec("lightning") else "not installed",
     }  # fmt: skip
 
 
@@ -100,16 +108,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--text", help="text for the transformer instead of the source of Python's standard library")
+    parser.add_argument("--torch-python", default=sys.executable, metavar="PATH",
+                        help="the Python that has torch and lightning, if not this one")  # fmt: skip
     parser.add_argument("--quick", action="store_true")
     words = parser.parse_args()
+    torch_versions = lightning_versions(words.torch_python)
     load_before = os.getloadavg()[0]
-    rows = measure_speed(quick_plan() if words.quick else plan(words.repeats, words.text))
+    tasks = quick_plan() if words.quick else plan(words.repeats, words.text)
+    rows = measure_speed(tasks, words.torch_python if torch_versions else None)
     if not words.quick:
         measure_memory(rows)
     for row in rows:
         row["targets"] = judge(row)
     load = {"before": load_before, "after": os.getloadavg()[0]}
-    report = {**machine(), "load_average": load, "cells": rows}
+    report = {**machine(), "torch_versions": torch_versions, "load_average": load, "cells": rows}
     print(table(report))
     if not words.quick:
         RESULTS.mkdir(exist_ok=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import Settings
 
 FIRST_SAMPLE_STEPS = 150  # by then mpt has looked at the gradients once, which compiles
 COMMON = [
@@ -33,12 +34,16 @@ MODELS = {
 }
 
 
+def cell_settings(task: dict[str, Any], policy: str) -> Settings:
+    words = [word.format(policy=policy, backend=task["backend"]) for word in COMMON]
+    path = [f"data.path={task['text']}"] if task.get("text") and "transformer" in task["model"] else []
+    return load_settings([*MODELS[task["model"]], *words, *path])
+
+
 def build_cell(task: dict[str, Any], policy: str, folder: Path) -> Any:
     from mpt_cli.training.backend import prepare_backend
 
-    words = [word.format(policy=policy, backend=task["backend"]) for word in COMMON]
-    path = [f"data.path={task['text']}"] if task.get("text") and "transformer" in task["model"] else []
-    settings = load_settings([*MODELS[task["model"]], *words, *path])
+    settings = cell_settings(task, policy)
     platform = prepare_backend(settings)
     from benchmarks.contenders import Cell
     from mpt_cli.data.load import load_data
@@ -57,7 +62,7 @@ def measure_or_say(task: dict[str, Any], policy: str, folder: Path) -> dict[str,
 def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
     """Steps per second of every contender in every round, and telemetry's share of the time."""
     cell = build_cell(task, policy, folder)
-    from benchmarks.contenders import CONTENDERS, file_telemetry, mpt_turn
+    from benchmarks.contenders import CONTENDERS, file_telemetry, keras_model, mpt_turn
 
     telemetry = file_telemetry(cell)
     turns = {name: build(cell) for name, build in CONTENDERS.items() if name != "mpt"}
@@ -77,7 +82,8 @@ def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
             mpt_seconds += seconds if name == "mpt" else 0.0
     telemetry.close()
     shares = {"telemetry_share": telemetry.seconds / mpt_seconds, "steps_per_epoch": cell.steps}
-    return {**summarise(rates), "cpu_time": summarise(cpu_rates), **shares}
+    parameters = keras_model(cell).count_params()
+    return {**summarise(rates), "cpu_time": summarise(cpu_rates), **shares, "parameters": parameters}
 
 
 def warm_up(turn: Callable[[int], float], turn_seconds: float, steps_per_epoch: int) -> int:

@@ -65,14 +65,13 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Tokens (batch, length) → logits (batch, num_classes, length), as `cross_entropy` wants them."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, model: Any, length: int, vocabulary: int) -> None:
         super().__init__()
-        model, data = settings.model, settings.data
-        self.token = nn.Embedding(data.num_classes, model.width)
-        self.position = nn.Embedding(data.input_shape[0], model.width)
+        self.token = nn.Embedding(vocabulary, model.width)
+        self.position = nn.Embedding(length, model.width)
         self.blocks = nn.Sequential(*[Block(model.width, model.heads, model.mlp_ratio) for _ in range(model.layers)])
         self.norm = nn.LayerNorm(model.width, eps=1e-5)
-        self.head = nn.Linear(model.width, data.num_classes, bias=False)
+        self.head = nn.Linear(model.width, vocabulary, bias=False)
         for module in self.modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
                 nn.init.normal_(module.weight, std=0.02)
@@ -84,7 +83,9 @@ class Transformer(nn.Module):
 
 def build(settings: Settings) -> nn.Module:
     """The model of `settings.model`, its weights in float32."""
-    return Transformer(settings) if settings.model.name == "transformer" else build_resnet(settings)
+    if settings.model.name != "transformer":
+        return build_resnet(settings)
+    return Transformer(settings.model, settings.data.input_shape[0], settings.data.num_classes)
 
 
 def build_optimizer(settings: Settings, model: nn.Module) -> torch.optim.Optimizer:
