@@ -38,6 +38,25 @@ class Health:
                 return stop
         return None
 
+    def steps_to_limit(self, ledger: Ledger) -> int | None:
+        """After how many more steps like the last ones a rule breaks, None where none is on the way: a call into the
+        compiled loop that ends there ends the run there.
+
+        >>> from mpt_cli.telemetry.ledger import LedgerRules
+        >>> ledger = Ledger(LedgerRules())
+        >>> ledger.zero_steps, ledger.consecutive_skips = 47, 60
+        >>> Health(LossScale(max_consecutive_skips=100), Trainer(max_zero_gradients=50)).steps_to_limit(ledger)
+        3
+        """
+        streaks = (
+            (ledger.consecutive_skips, self.loss_scale.max_consecutive_skips),
+            (ledger.floor_skips, None if self.loss_scale.mode == "fixed" else self.loss_scale.max_skips_at_floor),
+            (ledger.non_finite_losses, self.trainer.max_nonfinite_losses),
+            (ledger.zero_steps, self.trainer.max_zero_gradients),
+        )
+        left = [limit - streak for streak, limit in streaks if limit is not None and 0 < streak < limit]
+        return min(left, default=None)
+
     def check_epoch(self, ledger: Ledger) -> Stop | None:
         """At the end of an epoch: did it train at all?"""
         if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch or self._is_settling(ledger):

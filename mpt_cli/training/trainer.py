@@ -134,10 +134,12 @@ class Trainer:
         return None if self._must_stop() else self.train_feed.take(count)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next checkpoint or sample of the gradients, and the end of the run."""
+        """Steps of the next call: up to the next checkpoint or sample of the gradients, to where a streak of bad steps
+        would break a rule, and to the end of the run."""
         seen, plan = self.ledger.seen, self.plan
         sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
-        ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left())
+        ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
+                self.health.steps_to_limit(self.ledger))  # fmt: skip
         most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
         return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
 

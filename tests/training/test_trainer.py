@@ -157,6 +157,12 @@ def test_the_record_does_not_depend_on_steps_per_call(log, per_call):
     assert [(e.step, e.kind, e.scale_before, e.scale_after) for e in run.record.found] == run.engine.scale.events
 
 
+def test_a_streak_that_breaks_a_rule_ends_the_run_at_that_step():
+    run = run_of("..xxxxxxxxxx" + "." * 200, steps=200, epochs=1, per_call=3, max_consecutive_skips=8).fit()
+    assert run.engine.calls == [3, 3, 3, 1] and run.trainer.ledger.seen == 10
+    assert run.outcome.stop.key == "loss_scale.max_consecutive_skips"
+
+
 def test_a_call_never_goes_beyond_its_capacity_or_the_end():
     assert run_of("." * 10, log=100, capacity=2).fit().engine.calls == [2, 2, 1] * 2
     assert run_of("." * 10, log=100, max_steps=7).fit().engine.calls == [5, 2]
