@@ -8,6 +8,7 @@ from mpt_cli.errors import Problem
 from mpt_cli.settings.check_data import check_keras_dataset, check_synthetic
 from mpt_cli.settings.check_expect import check_expect
 from mpt_cli.settings.check_optimizer import check_clipping, check_ema, check_schedule
+from mpt_cli.settings.check_references import check_builder, check_loader
 from mpt_cli.settings.fault import check_fault, check_fault_replica
 from mpt_cli.settings.keys import default_of
 from mpt_cli.settings.models import ResNet, Transformer
@@ -193,6 +194,8 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_distribution, ("distribute.name", "distribute.devices", "backend.name")),
     (check_accumulation, ("distribute.name", "optimizer.gradient_accumulation_steps")),
     (check_model_shape, ("model",)),
+    (check_builder, ("model.builder",)),
+    (check_loader, ("data.loader",)),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),

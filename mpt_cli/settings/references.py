@@ -27,12 +27,22 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     >>> load_function("math:sqrt", "model.builder")(4.0)
     2.0
     """
-    place, colon, name = reference.rpartition(":")
-    if not (colon and place and name):
-        rule = "must be package.module:function or path/to/file.py:function."
-        raise ConfigError(Problem(key, rule, reference))
+    if problem := form_problem(reference, key):
+        raise ConfigError(problem)
+    place, _, name = reference.rpartition(":")
     module = _load_file(place, reference, key) if place.endswith(".py") else _load_module(place, reference, key)
     return _find(module, name, reference, key)
+
+
+def form_problem(reference: str, key: str) -> Problem | None:
+    """What is wrong with the form of a reference, told without importing anything."""
+    place, colon, name = reference.rpartition(":")
+    if not (colon and place and name):
+        return Problem(key, "must be package.module:function or path/to/file.py:function.", reference)
+    if place.startswith(".") and not place.endswith(".py"):
+        rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
+        return Problem(key, rule, reference)
+    return None
 
 
 def call_user(
@@ -96,11 +106,6 @@ def _load_module(place: str, reference: str, key: str) -> ModuleType:
             near = [path.stem for path in Path.cwd().glob("*.py")]
             rule = f"there is no module {error.name}, neither in the working directory nor installed."
             raise ConfigError(Problem(key, rule, reference, did_you_mean(place, near))) from None
-        raise _import_failed(error, reference, key) from error
-    except (ValueError, TypeError) as error:
-        if any(not part.isidentifier() for part in place.split(".")):
-            rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
-            raise ConfigError(Problem(key, rule, reference)) from None
         raise _import_failed(error, reference, key) from error
     except _USERS_FAULTS as error:
         raise _import_failed(error, reference, key) from error

@@ -5,6 +5,13 @@ import pytest
 from mpt_cli.settings.load import load_settings
 
 _WRONG = [
+    (["model.builder=build"],
+     "model.builder: must be package.module:function or path/to/file.py:function. Received: 'build'."),
+    (["data.loader=mymodel.load"],
+     "data.loader: must be package.module:function or path/to/file.py:function. Received: 'mymodel.load'."),
+    (["data.loader=./mymodel:load"],
+     "data.loader: ./mymodel is no module name; a file is named by its path, as in ./my_file.py:function. "
+     "Received: './mymodel:load'."),
     (["loss_scale.min_scale=8", "loss_scale.max_scale=4"],
      "loss_scale.min_scale: must be <= loss_scale.max_scale, which is 4. Received: 8.0."),
     (["loss_scale.initial_scale=2**40"],
