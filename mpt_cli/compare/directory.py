@@ -12,6 +12,7 @@ class CompareDirectory(SweepDirectory):
     """Its plan is compare.json; the runs of its jobs lie in it as those of a sweep do."""
 
     verb: ClassVar[str] = "compare"
+    noun: ClassVar[str] = "comparison"
 
     @property
     def footprints_json(self) -> Path:

@@ -4,6 +4,7 @@ from mpt_cli.compare.doubts import doubts
 from mpt_cli.compare.quality import BETTER, EQUAL, UNKNOWN, rule_words
 from mpt_cli.compare.reasons import reasons
 from mpt_cli.compare.results import Comparison, Entry
+from mpt_cli.sweep.results import INTERRUPTED, NOT_RUN
 from mpt_cli.telemetry.console.words import number_words, share_words
 
 
@@ -36,12 +37,20 @@ def sentences(found: Comparison) -> list[str]:
 def entry_verdict(found: Comparison, entry: Entry) -> str:
     """The cell of the table: what the configuration is against its baseline, and the verdict on its numerics."""
     if entry.failed:
-        return f"{len(entry.failed)} of {len(entry.jobs)} failed" if entry.finished else "failed"
+        return _failed_words(entry)
     verdicts = ", ".join(dict.fromkeys(str(job.summary.get("verdict", "")) for job in entry.finished.values()))
     if entry.baseline is None:
         return f"baseline; {verdicts}"
     speed = "" if entry.speed is None or not _is_timed(found, entry) else f", {_speed_word(entry)}"
     return f"{_quality_kind(entry)}{speed}; {verdicts}"
+
+
+def _failed_words(entry: Entry) -> str:
+    """How many of its jobs failed, and how many an interruption kept from their end."""
+    words = [job.status if job.status in (INTERRUPTED, NOT_RUN) else "failed" for job in entry.failed]
+    if len(set(words)) == 1 and not entry.finished:
+        return words[0]
+    return ", ".join(f"{words.count(word)} of {len(entry.jobs)} {word}" for word in dict.fromkeys(words))
 
 
 def factor_words(factor: float) -> str:
@@ -70,8 +79,11 @@ def _speed_word(entry: Entry) -> str:
 def _about(found: Comparison, entry: Entry) -> str:
     assert entry.baseline is not None
     base = entry.baseline.label
+    if all(job.status == NOT_RUN for job in entry.jobs.values()):
+        return f"{entry.label} was not run."
     if not entry.finished:
-        return f"{entry.label} did not finish: {entry.failed[0].reason or entry.failed[0].status}"
+        reason = next((job.reason for job in entry.failed if job.reason), entry.failed[0].status)
+        return f"{entry.label} did not finish: {reason}"
     if not entry.baseline.finished:
         return f"{entry.label} has nothing to be held against: {base} did not finish."
     quality = f"{_quality_kind(entry)} quality{_difference(found, entry)}"

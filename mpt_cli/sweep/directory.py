@@ -36,6 +36,7 @@ class SweepDirectory:
 
     path: Path
     verb: ClassVar[str] = "sweep"  # that wrote it: names the file of its plan, and the folder above
+    noun: ClassVar[str] = "sweep"  # what sentences call it
 
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:

@@ -58,7 +58,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     if ending is None:
         return JobResult(job, run.path, NOT_RUN)
     summary = _summary_of(run, ending)
-    status, exit_code, reason = _judge(ending, summary, sweep.log(job))
+    status, exit_code, reason = _judge(ending, summary, sweep, job)
     events = list(read_lines(run.events_jsonl)) if summary else []
     settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
     is_scaled = summary.get("final_loss_scale") is not None
@@ -74,14 +74,14 @@ def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:
     return summary if summary.get("exit_code") == ending.exit_code else {}
 
 
-def _judge(ending: Ending, summary: dict[str, Any], log: Path) -> tuple[str, int | None, str]:
+def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:
     code = ending.exit_code
     if code == OK and summary:
         return FINISHED, OK, ""
     if ending.cause == "median":
         return STOPPED_EARLY, OK, "its objective was far behind the median of the others at the same step"
     if ending.cause == "interrupt":
-        return INTERRUPTED, TERMINATED, "the sweep was interrupted"
+        return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
     if ending.cause == "timeout":
         return TIMED_OUT, TERMINATED, f"it was still running after {seconds_words(ending.limit_seconds or 0.0)}"
     if code is None:
@@ -90,7 +90,7 @@ def _judge(ending: Ending, summary: dict[str, Any], log: Path) -> tuple[str, int
         return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {seconds_words(ending.seconds)}"
     if code == OK:
         return FAILED, BAD_DATA, "it left no summary.json"
-    return FAILED, code, summary.get("explanation") or last_sentence(log) or f"exit code {code}"
+    return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
 
 
 def last_sentence(log: Path) -> str:

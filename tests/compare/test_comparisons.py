@@ -9,7 +9,7 @@ from mpt_cli.compare import noise
 from mpt_cli.compare.directory import CompareDirectory
 from mpt_cli.compare.noise import NoiseMeter
 from mpt_cli.compare.results import read_comparison
-from mpt_cli.compare.table import columns, print_comparison
+from mpt_cli.compare.table import columns, failure_lines, print_comparison
 from mpt_cli.compare.verdict import overall, sentences
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.sweep.child import Work
@@ -74,6 +74,20 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
     outcomes.code, outcomes.started = {}, []
     found, code = outcomes.resume(tmp_path / "c")
     assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
+
+
+def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
+    found, _ = outcomes.compare(THREE, seeds=2)
+    jobs = found.plan.jobs
+    found.place.write_ending(jobs[2], Ending(143, 1.5, "interrupt"))
+    for job in (jobs[1], jobs[3], jobs[4]):
+        found.place.ending_json(job).unlink()
+    found = read_comparison(found.place)
+    assert cells(found, "mixed_bfloat16")["verdict"] == "1 of 2 interrupted, 1 of 2 not run"
+    assert cells(found, "mixed_float16")["verdict"] == "not run"
+    assert sentences(found)[:2] == [
+        "mixed_float16 was not run.", "mixed_bfloat16 did not finish: the comparison was interrupted"]  # fmt: skip
+    assert f"interrupted: {jobs[2].name}  the comparison was interrupted" in failure_lines(found)
 
 
 def test_without_its_baseline_nothing_is_compared(outcomes):
