@@ -1,7 +1,8 @@
 """Runs again, held against what was expected of them."""
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,13 +41,18 @@ class Reproduction:
 def reproduce(
     targets: list[Target], folder: Path, jobs: int, tell: Callable[[Reproduction], None]
 ) -> list[Reproduction]:
-    """Run every target in a process of its own, `jobs` at a time, under `folder`; `tell` hears of each."""
+    """Run every target in a process of its own, `jobs` at a time, under `folder`; `tell` hears of each.
 
-    children = Children()
+    After Ctrl-C no run is begun, and what it broke off is not judged.
+    """
+    children, broken_off = Children(), threading.Event()
 
     def one(number: int, target: Target) -> Reproduction:
         run_dir = folder / f"{number + 1}-{Path(target.name).stem}"  # unique also where a recipe is given twice
-        result = _judge(target, children.run([*target.words, f"run_dir={run_dir}"], run_dir))
+        child = None if broken_off.is_set() else children.run([*target.words, f"run_dir={run_dir}"], run_dir)
+        if child is None or broken_off.is_set():
+            raise CancelledError
+        result = _judge(target, child)
         tell(result)
         return result
 
@@ -55,6 +61,7 @@ def reproduce(
         waiting = [workers.submit(one, number, target) for number, target in enumerate(targets)]
         return [result.result() for result in waiting]
     except BaseException:
+        broken_off.set()
         children.stop()
         raise
     finally:

@@ -1,6 +1,10 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
 import json
+import os
+import signal
+import threading
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -109,6 +113,23 @@ def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
     assert "there is no such file" in capsys.readouterr().out
     outcome["summary"] = {**SUMMARY, "exit_code": 4}
     assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 5
+
+
+def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
+    begun, asked_to_end = [], threading.Event()
+
+    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+        begun.append(run_dir.name)
+        time.sleep(0.3)  # by then the main thread waits for the runs
+        os.kill(os.getpid(), signal.SIGINT)
+        assert asked_to_end.wait(10)
+        return ChildRun(RunDirectory(run_dir), 143, "")
+
+    monkeypatch.setattr(Children, "run", run)
+    monkeypatch.setattr(Children, "stop", lambda self: asked_to_end.set())
+    assert main(["reproduce", "./mine.yaml", "digits_mlp"]) == 130
+    said = capsys.readouterr()
+    assert (said.out, said.err, begun) == ("", "\nmpt: interrupted\n", ["1-mine"])
 
 
 def test_a_failure_may_be_what_is_expected(outcome, recipe: Path) -> None:
