@@ -14,7 +14,7 @@ from mpt_cli.training.gradients import MEASURES
 FIRST_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
 MOST_DOUBLINGS = 24  # 2**24 spans float16 from its smallest number to 1
-TRIES = 3
+TRIES = 5  # 24, 12, 6, 3, 1
 
 
 class GradientEngine(Protocol):
@@ -65,7 +65,8 @@ def measure(
     """Compare the gradients at the present scale with those at one as high as they allow.
 
     The higher scale lifts what float16 flushed; zeros of ReLU and padding stay 0. It is lowered where the backward pass
-    overflows on the way, which hides the elements behind it. `position` is the step and the scale.
+    overflows on the way, which hides the elements behind it; the head-room is then what did not overflow: gradients of
+    activations can be much larger than those of the weights. `position` is the step and the scale.
     """
     step, scale = position
     base = engine.gradients(source, row, scale)
@@ -75,11 +76,16 @@ def measure(
     norm, largest = math.sqrt(found["squares"]) / scale, found["largest"]
     headroom = math.log2(LARGEST_FLOAT16 / largest) if largest else None
     doublings = MOST_DOUBLINGS if headroom is None else max(1, min(MOST_DOUBLINGS, int(headroom) - 1))
+    room = headroom
     for _ in range(TRIES):
         raised = engine.gradients(source, row, scale * 2.0**doublings)
         found = dict(zip(MEASURES, engine.compare(base, raised), strict=True))
         if not found["non_finite"] or doublings == 1:
             break
         doublings = max(1, doublings // 2)
+        room = float(doublings)
+    if found["non_finite"]:
+        room = 0.0
     most = max(found["nonzero"], 1.0)
-    return GradientSample(step, norm, found["flushed"] / most, found["subnormal"] / most, headroom)
+    room = None if headroom is None else room
+    return GradientSample(step, norm, found["flushed"] / most, found["subnormal"] / most, room)

@@ -60,6 +60,23 @@ def test_all_flushed_and_all_zero_are_two_things():
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
 
 
+@pytest.mark.parametrize(
+    ("limit", "headroom"), [(2.0**40, math.log2(65504)), (2.0**13, 7.0), (2.0**1, 1.0), (1.5, 0.0)]
+)
+def test_the_head_room_is_that_of_the_whole_backward_pass(limit, headroom):
+    """Gradients of activations overflow above `limit`; the largest gradient of a weight is 1."""
+
+    class Engine:
+        def gradients(self, source, row, scale):
+            return [scale]
+
+        def compare(self, base, raised):
+            return [1.0, 0.0, 0.0, 1.0, 1.0, float(raised[0] > limit)]
+
+    sample = measure(Engine(), None, np.zeros(4, np.int32), (1, 1.0))  # type: ignore[arg-type]
+    assert sample.headroom_doublings == pytest.approx(headroom)
+
+
 def test_a_batch_that_overflows_gives_no_sample():
     engine, source = linear_engine([1.0, 0.5], 1.0, BACKEND == "jax")
     assert measure(engine, source, ROW, (1, 2.0**17)) is None
