@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.settings.locate import recipe_paths
 from mpt_cli.verbs.common import add_json, add_words, print_json
 
 if TYPE_CHECKING:
@@ -104,12 +105,13 @@ def _speaker(arguments: argparse.Namespace) -> Callable[[str], None]:
 
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
-    problems = []
+    problems = _missing_directories(arguments.words)
     for_runs = {"--step": arguments.step}
     for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
-            needed = "a recipe: mpt diagnose conf=…" if run_dirs else "a run directory: mpt diagnose RUN_DIR"
+            own = f"a recipe: mpt diagnose conf={Path(run_dirs[0]) / 'config.yaml'}" if run_dirs else ""
+            needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and len(arguments.words) > 1:
         others = [word for word in arguments.words if word != run_dirs[0]]
@@ -120,6 +122,16 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
         problems.append(Problem("--step", "must be at least 1.", arguments.step))
     if problems:
         raise ConfigError(problems)
+
+
+def _missing_directories(words: list[str]) -> list[Problem]:
+    """Words that can only be meant as run directories, and that lie nowhere."""
+    if any(word.startswith("conf=") for word in words):
+        return []
+    bare = [word for word in words if "=" not in word and word[:1] != "~" and word not in recipe_paths()]
+    remedy = "A configuration is given as conf=RECIPE or conf=path/to/own.yaml."
+    return [Problem(word, "there is no such directory.", None, remedy)
+            for word in bare if not Path(word).expanduser().exists()]  # fmt: skip
 
 
 def _read_steps(text: str | None) -> tuple[int, ...]:

@@ -106,8 +106,9 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
         (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
         (["full"], 3, "full is not a run directory"),
         (["full", "seed=1"], 2, "RUN_DIR: must stand alone: a run has its own configuration. Received: 'seed=1'."),
-        (["full", "--batches", "2"], 2, "--batches: must be given with a recipe: mpt diagnose conf=…."),
-        (["nowhere"], 2, "nowhere: must be of the form key=value."),
+        (["full", "--batches", "2"], 2, "must be given with a recipe: mpt diagnose conf=full/config.yaml."),
+        (["nowhere"], 2, "nowhere: there is no such directory. A configuration is given as conf=RECIPE or conf=path"),
+        (["digits_mlp"], 2, "digits_mlp: must be of the form key=value. Write conf=digits_mlp."),
     ],
 )
 def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp_path, monkeypatch, capsys):
