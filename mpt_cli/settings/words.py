@@ -89,6 +89,9 @@ def _bare_word_remedy(word: str) -> str:
         return f"Write conf={word}."
     if Path(word).is_file():
         return f"Write conf={word if '/' in word else './' + word}."
+    own = Path(word) / "config.yaml"
+    if own.is_file():
+        return f"It is the directory of a run; write conf={own} for its configuration."
     return "" if "." in word or word in all_keys() else recipe_remedy(word)
 
 
