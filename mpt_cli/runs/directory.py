@@ -59,23 +59,23 @@ class RunDirectory:
         return run
 
     @contextmanager
-    def lock(self) -> Iterator[None]:
+    def lock(self, key: str = "run_dir") -> Iterator[None]:
         """Hold the directory for this process; DataError when another one is writing in it.
 
-        The lock goes with the process, also when it is killed.
+        The lock goes with the process, also when it is killed. `key` is what names the directory.
         """
-        with self._open_lock() as file:
+        with self._open_lock(key) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
             yield
 
-    def _open_lock(self) -> TextIO:
+    def _open_lock(self, key: str) -> TextIO:
         try:
             return (self.path / LOCK).open("w")
         except OSError as error:
-            raise _cannot_create(self.path, error) from error
+            raise _cannot_create(self.path, error, key) from error
 
     def clear_unstarted(self) -> bool:
         """Empty a directory whose run was killed before it had begun: no configuration yet, and only files of ours.
@@ -182,5 +182,5 @@ def _check_writable(path: Path) -> None:
         raise _cannot_create(path, error) from error
 
 
-def _cannot_create(path: Path, error: OSError) -> DataError:
-    return DataError(f"run_dir {path} can't be written: {error.strerror}. Choose a run_dir in a folder of yours.")
+def _cannot_create(path: Path, error: OSError, key: str = "run_dir") -> DataError:
+    return DataError(f"{key} {path} can't be written: {error.strerror}. Choose a {key} in a folder of yours.")

@@ -65,7 +65,7 @@ class SweepDirectory:
 
     def lock(self) -> AbstractContextManager[None]:
         """Hold the directory for this process; DataError when another sweep is writing in it."""
-        return RunDirectory(self.path).lock()
+        return RunDirectory(self.path).lock(f"{self.verb}_dir")
 
     @property
     def plan_json(self) -> Path:

@@ -133,6 +133,15 @@ def test_two_sweeps_never_write_in_one_directory(stubs, tmp_path):
         stubs.resume(tmp_path / "s")
 
 
+def test_a_sweep_that_cannot_be_written_is_named_by_its_own_key(tmp_path):
+    (tmp_path / "s" / ".lock").mkdir(parents=True)  # a read-only folder would not stop root
+    with pytest.raises(DataError) as caught, SweepDirectory(tmp_path / "s").lock():
+        pass
+    assert str(caught.value) == (
+        f"sweep_dir {tmp_path}/s can't be written: Is a directory. Choose a sweep_dir in a folder of yours."
+    )
+
+
 def test_the_default_directory_is_named_after_the_recipe(stubs, tmp_path):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
     assert found.sweep.path.parts[:2] == ("sweeps", "digits_mlp")
