@@ -43,8 +43,16 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
-        print(f"mpt train: {summary.status}: {summary.explanation}", file=sys.stderr)
+        print(f"mpt train: {_ending_words(summary.status, summary.explanation)}", file=sys.stderr)
     return summary.exit_code
+
+
+def _ending_words(status: str, explanation: str) -> str:
+    """
+    >>> _ending_words("failed", "DataError: no file"), _ending_words("stopped", "Stopped: loss is nan")
+    ('failed: DataError: no file', 'Stopped: loss is nan')
+    """
+    return explanation if explanation.lower().startswith(status) else f"{status}: {explanation}"
 
 
 def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words: list[str]) -> int | None:
