@@ -21,6 +21,21 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     return [f"{name}: {_words(old.get(name))} -> {_words(new.get(name))}" for name in names]
 
 
+def attempts_line(environment: Mapping[str, Any]) -> str | None:
+    """Why config.yaml need not repeat a run that was resumed with other settings; None where it was not.
+
+    >>> changed = {"changes": {"optimizer.learning_rate": [0.001, 0.01]}}
+    >>> attempts_line({"attempts": [{"changes": {}}, changed]})  # doctest: +ELLIPSIS
+    'it was trained in 2 attempts that differed in optimizer.learning_rate: config.yaml, ...
+    """
+    attempts = environment.get("attempts") or []
+    keys = dict.fromkeys(key for attempt in attempts for key in attempt.get("changes") or {})
+    if not keys:
+        return None
+    return (f"it was trained in {len(attempts)} attempts that differed in {', '.join(keys)}: config.yaml, which holds "
+            "the last values, need not repeat it")  # fmt: skip
+
+
 def environment_line(environment: Mapping[str, Any]) -> str:
     """Where a run ran, in one line."""
     versions = [f"{name} {version}" for name, version in environment.get("versions", {}).items()

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.runs.child import Children, ChildRun
-from mpt_cli.runs.environment import environment_differences
+from mpt_cli.runs.environment import attempts_line, environment_differences
 from mpt_cli.runs.expectations import Check, compare
 from mpt_cli.runs.targets import Target
 
@@ -26,6 +26,12 @@ class Reproduction:
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
 
+    @property
+    def remarks(self) -> list[str]:
+        """What else may keep the run from coming out as it did."""
+        line = attempts_line(self.target.environment or {})
+        return [line] if line else []
+
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
         return {
@@ -35,6 +41,7 @@ class Reproduction:
             "exit_code": self.child.exit_code,
             "checks": [vars(check) for check in self.checks],
             "environment_differences": self.differences,
+            "remarks": self.remarks,
         }
 
 

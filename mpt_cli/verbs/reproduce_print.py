@@ -57,6 +57,8 @@ class Reporter:
         if result.target.environment is None:
             self.line(f"  it ran on {environment_line(result.child.environment)}")
             return
+        for remark in result.remarks:
+            self.line(f"  {remark}")
         self.line("  what is different from the first run:" if result.differences else
                   "  the environment is that of the first run")  # fmt: skip
         for line in result.differences[:MOST_DIFFERENCES]:

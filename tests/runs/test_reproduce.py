@@ -175,6 +175,19 @@ def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "3"]) == 0
 
 
+def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
+    attempts = [{"attempt": 1, "changes": {}}, {"attempt": 2, "changes": {"optimizer.learning_rate": [0.001, 0.01]}},
+                {"attempt": 3, "changes": {"trainer.epochs": [2, 3]}}]  # fmt: skip
+    write_json(earlier / "environment.json", {"python": "3.11", "attempts": attempts})
+    outcome["summary"] = {**SUMMARY, "steps_seen": 300}
+    assert main(["reproduce", "earlier"]) == 5
+    remark = ("it was trained in 3 attempts that differed in optimizer.learning_rate, trainer.epochs: config.yaml, "
+              "which holds the last values, need not repeat it")  # fmt: skip
+    assert f"\n  {remark}\n" in capsys.readouterr().out
+    assert main(["reproduce", "earlier", "--json", "--output", "2"]) == 5
+    assert json.loads(capsys.readouterr().out)["results"][0]["remarks"] == [remark]
+
+
 def test_counters_stay_exact_under_a_tolerance() -> None:
     found = expected_of({**SUMMARY, "metrics": {"loss": -2.0, "val_loss": "NaN"}}, 0.1)
     assert found["steps_seen"] == 345
