@@ -21,30 +21,35 @@ def apply(
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
 
-    `measured` is what `measure` gave, where it is known already. Raises ValueError in a cross-replica context, and for
-    gradient accumulation on several replicas.
+    `measured` is `optimizer.measure` of this replica's gradients, where it is known already. Raises ValueError in a
+    cross-replica context, and for gradient accumulation on several replicas.
     """
     if tf.distribute.in_cross_replica_context():
         raise ValueError("apply() must be called in a replica context.")
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
-    measured = measured or measure(optimizer, grads, variables, unscaled)
+    measured = measured or optimizer.measure(grads, variables, unscaled)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
+            measured = _over_replicas(context, measured)
             grads = _with_largest(grads, variables, lambda g: list(context.all_gather(g[None], axis=0)))
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
 
 
-def measure(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> Measured:
-    """In replica context: `optimizer.measure` over the gradients of all replicas. An overflow on one skips all."""
-    context, measured = tf.distribute.get_replica_context(), optimizer.measure(grads, variables, unscaled)
+def all_replicas(flag: Tensor) -> Tensor:
+    """In replica context: whether the boolean scalar `flag` is true on every replica."""
+    context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return measured
-    own = tf.stack([tf.cast(measured.finite, tf.float32), measured.largest])
-    each = context.all_gather(own[None], axis=0)
-    return Measured(tf.reduce_min(each[:, 0]) > 0, tf.reduce_max(each[:, 1]))
+        return flag
+    return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
+
+
+def _over_replicas(context: Any, measured: Measured) -> Measured:
+    """In replica context, of strategies that can reduce there."""
+    largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
+    return Measured(all_replicas(measured.finite), largest)
 
 
 def check_accumulation(inner_optimizer: Any) -> None:
@@ -75,7 +80,8 @@ def _apply_on_replicas(
     an overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
     allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
     """
-    of_all = tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], measured)
+    finite, largest = (tf.stack(strategy.experimental_local_results(each)) for each in measured)
+    of_all = Measured(tf.reduce_all(finite), tf.reduce_max(largest))
     grads = _with_largest(grads, variables, strategy.experimental_local_results)
 
     def apply_inner() -> None:

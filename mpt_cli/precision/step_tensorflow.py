@@ -31,8 +31,8 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
         scaled = optimizer.scale_loss(loss)
     grads = tape.gradient(scaled, variables)
-    measured = apply_tensorflow.measure(optimizer, grads, variables, unscaled=False)
-    finite = measured.finite
+    measured = optimizer.measure(grads, variables)
+    finite = apply_tensorflow.all_replicas(measured.finite)
     apply_tensorflow.apply(optimizer, grads, variables, unscaled=False, measured=measured)
     true_loss = unscale_loss_for_distribution(loss)
 
@@ -44,7 +44,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         update_metrics()
     else:
         _update_or_put_back(finite, update_metrics, kept, before)
-    detail = describe_gradients(grads, measured, tf.cond)
+    detail = describe_gradients(grads, measured._replace(finite=finite), tf.cond)
     record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
                         optimizer.scale_state.counter.value, detail)
     return metrics_of(model), record
