@@ -48,7 +48,7 @@ def _draw(found: Diagnosis) -> "Figure":
         _mark_float16(axes, lowest, highest)
         _bars(axes, outputs, power, OUTPUTS, "gradients of layer outputs", -0.2)
         _bars(axes, weights, power, WEIGHTS, "gradients of weights", 0.2)
-        axes.set_title(_title(scale, outputs, weights), loc="left", fontsize=9)
+        axes.set_title(scale_title(scale, outputs, weights), loc="left", fontsize=9)
         axes.set_yscale("log")
         axes.set_ylim(LEAST_SHARE, 2.0)
         axes.set_xlim(lowest - 0.8, highest + 0.8)
@@ -83,7 +83,7 @@ def _shares(total: Any) -> Any:
 def _bars(axes: "Axes", total: Any, power: int, colour: str, label: str, offset: float) -> None:
     shares = _shares(total)
     places = np.flatnonzero(shares)
-    zeros = f"{label} ({100 * total[ZEROS] / max(total.sum(), 1.0):.2g} % are exact zeros)"
+    zeros = f"{label} ({percent_words(total[ZEROS] / max(total.sum(), 1.0))} are exact zeros)"
     axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=zeros, zorder=2)
 
 
@@ -101,10 +101,20 @@ def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
         axes.text(middle, 1.2, name, ha="center", va="top", fontsize=8, color="#444444", zorder=3)
 
 
-def _title(scale: float, outputs: Any, weights: Any) -> str:
+def scale_title(scale: float, outputs: Any, weights: Any) -> str:
     """The shares of the nonzero values that become zero or lose digits."""
     named = (("outputs", outputs), ("weights", weights))
-    shares = [(name, 100 * share_flushed(total, scale), 100 * share_subnormal(total, scale))
+    shares = [(name, percent_words(share_flushed(total, scale)), percent_words(share_subnormal(total, scale)))
               for name, total in named if largest_exponent(total) is not None]  # fmt: skip
-    parts = [f"of {name} {flushed:.2g} % flushed, {subnormal:.2g} % subnormal" for name, flushed, subnormal in shares]
+    parts = [f"of {name} {flushed} flushed, {subnormal} subnormal" for name, flushed, subnormal in shares]
     return f"{'without scaling' if scale == 1 else f'loss scale {scale_words(scale)}'}: {'; '.join(parts)}"
+
+
+def percent_words(share: float) -> str:
+    """Two digits, or three where it is a hundred: `.2g` alone writes that as 1e+02.
+
+    >>> percent_words(1.0), percent_words(0.999), percent_words(0.123), percent_words(0.00123), percent_words(0.0)
+    ('100 %', '99.9 %', '12 %', '0.12 %', '0 %')
+    """
+    percent = 100 * share
+    return f"{percent:.3g} %" if percent >= 99 else f"{percent:.2g} %"
