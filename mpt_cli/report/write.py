@@ -1,5 +1,6 @@
 """The page and its pictures on disk: the page whole by itself, each picture beside it as SVG and PNG."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,12 +21,13 @@ def footnote(page: Path, drawings: Sequence[Drawing]) -> str:
 
 
 def write_page(path: Path, text: str, drawings: Sequence[Drawing]) -> None:
-    """Write the page, and its pictures into the folder beside it.
+    """Write the page, and its pictures into the folder beside it; those of an earlier page there that it lacks go.
 
     DataError where it can't be written, and where `path` is a file that is no page of mpt: nothing is overwritten.
     """
     check_replaceable(path)
     folder = pictures_folder(path)
+    obsolete = _pictures_of(path) - {drawing.picture.name for drawing in drawings}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if drawings:
@@ -33,9 +35,21 @@ def write_page(path: Path, text: str, drawings: Sequence[Drawing]) -> None:
         for drawing in drawings:
             (folder / f"{drawing.picture.name}.svg").write_text(drawing.svg, encoding="utf-8")
             (folder / f"{drawing.picture.name}.png").write_bytes(drawing.png)
+        for name in obsolete:
+            for kind in ("svg", "png"):
+                (folder / f"{name}.{kind}").unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{folder} can't be written: {error.strerror}. Choose another place by --out.") from error
     write_atomic(path, text)
+
+
+def _pictures_of(page: Path) -> set[str]:
+    """Names of the pictures that the page there shows: whatever else lies in its folder is not ours."""
+    try:
+        text = page.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return set()
+    return set(re.findall(r'<svg role="img" aria-labelledby="([^"/]+)-title"', text))
 
 
 def check_replaceable(path: Path) -> None:

@@ -53,6 +53,21 @@ def test_nothing_that_is_not_ours_is_overwritten(tmp_path, capsys):
     assert "run is a folder. Give the name of a file" in capsys.readouterr().err
 
 
+def test_pictures_of_the_page_that_was_there_go_and_other_files_stay(tmp_path):
+    for name in ("one", "two"):
+        write_run(tmp_path / name)
+    assert main(["report", "one", "two", "--out", "both.html"]) == 0
+    folder = tmp_path / "both_pictures"
+    assert {path.name for path in folder.iterdir()} >= {"training-loss.svg", "training-loss.png", "skips.png"}
+    (folder / "mine.png").write_text("mine")
+    (folder / "skips.txt").write_text("mine")
+    assert main(["report", "one", "--out", "both.html"]) == 0
+    shown = {picture["aria-labelledby"].removesuffix("-title")
+             for picture in check_page((tmp_path / "both.html").read_text()).all("svg")}  # fmt: skip
+    assert {path.name for path in folder.iterdir()} == {"mine.png", "skips.txt"} | {
+        f"{name}.{kind}" for name in shown for kind in ("svg", "png")}  # fmt: skip
+
+
 def test_an_objective_is_not_for_runs(tmp_path, capsys):
     write_run(tmp_path / "run")
     assert main(["report", "run", "--objective", "loss"]) == 2
