@@ -1,6 +1,7 @@
 """Which pictures a run has, or several runs overlaid."""
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -106,10 +107,23 @@ def _curve(story: RunStory, name: str, label: str, look: Look, count: int = 1) -
 
 
 def _series(story: RunStory, name: str) -> Series | None:
-    """The loss line by line; metrics, which within an epoch are running means, at the ends of epochs."""
-    if name in story.steps and (name == "loss" or name in OF_THE_STEP or _is_of_gradients(name)):
-        return story.steps[name]
-    return story.epochs.get(name, story.steps.get(name))
+    """The loss line by line; metrics, which within an epoch are running means, at the ends of epochs.
+
+    Of a run so short that it has no more lines than epochs, both.
+    """
+    lines, ends = story.steps.get(name), story.epochs.get(name)
+    if lines is None or ends is None:
+        return lines or ends
+    if name != "loss" and name not in OF_THE_STEP:
+        return ends
+    return lines if len(lines) > len(ends) else _merged(lines, ends)
+
+
+def _merged(lines: Series, ends: Series) -> Series:
+    """Where both have a value of a step, that of the line."""
+    values = dict(zip(ends.xs, ends.ys, strict=True)) | dict(zip(lines.xs, lines.ys, strict=True))
+    xs = sorted(values)
+    return Series(array("d", xs), array("d", [values[x] for x in xs]))
 
 
 def _thinned(series: Series, label: str, look: Look, count: int) -> Curve:

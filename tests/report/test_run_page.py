@@ -118,6 +118,15 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     assert loss.rows()[0][:2] == ["training", "7 (2 not finite)"] and "nan" not in draw(loss).inline.lower()
 
 
+def test_a_run_with_no_more_lines_than_epochs_shows_both(tmp_path):
+    ends = [step_line(step, loss=loss, epoch_end=True) for step, loss in ((40, 0.75), (80, 0.5), (120, 0.25))]
+    lines = [step_line(80, loss=0.625, examples_per_second=300.0), *ends]
+    story = read_story(write_run(tmp_path / "run", metrics_lines=lines))
+    found = {picture.name: picture.curves[0] for picture in pictures([story])}
+    assert (found["loss"].xs, found["loss"].ys) == ([40, 80, 120], [0.75, 0.625, 0.25])
+    assert (found["throughput"].xs, found["throughput"].ys) == ([40, 80, 120], [100, 300, 100])
+
+
 def test_sampled_gradients_have_pictures(tmp_path):
     lines = [step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
              for step in (10, 20)]  # fmt: skip
