@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from mpt_cli.report.looks import PLAIN, Look
-from mpt_cli.telemetry.console.words import count_words, number_words
+from mpt_cli.telemetry.console.words import count_words
 
 
 @dataclass(frozen=True)
@@ -64,21 +64,36 @@ def curve_words(curve: Curve) -> str:
         return f"{curve.label}: no finite value."
     (_, first), (_, last) = points[0], points[-1]
     low, high = min(y for _, y in points), max(y for _, y in points)
-    span = f"between {number_words(low)} and {number_words(high)}"
-    return f"{curve.label}: from {number_words(first)} to {number_words(last)}, {span}."
+    span = f"between {figure_words(low)} and {figure_words(high)}"
+    return f"{curve.label}: from {figure_words(first)} to {figure_words(last)}, {span}."
+
+
+def figure_words(value: float) -> str:
+    """A finite value of either axis: four digits at least, and all before the point of what is below a million.
+
+    >>> figure_words(0.00031622), figure_words(0.25), figure_words(32768.0), figure_words(16982.7), figure_words(2e7)
+    ('0.0003162', '0.25', '32,768', '16,983', '2e+07')
+    """
+    is_whole = abs(value) < 1e6 and (abs(value) >= 1e3 or value == round(value))
+    return f"{value:,.0f}" if is_whole else f"{value:.4g}"
 
 
 def _row(curve: Curve, is_lane: bool) -> list[str]:
     points = _finite(curve)
     if is_lane and points:
-        xs = [count_words(x) for x, _ in points]
+        xs = [_x_words(x) for x, _ in points]
         return [curve.label, count_words(len(points)), xs[0], "-", "-", xs[-1]]
     lost = len(curve.ys) - len(points)
     count = count_words(len(curve.ys)) + (f" ({count_words(lost)} not finite)" if lost else "")
     if not points:
         return [curve.label, count, "-", "-", "-", "-"]
     ends = [points[0], min(points, key=lambda p: p[1]), max(points, key=lambda p: p[1]), points[-1]]
-    return [curve.label, count, *(f"{number_words(y)} at {count_words(x)}" for x, y in ends)]
+    return [curve.label, count, *(f"{figure_words(y)} at {_x_words(x)}" for x, y in ends)]
+
+
+def _x_words(x: float) -> str:
+    """A step in full, however late."""
+    return count_words(x) if x == round(x) else figure_words(x)
 
 
 def _finite(curve: Curve) -> list[tuple[float, float]]:

@@ -138,8 +138,14 @@ def test_sampled_gradients_have_pictures(tmp_path):
 
 def test_a_picture_says_in_words_and_numbers_what_it_shows():
     picture = Picture("p", "Loss", "loss", [Curve("one", [1, 2, 3], [0.5, 0.25, 1.0])])
-    assert picture.description == "loss over step, 1 curve. one: from 0.5000 to 1.0000, between 0.2500 and 1.0000."
-    assert picture.rows() == [["one", "3", "0.5000 at 1", "0.2500 at 2", "1.0000 at 3", "1.0000 at 3"]]
+    assert picture.description == "loss over step, 1 curve. one: from 0.5 to 1, between 0.25 and 1."
+    assert picture.rows() == [["one", "3", "0.5 at 1", "0.25 at 2", "1 at 3", "1 at 3"]]
+
+
+def test_no_figure_of_a_table_is_rounded_away():
+    searched = Curve("searched", [1.0e-5, 3.1623e-4, 2_000_000], [0.866349, 32768.0, 16982.7])
+    first, highest, last = "0.8663 at 1e-05", "32,768 at 0.0003162", "16,983 at 2,000,000"
+    assert Picture("p", "P", "p", [searched]).rows() == [["searched", "3", first, first, highest, last]]
 
 
 def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
