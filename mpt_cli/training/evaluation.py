@@ -18,6 +18,7 @@ from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
+from mpt_cli.training.progress import Progress
 from mpt_cli.training.state import restore_weights
 
 SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
@@ -29,6 +30,23 @@ class Trained:
 
     path: Path
     best_from: Path | None = None
+
+
+@dataclass(frozen=True)
+class BestEpoch:
+    """The epoch whose weights were kept, and by which value of which metric, as the run measured it."""
+
+    epoch: int
+    step: int  # after which its weights were saved
+    monitor: str
+    value: float
+
+
+def read_best_epoch(checkpoints: Path) -> BestEpoch:
+    """Which epoch the best weights are of; DataError when there are none or they are damaged."""
+    kept = CheckpointStore(checkpoints).best()
+    progress, monitor = Progress.from_position(kept.position["progress"]), str(kept.position["monitor"])
+    return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
 def evaluate_model(settings: Settings, platform: Platform, trained: Trained, split: str) -> dict[str, float]:

@@ -110,6 +110,11 @@ def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)["metrics"]
     assert found["accuracy"] == pytest.approx(best["val_accuracy"], abs=1e-6)
+    kept = json.loads(done.stdout)["best"]
+    assert (kept["monitor"], kept["value"]) == ("val_accuracy", best["val_accuracy"])
+    course = [json.loads(line) for line in (folder / "run/metrics.jsonl").read_text().splitlines()]
+    ends = {line["step"]: line for line in course if line["epoch_end"]}
+    assert (ends[kept["step"]]["epoch"], ends[kept["step"]]["val_accuracy"]) == (kept["epoch"], kept["value"])
     assert mpt("export", "run", "--best", "--format", "keras", "--output", "best.keras", cwd=folder).returncode == 0
     assert (folder / "best.keras").stat().st_size > 1000
 
