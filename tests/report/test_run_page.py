@@ -171,4 +171,4 @@ def test_a_run_of_a_million_steps_has_a_page_of_ordinary_size(tmp_path):
     path = tmp_path / "out.html"
     write_run_page([read_story(run)], path)
     text = path.read_text()
-    assert len(text) < 3_000_000 and "100.0000 at 345,670" in text and "50,000 skipped steps are marked" in text
+    assert len(text) < 3_000_000 and "100 at 345,670" in text and "50,000 skipped steps are marked" in text
