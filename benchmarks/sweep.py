@@ -54,12 +54,11 @@ def sweep(folder: Path, name: str, words: Sequence[str], workers: int) -> tuple[
 
 def measure_ratio(folder: Path, backend: str, jobs: int, repeats: int) -> dict[str, Any]:
     """Wall seconds with one and two jobs at a time, alternating; the compile cache is one that was filled before."""
-    place = f"ratio-{backend}"
     words = [f"seed=range({jobs})", f"backend={backend}", EPOCHS, f"backend.compile_cache={cache(folder, backend, 0)}"]
     times: dict[int, list[float]] = {1: [], 2: []}
     for repeat in range(repeats):
         for workers in times:
-            times[workers].append(sweep(folder, f"{place}-{workers}-{repeat}", words, workers)[0])
+            times[workers].append(sweep(folder, f"ratio-{backend}-{workers}-{repeat}", words, workers)[0])
     one, two = statistics.median(times[1]), statistics.median(times[2])
     return {"jobs": jobs, "seconds_j1": times[1], "seconds_j2": times[2], "ratio": two / one,
             "target": RATIO_TARGET}  # fmt: skip

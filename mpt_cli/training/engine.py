@@ -77,11 +77,21 @@ def metric_vector(results: dict[str, Any]) -> Any:
     return keras.ops.stack([keras.ops.reshape(keras.ops.cast(value, "float32"), ()) for value in results.values()])
 
 
+def named_metrics(names: list[str], vector: Any) -> dict[str, float]:
+    """A `metric_vector` on the host, by the names of its entries."""
+    return dict(zip(names, np.asarray(vector).tolist(), strict=True))
+
+
+def has_line(done: Any, first: Any, every: Any) -> Any:
+    """Boolean scalar on the device: whether there is a line of the log after `done` steps of a call (`Lines`)."""
+    return (done >= first) & ((done - first) % every == 0)
+
+
 def block_of(records: tuple[Any, Any, Any], count: int, lines: Lines, metrics: dict[str, float]) -> Block:
     """The block of a call: its `records` (floats, ints, metric vectors) have a row per step and more behind them."""
     floats, ints, vectors = (np.asarray(record)[:count] for record in records)
     numbers = range(lines.first, count + 1, lines.every)
-    inner = {number: dict(zip(metrics, vectors[number - 1].tolist(), strict=True)) for number in numbers}
+    inner = {number: named_metrics([*metrics], vectors[number - 1]) for number in numbers}
     return Block(floats, ints, metrics, inner)
 
 

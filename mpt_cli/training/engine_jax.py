@@ -21,7 +21,7 @@ from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord, metrics_of
 from mpt_cli.precision.step_jax import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
-from mpt_cli.training.engine import Around, Rows, block_of, convolves, metric_vector
+from mpt_cli.training.engine import Around, Rows, block_of, convolves, has_line, metric_vector, named_metrics
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
@@ -105,7 +105,7 @@ class JaxEngine:
 
     def metrics(self) -> dict[str, float]:
         vector = self._results([v.value for v in self.model.metrics_variables])
-        return dict(zip(self._names, np.asarray(vector).tolist(), strict=True))
+        return named_metrics(self._names, vector)
 
     def weights_are_finite(self) -> bool:
         return bool(self._all_finite([variable.value for variable in self.model.trainable_variables]))
@@ -153,8 +153,8 @@ class JaxEngine:
     def _train_step(self, carry: Carry, source: Any, rows: Tensor, lines: Tensor) -> Carry:
         i, state, (floats, ints, vectors) = carry
         _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
-        has_line = (i + 1 >= lines[0]) & ((i + 1 - lines[0]) % lines[1] == 0)
-        metrics = cond(has_line, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
+        is_wanted = has_line(i + 1, lines[0], lines[1])
+        metrics = cond(is_wanted, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
         records = floats.at[i].set(_floats(record)), ints.at[i].set(_ints(record)), vectors.at[i].set(metrics)
         return Carry(i + 1, state, records)
 
@@ -182,8 +182,7 @@ class PendingCall:
         self.count, self.lines, self.names, self.records, self.metrics = count, lines, names, records, metrics
 
     def wait(self) -> Block:
-        metrics = dict(zip(self.names, np.asarray(self.metrics).tolist(), strict=True))
-        return block_of(self.records, self.count, self.lines, metrics)
+        return block_of(self.records, self.count, self.lines, named_metrics(self.names, self.metrics))
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:

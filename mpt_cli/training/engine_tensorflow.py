@@ -10,7 +10,7 @@ from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
-from mpt_cli.training.engine import Around, Rows, block_of, metric_vector
+from mpt_cli.training.engine import Around, Rows, block_of, has_line, metric_vector, named_metrics
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
@@ -68,7 +68,7 @@ class TensorFlowEngine:
     def metrics(self) -> dict[str, float]:
         self._reset_now()
         vector = self._results() if self._latest is None else self._latest.metrics
-        return dict(zip(self._names, vector.numpy().tolist(), strict=True))
+        return named_metrics(self._names, vector)
 
     def weights_are_finite(self) -> bool:
         return bool(self._all_finite() if self._latest is None else self._latest.weights_are_finite)
@@ -111,8 +111,7 @@ class TensorFlowEngine:
 
         def body(i: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
             floats, ints = self._on_replicas(self._train_one, source, rows[i])
-            has_line = tf.logical_and(i + 1 >= first, (i + 1 - first) % every == 0)
-            metrics = tf.cond(has_line, self._metric_vector, lambda: tf.zeros_like(latest))
+            metrics = tf.cond(has_line(i + 1, first, every), self._metric_vector, lambda: tf.zeros_like(latest))
             return i + 1, *(array.write(i, row) for array, row in zip(arrays, (floats, ints, metrics), strict=True))
 
         _, *arrays = _loop(body, count, *arrays)
@@ -170,8 +169,7 @@ class PendingCall:
         self.metrics, self.weights_are_finite = metrics, weights_are_finite
 
     def wait(self) -> Block:
-        metrics = dict(zip(self.names, self.metrics.numpy().tolist(), strict=True))
-        return block_of(self.records, self.count, self.lines, metrics)
+        return block_of(self.records, self.count, self.lines, named_metrics(self.names, self.metrics))
 
 
 def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:
