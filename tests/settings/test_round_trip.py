@@ -14,7 +14,9 @@ from mpt_cli.settings.models import Builder
 from mpt_cli.settings.optimizers import Schedule
 from mpt_cli.settings.schema import Settings
 
-_TEXT = st.text(st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"]), min_size=1, max_size=12)
+_CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
+_MUST_BE_GIVEN = "???"  # OmegaConf's mark, no text
+_TEXT = st.text(_CHARACTERS, min_size=1, max_size=12).filter(lambda text: text != _MUST_BE_GIVEN)
 
 
 def _reloaded(settings):
