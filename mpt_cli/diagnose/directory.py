@@ -72,14 +72,19 @@ class DiagnosisDirectory:
 
 
 def check_target(target: str | None) -> None:
-    """DataError where the file exists or its folder doesn't, before anything is measured."""
+    """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial."""
     if target is None:
         return
     path = Path(target).expanduser()
-    if path.exists():
-        raise DataError(f"{path} exists already. Nothing was changed; give another --write.")
     if not path.parent.is_dir():
         raise DataError(f"{path} can't be written: there is no folder {path.parent}.")
+    try:
+        path.touch(exist_ok=False)
+        path.unlink()
+    except FileExistsError as error:
+        raise DataError(f"{path} exists already. Nothing was changed; give another --write.") from error
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error.strerror}. Give another --write.") from error
 
 
 def _now() -> str:

@@ -5,6 +5,7 @@ from typing import Any
 
 from mpt_cli.diagnose.overflow import BACKWARD, FORWARD, INPUT, OUTPUT, WEIGHTS, Finding, Sighting
 from mpt_cli.diagnose.replay import Replayed
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.telemetry.console.words import number_words, scale_words
 
 PLACES = {
@@ -41,7 +42,7 @@ def overflow_rows(replayed: Replayed, found: Finding) -> list[tuple[str, str]]:
         rows.append(("weights", f"not finite before the step already: {', '.join(found.bad_weights)}"))
     rows += [("layer", text) for text in _layer(found)]
     rows += [("before", f"{_place(seen)}: at most {_size(seen)}") for seen in found.before]
-    return [*rows, *(("remedy", text) for text in _remedy(found))]
+    return [*rows, *(("remedy", text) for text in _remedy(replayed.run, found))]
 
 
 def _step(replayed: Replayed, found: Finding) -> str:
@@ -89,7 +90,7 @@ def _not_found(found: Finding) -> str:
     return f"it overflowed again, but with probes in its layers the step is finite: compiled otherwise.{named}"
 
 
-def _remedy(found: Finding) -> list[str]:
+def _remedy(run: RunDirectory, found: Finding) -> list[str]:
     first = found.first
     if first is None or found.bad_weights or found.bad_inputs:
         return []
@@ -97,7 +98,8 @@ def _remedy(found: Finding) -> list[str]:
         keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
         return [f"no loss scale mends the forward pass. {keep}"]
     if found.loss_scale > 1:
-        return ["a lower loss scale: dynamic scaling finds it by skipping such steps; mpt diagnose conf=… measures it"]
+        measures = f"mpt diagnose conf={run.config_yaml} measures it"
+        return [f"a lower loss scale: dynamic scaling finds it by skipping such steps; {measures}"]
     return ["there is no loss scale to lower: look at the learning rate, or use policy=mixed_bfloat16"]
 
 

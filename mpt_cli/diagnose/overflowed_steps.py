@@ -27,7 +27,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> Overflow:
     found = [line for line in _events(run.events_jsonl) if line.get("kind") == OVERFLOW]
     if not found:
         raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none. There is no bad layer to "
-                        "look for; `mpt diagnose conf=…` measures how far away an overflow is.")  # fmt: skip
+                        f"look for; mpt diagnose conf={run.config_yaml} measures how far away an overflow is.")  # fmt: skip
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [str(line["step"]) for line in found]

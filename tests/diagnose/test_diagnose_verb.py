@@ -103,6 +103,8 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
         (["conf=digits_mpl"], 2, "no shipped recipe has this name"),
         (["conf=digits_mlp", "--write", "there.yaml"], 3, "there.yaml exists already. Nothing was changed"),
         (["conf=digits_mlp", "--write", "no/where.yaml"], 3, "there is no folder no"),
+        (["conf=digits_mlp", "--write", "/proc/mine.yaml"], 3, "/proc/mine.yaml can't be written: No such file"),
+        (["conf=digits_mlp", "--write", "n" * 300], 3, "can't be written: File name too long. Give another --write."),
         (["conf=digits_mlp", "--out", "full"], 3, "full is not empty. Nothing in it was changed"),
         (["full"], 3, "full is not a run directory"),
         (["full", "seed=1"], 2, "RUN_DIR: must stand alone: a run has its own configuration. Received: 'seed=1'."),

@@ -61,6 +61,7 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     assert arriving["part"].endswith("/gate") and arriving["place"] == "output" and arriving["infs"] == 0
     assert 4 <= arriving["largest_exponent"] <= 15
     assert content["step"] == 12
+    assert content["explanation"][-1].endswith(f"mpt diagnose conf={tmp_path}/r/config.yaml measures it")
 
 
 @only_on("tensorflow")
@@ -102,7 +103,8 @@ def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
 def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     run = trained(tmp_path / "r")
     assert main(["diagnose", str(run)]) == 3
-    assert "no step of" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "no step of" in said and f"mpt diagnose conf={run}/config.yaml measures" in said
     assert not list(run.glob("diagnose-*"))
 
 
