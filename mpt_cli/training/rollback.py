@@ -28,6 +28,8 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     trainer.checkpointer.resume(checkpoint)
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
     trainer.ledger.resume(checkpoint.position["ledger"])
+    if trainer.sampler is None or before != parts.scaling.mode:
+        trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     if optimizer.dynamic_growth_steps is not None:
         optimizer.dynamic_growth_steps = settings.loss_scale.growth_steps

@@ -105,7 +105,7 @@ def check_postmortem(path: Path, rule: str | None, summary: Summary) -> None:
     found = json.loads(path.read_text())
     assert found["rule"] == rule and f"(rule {rule})" in summary.explanation
     assert found["evidence"] in summary.explanation and found["remedy"] in summary.explanation
-    assert found["step"] == summary.steps_seen
+    assert found["change"] == summary.change and found["step"] == summary.steps_seen
     assert rule == "trainer.max_zero_gradients" or found["latest_events"][-1]["kind"] in ("overflow", "floor")
     assert set(found["last_batch"]) == {"x", "y"} and found["last_batch"]["x"]["shape"] == [4, 4]
     assert [layer["class"] for layer in found["layers"]][-1] == "Dense"
@@ -174,3 +174,16 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path, words, status, ver
     else:
         assert json.loads((run_dir / "postmortem.json").read_text())["gradients"] == written
     assert (written["flushed_share"] > 0.9) == (verdict == v.TOO_LOW)
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_sample_of_before_only_where_gradients_are_scaled_as_then(tmp_path):
+    own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
+    first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")
+    words = [*TINY, "policy=mixed_float16", *own, f"resume={run_dir}"]
+    again = job.train(load_settings([*words, "loss_scale=none", "trainer.max_steps=24"]))
+    scaled = job.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26"]))
+
+    assert first.gradients is not None and first.gradients["step"] == 20
+    assert (again.gradients, scaled.gradients) == (first.gradients, None)
+    assert (scaled.steps_seen, scaled.applied_steps) == (26, 26)

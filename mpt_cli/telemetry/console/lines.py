@@ -1,5 +1,6 @@
 """The lines that stay: header, epochs, intervals and the end of a run, the same words on screen and in console.log."""
 
+from mpt_cli.errors import NUMERICAL
 from mpt_cli.telemetry.console.words import (
     bytes_words,
     count_words,
@@ -11,6 +12,7 @@ from mpt_cli.telemetry.console.words import (
     share_words,
 )
 from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.verdict import COLLAPSED
 
 LABEL_WIDTH = 13
 
@@ -89,8 +91,10 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.rollbacks:
         rows.append(("rollbacks", f"{summary.rollbacks}, each from the last good checkpoint with lower rates"))
     if summary.gradients is not None:
-        rows.append(("gradients", _gradients(GradientSample(**summary.gradients))))
+        rows.append(("gradients", _gradients(GradientSample(**summary.gradients), summary.steps_seen)))
     rows += [("speed", _speed(summary)), ("files", summary.run_dir)]
+    if summary.status == "stopped" and summary.run_dir:
+        rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
     return [(label, text) for label, text in rows if text]
 
@@ -102,6 +106,11 @@ def next_commands(summary: Summary) -> list[str]:
     repeat = f"mpt train conf={summary.run_dir}/config.yaml"
     if summary.status in ("interrupted", "terminated"):
         return [f"{repeat} resume={summary.run_dir}"]
+    if summary.exit_code == NUMERICAL:
+        overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
+        look = summary.run_dir if overflowed else f"conf={summary.run_dir}/config.yaml"
+        look_into = [f"mpt diagnose {look}", f"mpt report {summary.run_dir}"]
+        return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         return [repeat]
     return [f"mpt evaluate {summary.run_dir}", f"mpt export {summary.run_dir}", repeat]
@@ -114,11 +123,12 @@ def _scale_range(summary: Summary) -> str:
     return f", {scale_words(low)} to {scale_words(high)} on the way"
 
 
-def _gradients(sample: GradientSample) -> str:
+def _gradients(sample: GradientSample, steps_seen: int) -> str:
+    """What the latest sample said, which may be of an earlier attempt: the step comes first."""
     lost, room = (value for _, value in sample_words(sample))
     return (
-        f"{lost} flushed to zero, {fraction_words(sample.subnormal_share)} subnormal, head-room {room}, norm "
-        f"{number_words(sample.norm)} (step {count_words(sample.step)})"
+        f"at step {count_words(sample.step)} of {count_words(steps_seen)}: {lost} flushed to zero, "
+        f"{fraction_words(sample.subnormal_share)} subnormal, head-room {room}, norm {number_words(sample.norm)}"
     )
 
 
