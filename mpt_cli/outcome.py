@@ -1,7 +1,7 @@
 """How a run ended: from the trainer's state to the summary, its verdict and its exit code."""
 
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,7 +29,8 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: fl
     unsaved = session.trainer.checkpointer.failure
     if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here
         exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
-    return _summary(session, run_dir, seconds, (status, exit_code, verdict, explanation))
+    summary = _summary(session, run_dir, seconds, (status, exit_code, verdict, explanation))
+    return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException, seconds: float) -> Summary:

@@ -26,8 +26,8 @@ def find_overflow(run: RunDirectory, step: int | None) -> Overflow:
     """The last step of the run that overflowed, or the given one; DataError or ConfigError where there is none."""
     found = [line for line in _events(run.events_jsonl) if line.get("kind") == OVERFLOW]
     if not found:
-        raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none. There is no bad layer to "
-                        f"look for; mpt diagnose conf={run.config_yaml} measures how far away an overflow is.")  # fmt: skip
+        raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none, so no layer is bad; "
+                        f"mpt diagnose conf={run.config_yaml} measures how far away an overflow is.")  # fmt: skip
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [str(line["step"]) for line in found]

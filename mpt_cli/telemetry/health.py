@@ -9,15 +9,21 @@ from mpt_cli.telemetry.ledger import Ledger
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a longer streak is no settling.
 SETTLING_SKIPS = 29
 ZERO_GRADIENTS = "trainer.max_zero_gradients"
+# Changes in the form that wins over a config.yaml, whose own `loss_scale.mode` would win over `loss_scale=dynamic`.
+DYNAMIC, WIDER, CLIP = "loss_scale.mode=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Why a run was ended: the key of the rule, what was seen, and the next command to try."""
+    """Why a run was ended: the key of the rule, what was seen, and what to try.
+
+    `change` are the words that do so when they are added to the command; empty where that takes a look first.
+    """
 
     key: str
     evidence: str
     remedy: str
+    change: str = ""
 
     def __str__(self) -> str:
         return f"{self.evidence} (rule {self.key}). {self.remedy}"
@@ -62,14 +68,16 @@ class Health:
         if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch or self._is_settling(ledger):
             return None
         evidence = f"an epoch ended in which every step was skipped, the last at loss scale {scale_words(ledger.scale)}"
-        return Stop("loss_scale.stop_on_idle_epoch", evidence, self._advice(ledger, ledger.consecutive_skips))
+        return Stop("loss_scale.stop_on_idle_epoch", evidence, *self._advice(ledger, ledger.consecutive_skips))
 
     def check_weights(self, are_finite: bool) -> Stop | None:
         """At the end of an epoch: a nan weight can hide behind a relu and leave the loss finite."""
         if are_finite or not self.trainer.stop_on_nonfinite_weights:
             return None
-        return Stop("trainer.stop_on_nonfinite_weights", "the weights hold inf or nan",
-                    "Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.")
+        return Stop(
+            "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan",
+            "Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.", CLIP,
+        )  # fmt: skip
 
     def _is_settling(self, ledger: Ledger) -> bool:
         """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
@@ -80,7 +88,7 @@ class Health:
         if self.loss_scale.on_overflow != "abort" or ledger.peak_skips == 0:
             return None
         evidence = f"gradients were not finite at loss scale {scale_words(ledger.scale)}"
-        return Stop("loss_scale.on_overflow=abort", evidence, self._advice(ledger, 1))
+        return Stop("loss_scale.on_overflow=abort", evidence, *self._advice(ledger, 1))
 
     def _floor(self, ledger: Ledger) -> Stop | None:
         limit = self.loss_scale.max_skips_at_floor
@@ -89,21 +97,21 @@ class Health:
         floor = scale_words(self.loss_scale.min_scale)
         skips = ledger.peak_floor_skips
         evidence = f"{skips} steps were skipped though the loss scale is at its floor, {floor}"
-        return Stop("loss_scale.max_skips_at_floor", evidence, self._advice(ledger, skips))
+        return Stop("loss_scale.max_skips_at_floor", evidence, *self._advice(ledger, skips))
 
     def _streak(self, ledger: Ledger) -> Stop | None:
         limit = self.loss_scale.max_consecutive_skips
         if limit is None or ledger.peak_skips < limit:
             return None
         evidence = f"{ledger.peak_skips} steps in a row were skipped, the loss scale is {scale_words(ledger.scale)}"
-        return Stop("loss_scale.max_consecutive_skips", evidence, self._advice(ledger, ledger.peak_skips))
+        return Stop("loss_scale.max_consecutive_skips", evidence, *self._advice(ledger, ledger.peak_skips))
 
     def _rate(self, ledger: Ledger) -> Stop | None:
         limit, window, rate = self.loss_scale.max_skip_rate, self.loss_scale.skip_rate_window, ledger.peak_skip_rate
         if limit is None or not rate > limit:
             return None
         evidence = f"{rate:.0%} of {window} steps in a row were skipped"
-        return Stop("loss_scale.max_skip_rate", evidence, self._advice(ledger, int(rate * window)))
+        return Stop("loss_scale.max_skip_rate", evidence, *self._advice(ledger, int(rate * window)))
 
     def _loss(self, ledger: Ledger) -> Stop | None:
         limit = self.trainer.max_nonfinite_losses
@@ -113,7 +121,7 @@ class Health:
             "trainer.max_nonfinite_losses",
             f"the loss was not finite in {ledger.peak_bad_losses} applied steps in a row",
             "Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without "
-            "loss scaling set loss_scale=dynamic.",
+            "loss scaling set loss_scale=dynamic.", CLIP,
         )
 
     def _zero(self, ledger: Ledger) -> Stop | None:
@@ -121,32 +129,37 @@ class Health:
         if limit is None or ledger.peak_zero_steps < limit:
             return None
         evidence = f"every gradient was exactly 0 in {ledger.peak_zero_steps} applied steps in a row"
-        return Stop(ZERO_GRADIENTS, evidence, self._lift(ledger))
+        return Stop(ZERO_GRADIENTS, evidence, *self._lift(ledger))
 
-    def _lift(self, ledger: Ledger) -> str:
+    def _lift(self, ledger: Ledger) -> tuple[str, str]:
         """What to try against gradients that are zero: a higher scale where one is seen to help."""
         sample = ledger.sample
         if sample is not None and sample.step == ledger.seen and sample.flushed_share > 0:
-            higher = "loss_scale=dynamic" if self.loss_scale.mode == "none" else "raise loss_scale.initial_scale"
-            return f"float16 flushed them to zero, a higher loss scale keeps them: {higher}."
+            unscaled = self.loss_scale.mode == "none"
+            higher = "loss_scale=dynamic" if unscaled else "raise loss_scale.initial_scale"
+            remedy = f"float16 flushed them to zero, a higher loss scale keeps them: {higher}."
+            return remedy, DYNAMIC if unscaled else ""
         return (
             "No loss scale brings them back: look for a loss that does not depend on the weights, for units that are "
             "dead (a lower optimizer.learning_rate), or for targets that are met already."
-        )
+        ), ""
 
-    def _advice(self, ledger: Ledger, skips: int) -> str:
-        """What to try, by where the latest `skips` skipped steps went wrong."""
+    def _advice(self, ledger: Ledger, skips: int) -> tuple[str, str]:
+        """What to try, and as a change, by where the latest `skips` skipped steps went wrong."""
         if ledger.forward_share(skips) > 0.5:
             return (
                 "The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
                 "lower optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides)."
-            )
+            ), ""
         if self.loss_scale.mode == "fixed":
             lower = f"loss_scale.initial_scale={scale_words(ledger.scale / 2**8).replace('^', '**')}"
-            return f"The fixed scale is too high for this model: try {lower} or loss_scale=dynamic."
+            skipping = "" if self.loss_scale.on_overflow == "skip" else " loss_scale.on_overflow=skip"
+            remedy = f"The fixed scale is too high for this model: try {lower} or loss_scale=dynamic."
+            return remedy, DYNAMIC + skipping
         if ledger.scale <= self.loss_scale.min_scale * 2:
             return (
                 "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
                 "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare."
-            )
-        return "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+            ), WIDER
+        remedy = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+        return remedy, WIDER

@@ -109,7 +109,11 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Summary:
-    """How a run ended: the content of summary.json."""
+    """How a run ended: the content of summary.json.
+
+    `seconds` and `examples_per_second` are of all attempts of a resumed run, each up to the checkpoint that was gone on
+    from; what was trained and lost after it counts for nothing.
+    """
 
     status: str  # finished | stopped | interrupted | terminated | failed
     exit_code: int
@@ -131,3 +135,4 @@ class Summary:
     epochs_completed: int = 0
     rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
+    change: str = ""  # words to add to the command, where the health rule that ended the run knows some

@@ -19,6 +19,7 @@ def examine(trainer: Trainer, model: Any, stop: Stop) -> dict[str, Any]:
         "rule": stop.key,
         "evidence": stop.evidence,
         "remedy": stop.remedy,
+        "change": stop.change,
         "step": ledger.seen,
         "epoch": trainer.progress.epoch,
         "checkpoint_step": trainer.checkpointer.saved_step,

@@ -170,3 +170,25 @@ def test_every_rule_can_be_turned_off():
     bad = after("x" * 2000, loss=NAN, scale=2.0**-14)
     assert check(bad, Trainer(max_nonfinite_losses=None), **off) is None
     assert check(after("." * 2000, loss=NAN), Trainer(max_nonfinite_losses=None), **off) is None
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "change"),
+    [
+        ({}, "policy=mixed_bfloat16"),
+        ({"mode": "fixed"}, "loss_scale.mode=dynamic"),
+        ({"mode": "fixed", "on_overflow": "apply"}, "loss_scale.mode=dynamic loss_scale.on_overflow=skip"),
+        ({"min_scale": 4.0}, "policy=mixed_bfloat16"),
+    ],
+)
+def test_a_rule_names_a_change_that_another_run_can_be_given(loss_scale, change):
+    assert check(after("xxx"), max_consecutive_skips=3, **loss_scale).change == change
+    assert check(after("xxx", loss=NAN), max_consecutive_skips=3, **loss_scale).change == ""  # a look comes first
+
+
+@pytest.mark.parametrize(("mode", "change"), [("none", "loss_scale.mode=dynamic"), ("fixed", "")])
+def test_the_change_against_flushed_gradients(mode, change):
+    ledger = after("000")
+    ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
+    assert check(ledger, Trainer(max_zero_gradients=3), mode=mode).change == change
+    assert check(after("000"), Trainer(max_zero_gradients=3), mode=mode).change == ""

@@ -119,10 +119,35 @@ def test_a_run_that_was_broken_off_offers_to_go_on(console, written, header, sum
 
 def test_a_failed_run_offers_only_what_can_be_done_with_it(console, written, header, summary) -> None:
     console.start(header)
-    console.finish(replace(summary, status="failed", exit_code=4, final_loss_scale=None, examples_per_second=None))
+    console.finish(replace(summary, status="failed", exit_code=3, final_loss_scale=None, examples_per_second=None))
     assert written[-1] == "next         mpt train conf=runs/tiny/1/config.yaml"
     assert not any(line.startswith("loss scale  ") for line in written[-8:])
     assert "speed        1:15 in all, at most 1.5 GiB of memory" in written
+
+
+@pytest.mark.parametrize(
+    ("changes", "commands"),
+    [
+        ({"change": "loss_scale.mode=dynamic"}, ["mpt diagnose runs/tiny/1", "mpt report runs/tiny/1",
+                                                 "mpt train conf=runs/tiny/1/config.yaml loss_scale.mode=dynamic"]),
+        ({"skipped_steps": 0}, ["mpt diagnose conf=runs/tiny/1/config.yaml", "mpt report runs/tiny/1"]),
+        ({"skipped_steps": 0, "verdict": "collapsed"}, ["mpt diagnose runs/tiny/1", "mpt report runs/tiny/1"]),
+    ],
+)  # fmt: skip
+def test_a_numerical_failure_offers_to_look_and_never_the_same_run(console, written, header, summary, changes,
+                                                                   commands) -> None:  # fmt: skip
+    console.start(header)
+    console.finish(replace(summary, status="stopped", exit_code=4, **changes))
+    end = written[-len(commands) - 1 :]
+    assert end[0] == "why          runs/tiny/1/postmortem.json: the last steps, batch and weights in numbers"
+    assert [line[13:] for line in end[1:]] == commands
+
+
+def test_a_numerical_failure_without_a_rule_has_no_postmortem(console, written, header, summary) -> None:
+    console.start(header)
+    console.finish(replace(summary, exit_code=4, verdict="never trained"))
+    assert not any("postmortem" in line for line in written)
+    assert written[-1] == "             mpt report runs/tiny/1"
 
 
 def test_console_log_has_the_same_lines(tmp_path: Path, header, summary) -> None:
