@@ -3,7 +3,6 @@
 import dataclasses
 import secrets
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -186,7 +185,8 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     environment = collect_environment(facts, list(words) or None)
     attempt = {
         "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
-        "from_step": start.position[0], "changes": start.changes,
+        "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
+        "changes": start.changes,
     }  # fmt: skip
     environment["attempts"] = [*past_attempts(start.run), attempt]
     write_json(start.run.environment_json, environment)
@@ -202,7 +202,6 @@ def _is_as_written(words: Sequence[str]) -> bool:
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> Summary:
-    started = time.perf_counter()
     run.postmortem_json.unlink(missing_ok=True)  # of an attempt before this one
     try:
         outcome = session.fit()
@@ -210,12 +209,12 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Seq
         if outcome.stop is not None:
             write_json(run.postmortem_json, session.examine(outcome.stop))
     except BaseException as error:
-        summary = summarise_failure(session, run.path, error, time.perf_counter() - started)
+        summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
             write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
-    summary = summarise(session, run.path, outcome, time.perf_counter() - started)
+    summary = summarise(session, run.path, outcome)
     if summary.status == "finished" and _is_as_written(words):
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)

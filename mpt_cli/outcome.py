@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mpt_cli.training.trainer import Outcome
 
 
-def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: float) -> Summary:
+def summarise(session: "Session", run_dir: Path, outcome: "Outcome") -> Summary:
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = _verdict(session)
     rollbacks = len(session.trainer.telemetry.tally.rollbacks)
@@ -29,17 +29,17 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome", seconds: fl
     unsaved = session.trainer.checkpointer.failure
     if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here
         exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
-    summary = _summary(session, run_dir, seconds, (status, exit_code, verdict, explanation))
+    summary = _summary(session, run_dir, (status, exit_code, verdict, explanation))
     return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
 
 
-def summarise_failure(session: "Session", run_dir: Path, error: BaseException, seconds: float) -> Summary:
+def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
     """The summary of a run that an exception ended."""
     exit_code = error.exit_code if isinstance(error, MptError) else BUG
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, seconds, ("failed", exit_code, _verdict(session)[0], explanation))
+    return _summary(session, run_dir, ("failed", exit_code, _verdict(session)[0], explanation))
 
 
 def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
@@ -62,7 +62,7 @@ def _verdict(session: "Session") -> tuple[str, str]:
     ))  # fmt: skip
 
 
-def _summary(session: "Session", run_dir: Path, seconds: float, ending: tuple[str, int, str, str]) -> Summary:
+def _summary(session: "Session", run_dir: Path, ending: tuple[str, int, str, str]) -> Summary:
     status, exit_code, verdict, explanation = ending
     trainer, ledger = session.trainer, session.trainer.ledger
     seen = ledger.seen > 0
@@ -72,8 +72,9 @@ def _summary(session: "Session", run_dir: Path, seconds: float, ending: tuple[st
         final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
         max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
         best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
-        peak_memory_bytes=session.peak_memory(), seconds=seconds, recipe=session.assembly.settings.recipe,
-        run_dir=str(run_dir), epochs_completed=trainer.progress.epochs_completed,
+        peak_memory_bytes=session.peak_memory(), seconds=trainer.stopwatch.run_seconds,
+        recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
+        epochs_completed=trainer.progress.epochs_completed,
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
     )  # fmt: skip

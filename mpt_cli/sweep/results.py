@@ -9,6 +9,7 @@ from typing import Any
 from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, DataError
 from mpt_cli.report.traces import read_lines, settled_step
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.resume import past_attempts
 from mpt_cli.runs.summary import read_summary
 from mpt_cli.sweep.directory import Ending, SweepDirectory
 from mpt_cli.sweep.plan import Job
@@ -25,7 +26,8 @@ _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for 
 class JobResult:
     """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
 
-    `seconds` is the time of the whole process, `exit_code` what it counts as (143 for one that a signal ended).
+    `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
+    to their checkpoint. `exit_code` is what it counts as (143 for one that a signal ended).
     """
 
     job: Job
@@ -62,7 +64,14 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     events = list(read_lines(run.events_jsonl)) if summary else []
     settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
     is_scaled = summary.get("final_loss_scale") is not None
-    return JobResult(job, run.path, status, exit_code, reason, ending.seconds, settled if is_scaled else None, summary)
+    seconds = ending.seconds + _earlier_seconds(run)
+    return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
+
+
+def _earlier_seconds(run: RunDirectory) -> float:
+    """What the attempts before the last one trained, as that one found it in the checkpoint."""
+    attempts = past_attempts(run)
+    return float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0
 
 
 def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:

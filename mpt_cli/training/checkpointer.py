@@ -11,6 +11,7 @@ from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.progress import Progress, monitored
 from mpt_cli.training.state import collect_state, collect_weights
+from mpt_cli.training.stopwatch import Stopwatch
 
 MOST_SHARE = 0.02  # saving by time may cost this share of it
 
@@ -58,6 +59,7 @@ class Checkpointer:
     ) -> None:
         self.store, self.rhythm, self.model = store, rhythm, model
         self.origin, self.before_save = origin, before_save
+        self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
@@ -103,7 +105,7 @@ class Checkpointer:
 
     def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "monitor": self.rhythm.monitor}
+                    "monitor": self.rhythm.monitor, "times": self.stopwatch.position()}
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:

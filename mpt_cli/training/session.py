@@ -36,6 +36,7 @@ class Session:
     def fit(self) -> Outcome:
         """Train until the plan, a health rule or a signal ends it."""
         trainer = self.trainer
+        trainer.stopwatch.begin()
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
         with troubles_explained(trainer.together is not None):
@@ -61,6 +62,7 @@ class Session:
     def resume(self, checkpoint: Checkpoint) -> None:
         """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
         restore(self.assembly, self.trainer, checkpoint)
+        self.trainer.stopwatch.resume(checkpoint.position["times"])
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""

@@ -1,4 +1,4 @@
-"""Speed without compile time, and how many steps fit into one call."""
+"""How long a run trains, its speed without compile time, and how many steps fit into one call."""
 
 import time
 
@@ -6,15 +6,41 @@ TARGET_SECONDS = 0.2  # long enough to hide the cost of a call, short enough for
 
 
 class Stopwatch:
-    """Times calls into the compiled loop. The first call of each batch shape compiles and is left out."""
+    """Times a run, and its calls into the compiled loop, of which the first of each batch shape compiles and is left
+    out of the speed.
+
+    Both add up over the attempts of a run that was resumed, each up to the checkpoint that was gone on from: what it
+    trained after that was lost and counts for nothing. What a rollback undid does count.
+    """
 
     def __init__(self) -> None:
         self.examples, self.seconds, self.steps = 0, 0.0, 0
+        self.earlier_seconds = 0.0  # of the attempts before this one
+        self._began: float | None = None
         self._seen: set[int] = set()
         self._window = (0, 0.0)
         self._window_rate: float | None = None
         self._started = 0.0
         self._step_seconds: float | None = None
+
+    def begin(self) -> None:
+        """From here on this attempt trains."""
+        self._began = time.perf_counter()
+
+    @property
+    def run_seconds(self) -> float:
+        """Of the whole run: compiling, validating and saving included, loading the data not."""
+        return self.earlier_seconds + (0.0 if self._began is None else time.perf_counter() - self._began)
+
+    def position(self) -> dict[str, float]:
+        """The totals, for a checkpoint."""
+        return {"run_seconds": self.run_seconds, "timed_seconds": self.seconds, "timed_examples": self.examples}
+
+    def resume(self, position: dict[str, float]) -> None:
+        """Go on from what `position` gave."""
+        self.earlier_seconds, self.seconds = position["run_seconds"], position["timed_seconds"]
+        self.examples = int(position["timed_examples"])
+        self._window = (self.examples, self.seconds)
 
     def start(self) -> None:
         self._started = time.perf_counter()

@@ -17,7 +17,6 @@ from mpt_cli.training.memory import memory_in_use
 from mpt_cli.training.processes import Together
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.sampling import Sampler
-from mpt_cli.training.stopwatch import Stopwatch
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ class Trainer:
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
         self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
         self.checkpointer = checkpointer
-        self.stopwatch, self.progress = Stopwatch(), Progress()
+        self.stopwatch, self.progress = checkpointer.stopwatch, Progress()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0

@@ -79,6 +79,9 @@ def test_a_damaged_checkpoint_is_said_and_the_end_is_the_same(folder: Path) -> N
     attempts = json.loads((folder / "damaged/environment.json").read_text())["attempts"]
     assert [(attempt["attempt"], attempt["from_step"]) for attempt in attempts] == [(1, 0), (2, 40)]
     assert attempts[1]["changes"] == {"trainer.max_steps": [60, 80]}
+    none, up_to_step_40 = (attempt["earlier_seconds"] for attempt in attempts)
+    first = read_summary(folder / "run/summary.json")
+    assert none == 0.0 < up_to_step_40 < first["seconds"] and up_to_step_40 < other["seconds"]
 
 
 def test_a_checkpoint_of_another_model_is_refused_and_the_record_stays_as_it_was(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """Stopwatch, counting of steps, choice of XLA, words and resolution of scaling, signals, memory, the saved model."""
 
+import json
 import os
 import signal
 import subprocess
@@ -70,6 +71,20 @@ class TestStopwatch:
         call(1.0, 1)
         assert call.watch.window_rate() == 10.0
         assert call.watch.window_rate() == 10.0  # a second line in the same call
+
+    def test_a_resumed_run_counts_on_from_its_checkpoint(self, call):
+        first = call.watch
+        first.begin()
+        call(9.0, 1)
+        call(2.0, 4)
+        at_checkpoint = json.loads(json.dumps(first.position()))
+        call(100.0, 4)  # lost
+        again = Stopwatch()
+        again.resume(at_checkpoint)
+        assert (again.earlier_seconds, again.run_seconds, again.examples_per_second) == (11.0, 11.0, 20.0)
+        again.begin()
+        call(3.0, 1)
+        assert (again.run_seconds, again.window_rate()) == (14.0, None)
 
 
 @pytest.mark.parametrize(
