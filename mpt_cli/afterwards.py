@@ -3,7 +3,9 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpt_cli.errors import DataError
 from mpt_cli.job import with_drawn_seed
+from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
@@ -19,6 +21,7 @@ def evaluate(run_path: str, split: str = "validation", best: bool = False) -> di
     """
     run = RunDirectory.open(run_path)
     settings = stored_settings(run)
+    check_model(run)
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
@@ -27,12 +30,25 @@ def evaluate(run_path: str, split: str = "validation", best: bool = False) -> di
     return evaluate_model(settings, platform, Trained(run.model_keras, run.checkpoints if best else None), split)
 
 
+def check_model(run: RunDirectory) -> None:
+    """DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
+    path = run.model_keras
+    if not path.is_file():
+        raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
+                        "false.")
+    damage = damage_of(path)
+    if damage is not None:
+        raise DataError(f"{path} is damaged: {damage}. Train it again: mpt train conf={run.config_yaml}")
+
+
 def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:
     """Write a finished run's model in another format; returns where: by default under `exported/` in the run."""
     run = RunDirectory.open(run_path)
+    settings = stored_settings(run)
+    check_model(run)
     from mpt_cli.training.backend import prepare_backend
 
-    prepare_backend(stored_settings(run))
+    prepare_backend(settings)
     from mpt_cli.training.evaluation import Trained, export_model
 
     target = Path(output) if output else run.exported(kind)

@@ -68,11 +68,8 @@ def evaluate_model(settings: Settings, platform: Platform, trained: Trained, spl
 
 
 def load_trained(trained: Trained) -> Any:
-    """The model, not compiled; DataError when there is none or it can't be read."""
+    """The model, not compiled; DataError when it can't be read."""
     path = trained.path
-    if not path.is_file():
-        raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
-                        "false.")
     try:
         model = keras.saving.load_model(path, compile=False)
     except Exception as error:

@@ -1,6 +1,7 @@
-"""`mpt evaluate --best` says which epoch it took; the numbers of the evaluation itself are given."""
+"""`mpt evaluate --best` says which epoch it took, and a model that isn't whole is said before Keras is imported."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -39,3 +40,30 @@ def test_the_best_epoch_is_named_with_its_step_metric_and_value(capsys):
 def test_of_the_last_weights_no_epoch_is_named(capsys):
     assert main(["evaluate", "run", "--json"]) == 0
     assert set(json.loads(capsys.readouterr().out)) == {"schema_version", "run_dir", "split", "metrics"}
+
+
+def _zipped(path):
+    with zipfile.ZipFile(path, "w") as parts:
+        parts.writestr("model.weights.h5", b"0123456789" * 100)
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export"])
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "model.keras does not exist: the run ended before its model was saved"),
+        (lambda whole: whole[:-30], "is damaged: it is not a zip file with its end, as a whole .keras"),
+        (lambda whole: whole.replace(b"0123", b"3210"), "is damaged: model.weights.h5 in it does not fit its checksum"),
+    ],
+)
+def test_a_model_that_is_missing_or_damaged_is_said_before_keras_is_imported(verb, content, said, tmp_path, monkeypatch,
+                                                                             capsys):  # fmt: skip
+    config = tmp_path / "config.yaml"
+    config.write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
+    model = tmp_path / "model.keras"
+    if content:
+        model.write_bytes(content(_zipped(model)))
+    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras would be imported"))
+    assert main([verb, str(tmp_path)]) == 3
+    assert said in capsys.readouterr().err

@@ -177,8 +177,15 @@ def test_a_missing_file_is_an_error_of_the_data(tmp_path):
 
 def test_a_corrupt_file_is_an_error_of_the_data(saved):
     saved.write_bytes(saved.read_bytes()[:-300])
-    with pytest.raises(DataError, match=r"model.path: '.*model.keras' can't be read as a Keras model: "):
+    with pytest.raises(DataError, match=r"model.path: '.*model.keras' is damaged: it is not a zip file with its end"):
         build_model(Saved(path=str(saved)), (3,), 4)
+
+
+def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
+    path = saved.with_suffix(".h5")
+    path.write_text("no model")
+    with pytest.raises(DataError, match=r"model.path: '.*model.h5' can't be read as a Keras model: "):
+        build_model(Saved(path=str(path)), (3,), 4)
 
 
 @pytest.mark.parametrize(("shape", "classes", "message"), [
