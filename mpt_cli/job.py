@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mpt_cli.data.present import check_present
 from mpt_cli.errors import DataError
 from mpt_cli.outcome import summarise, summarise_failure
 from mpt_cli.runs.atomic import write_atomic
@@ -125,6 +126,7 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
 
 
 def _train_from(start: Start, words: Sequence[str], audience: Audience) -> Summary:
+    check_present(start.settings.data)  # before seconds are spent on importing Keras
     with build_telemetry(start.run.telemetry_files, start.settings.logger, audience.stream) as telemetry:
         telemetry.sinks += tuple(audience.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")

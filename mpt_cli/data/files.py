@@ -1,5 +1,6 @@
 """Paths given by the user: found, readable, not empty."""
 
+import glob
 import os
 from pathlib import Path
 
@@ -31,6 +32,26 @@ def readable_folder(path: str, key: str = "data.path") -> Path:
     if not os.access(folder, os.R_OK | os.X_OK):
         raise DataError(f"{key}: {folder} can't be listed: permission denied.")
     return folder
+
+
+def readable_files(path: str) -> list[Path]:
+    """The one file, or all visible files of a folder; DataError where there is none."""
+    if not Path(path).expanduser().is_dir():
+        return [readable_file(path)]
+    files = visible_files(readable_folder(path))
+    if not files:
+        raise DataError(f"data.path: the folder {path} holds no files.")
+    return files
+
+
+def matching_files(path: str) -> list[Path]:
+    """The files that a path, a folder or a glob pattern means, each with something in it; DataError otherwise."""
+    if not any(mark in path for mark in "*?["):
+        return [readable_file(str(file)) for file in readable_files(path)]
+    names = sorted(glob.glob(str(Path(path).expanduser()), recursive=True))
+    if not names:
+        raise DataError(f"data.path: no file matches {path}.")
+    return [readable_file(name) for name in names]
 
 
 def visible_files(folder: Path) -> list[Path]:

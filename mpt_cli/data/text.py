@@ -9,7 +9,7 @@ import numpy as np
 
 from mpt_cli.data.assemble import Raw, build_data_set
 from mpt_cli.data.examples import Array, DataSet, Examples
-from mpt_cli.data.files import readable_file, readable_folder, visible_files
+from mpt_cli.data.files import readable_files
 from mpt_cli.errors import DataError
 from mpt_cli.settings.data import Text
 
@@ -45,12 +45,9 @@ def _windows(codes: Array, length: int) -> Examples:
 def _files(path: str | None) -> tuple[str, list[Path]]:
     if path is None:
         return _standard_library()
-    if not Path(path).expanduser().is_dir():
-        return f"text of {path}", [readable_file(path)]
-    files = visible_files(readable_folder(path))
-    if not files:
-        raise DataError(f"data.path: the folder {path} holds no files.")
-    return f"text of {len(files):,} files in {path}", files
+    files = readable_files(path)
+    count = f"{len(files):,} files in " if Path(path).expanduser().is_dir() else ""
+    return f"text of {count}{path}", files
 
 
 def _standard_library() -> tuple[str, list[Path]]:

@@ -1,12 +1,10 @@
 """TFRecord files of tf.train.Example with one input and one target feature of fixed length."""
 
-import glob
-from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.assemble import Raw, build_data_set
 from mpt_cli.data.examples import DataSet, Examples, Stream
-from mpt_cli.data.files import readable_file, readable_folder, visible_files
+from mpt_cli.data.files import matching_files
 from mpt_cli.data.streams import RawStream, build_stream_set
 from mpt_cli.data.tf_data import Source, open_stream, read_dataset
 from mpt_cli.errors import DataError
@@ -25,7 +23,7 @@ def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
         raise DataError("data.name=tfrecord needs TensorFlow. Install it (pip install tensorflow), or convert the "
                         "files to .npz.") from error
     title = f"TFRecord {settings.path}"
-    records = tf.data.TFRecordDataset([str(file) for file in _files(settings.path)])
+    records = tf.data.TFRecordDataset([str(file) for file in matching_files(settings.path)])
     dataset = records.map(_parser(settings, _outputs(records, settings, title)),
                           num_parallel_calls=tf.data.AUTOTUNE)
     task = "regression" if settings.num_classes is None else "classification"
@@ -34,20 +32,6 @@ def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
         return build_data_set(Raw(title, found, None, task, settings.num_classes), settings, seed)
     train, validation = _split(dataset, settings, title)
     return build_stream_set(RawStream(title, train, validation, task, settings.num_classes))
-
-
-def _files(path: str) -> list[Path]:
-    if any(mark in path for mark in "*?["):
-        found = [readable_file(name) for name in sorted(glob.glob(str(Path(path).expanduser()), recursive=True))]
-        if not found:
-            raise DataError(f"data.path: no file matches {path}.")
-        return found
-    if Path(path).expanduser().is_dir():
-        found = [readable_file(str(file)) for file in visible_files(readable_folder(path))]
-        if not found:
-            raise DataError(f"data.path: the folder {path} holds no files.")
-        return found
-    return [readable_file(path)]
 
 
 def _outputs(records: Any, settings: TFRecord, title: str) -> tuple[str, int]:

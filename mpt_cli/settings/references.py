@@ -6,6 +6,7 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable
+from importlib.machinery import PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
@@ -27,7 +28,7 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     >>> load_function("math:sqrt", "model.builder")(4.0)
     2.0
     """
-    if problem := form_problem(reference, key):
+    if problem := missing_problem(reference, key):
         raise ConfigError(problem)
     place, _, name = reference.rpartition(":")
     module = _load_file(place, reference, key) if place.endswith(".py") else _load_module(place, reference, key)
@@ -43,6 +44,17 @@ def form_problem(reference: str, key: str) -> Problem | None:
         rule = f"{place} is no module name; a file is named by its path, as in ./my_file.py:function."
         return Problem(key, rule, reference)
     return None
+
+
+def missing_problem(reference: str, key: str) -> Problem | None:
+    """What is wrong with a reference as far as it shows without running any code: its form, its file, its package."""
+    if problem := form_problem(reference, key):
+        return problem
+    place = reference.rpartition(":")[0]
+    package = place.partition(".")[0]
+    if place.endswith(".py"):
+        return None if _path_of(place).is_file() else _no_file(place, reference, key)
+    return None if _is_importable(package) else _no_module(package, reference, key)
 
 
 def call_user(
@@ -74,11 +86,31 @@ def _is_ours(frame: TracebackType) -> bool:
     return name.startswith((_OUR_FILES, "<frozen importlib")) or "importlib" in Path(name).parts
 
 
+def _path_of(place: str) -> Path:
+    return Path(place).expanduser().resolve()
+
+
+def _is_importable(package: str) -> bool:
+    """Whether something of that name would be found, in the working directory too; nothing is imported."""
+    importlib.invalidate_caches()
+    known = package in sys.modules or importlib.util.find_spec(package) is not None
+    return known or PathFinder.find_spec(package, [str(Path.cwd())]) is not None
+
+
+def _no_file(place: str, reference: str, key: str) -> Problem:
+    path = _path_of(place)
+    near = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    return Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near))
+
+
+def _no_module(name: str, reference: str, key: str) -> Problem:
+    near = [path.stem for path in Path.cwd().glob("*.py")]
+    rule = f"there is no module {name}, neither in the working directory nor installed."
+    return Problem(key, rule, reference, did_you_mean(reference.rpartition(":")[0], near))
+
+
 def _load_file(place: str, reference: str, key: str) -> ModuleType:
-    path = Path(place).expanduser().resolve()
-    if not path.is_file():
-        near = [other.name for other in path.parent.glob("*.py")] if path.parent.is_dir() else []
-        raise ConfigError(Problem(key, f"there is no file {place}.", reference, did_you_mean(path.name, near)))
+    path = _path_of(place)
     loaded = next((module for module in list(sys.modules.values()) if _file_of(module) == path), None)
     if loaded is not None:
         return loaded
@@ -103,9 +135,7 @@ def _load_module(place: str, reference: str, key: str) -> ModuleType:
         return importlib.import_module(place)
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
-            near = [path.stem for path in Path.cwd().glob("*.py")]
-            rule = f"there is no module {error.name}, neither in the working directory nor installed."
-            raise ConfigError(Problem(key, rule, reference, did_you_mean(place, near))) from None
+            raise ConfigError(_no_module(error.name, reference, key)) from None
         raise _import_failed(error, reference, key) from error
     except _USERS_FAULTS as error:
         raise _import_failed(error, reference, key) from error

@@ -10,8 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.data.present import check_present
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.data import DataSettings
 from mpt_cli.settings.numbers import read_number
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.grammar import Grid, read_grid
@@ -64,8 +66,13 @@ class Plan:
         return max(0, self.trials - len(self.jobs))
 
 
-def make_plan(words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None) -> Plan:
-    """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once."""
+def make_plan(
+    words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True
+) -> Plan:
+    """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
+
+    Where the jobs run on this machine (`is_here`) their data must be on it.
+    """
     grid = read_grid(words)
     count = math.prod(len(assignment.words) for assignment in grid.assignments)
     if count > MOST_JOBS:
@@ -74,7 +81,28 @@ def make_plan(words: Sequence[str], tell: Callable[[str], None] = lambda sentenc
         raise ConfigError(grid.problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
     if count >= 100:
         tell(f"checking {count:,} configurations")
-    return _distinct(grid, _load_all([list(combination) for combination in _combinations(grid)]))
+    loaded = _load_all([list(combination) for combination in _combinations(grid)])
+    if is_here:
+        check_sources([settings.data for _, settings in loaded])
+    return _distinct(grid, loaded)
+
+
+def check_sources(sources: Sequence[DataSettings]) -> None:
+    """ConfigError with what is not there of the data of the jobs; each source is looked for once."""
+    numbers: dict[str, list[int]] = {}
+    for number, source in enumerate(sources, 1):
+        numbers.setdefault(repr(source), []).append(number)
+    problems = []
+    for of_one in numbers.values():
+        try:
+            check_present(sources[of_one[0] - 1])
+        except ConfigError as error:
+            problems += [_with_jobs(problem, of_one, len(sources)) for problem in error.problems]
+        except DataError as error:
+            problem = Problem("data.path", str(error).removeprefix("data.path: "))
+            problems.append(_with_jobs(problem, of_one, len(sources)))
+    if problems:
+        raise ConfigError(problems)
 
 
 def _combinations(grid: Grid) -> "itertools.product[tuple[str, ...]]":
@@ -150,6 +178,22 @@ def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> Plan:
             jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
     recipes = {settings.recipe for _, settings in loaded}
     return Plan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """The jobs with their overrides, as --dry-run lists them."""
+    lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
+             for job in plan.jobs]  # fmt: skip
+    return [*lines, *duplicate_lines(plan), job_count(plan.jobs)]
+
+
+def duplicate_lines(plan: Plan) -> list[str]:
+    return [f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
+            for overrides, number in plan.duplicates]  # fmt: skip
+
+
+def job_count(jobs: Sequence[Job]) -> str:
+    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
 
 
 def wanted_gpus(settings: Settings) -> int:

@@ -18,7 +18,7 @@ from mpt_cli.sweep.files import write_results
 from mpt_cli.sweep.launchers.launcher import Launcher
 from mpt_cli.sweep.median import MedianRule
 from mpt_cli.sweep.objective import choose_objective
-from mpt_cli.sweep.plan import Job, Plan, make_plan
+from mpt_cli.sweep.plan import Job, Plan, duplicate_lines, job_count, make_plan
 from mpt_cli.sweep.progress import Progress
 from mpt_cli.sweep.queue import GRACE_SECONDS, Limits, Queue, Watch
 from mpt_cli.sweep.ranking import SweepResults, read_results
@@ -49,6 +49,11 @@ class Options:
     launch: Launch = field(default=train_command)
     launcher: Launcher | None = None
 
+    @property
+    def is_here(self) -> bool:
+        """Whether the jobs run on this machine."""
+        return self.launcher is None or self.launcher.is_here
+
 
 def split_words(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
     """The words of the jobs, and the place that `key` among them gives."""
@@ -62,7 +67,7 @@ def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple
     """A new sweep: all configurations are checked before the first job starts. Returns results and exit code."""
     choose_objective(options.objective, [])  # its form, before anything runs
     own, place = split_words(words)
-    plan = make_plan(own, screen.say)
+    plan = make_plan(own, screen.say, options.is_here)
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
         plan = begin(sweep, plan, plan_facts(["mpt", "sweep", *words], options), options)
@@ -94,22 +99,6 @@ def jobs_left(sweep: SweepDirectory, plan: Plan) -> list[Job]:
         if result.status == FAILED:
             sweep.set_aside(result.job)
     return left
-
-
-def plan_lines(plan: Plan) -> list[str]:
-    """The jobs with their overrides, as --dry-run lists them."""
-    lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
-             for job in plan.jobs]  # fmt: skip
-    return [*lines, *duplicate_lines(plan), _count(plan.jobs)]
-
-
-def duplicate_lines(plan: Plan) -> list[str]:
-    return [f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
-            for overrides, number in plan.duplicates]  # fmt: skip
-
-
-def _count(jobs: Sequence[Job]) -> str:
-    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
 
 
 def _run(
@@ -174,8 +163,7 @@ def limits_for(jobs: Sequence[Job], options: Options, most: int | None = None) -
     launcher, count = options.launcher, most or len(jobs)
     has_pool = launcher is None or not launcher.gives_gpus
     gpus = visible_gpus(os.environ) if has_pool and any(job.gpus for job in jobs) else []
-    is_here = launcher is None or launcher.is_here
-    fitting = fitting_workers(count, len(gpus)) if launcher is None or is_here else launcher.workers(count)
+    fitting = fitting_workers(count, len(gpus)) if launcher is None or launcher.is_here else launcher.workers(count)
     workers = max(1, min(options.workers or fitting, count))
     cores = core_shares(workers) if launcher is None else []
     return Limits(workers, gpus, cores, options.timeout_seconds, options.grace_seconds)
@@ -191,14 +179,13 @@ def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits, options
     """What is about to happen, and on how much of the machine."""
     if not jobs:
         return f"{sweep.path}: nothing is left to run"
-    return f"{_count(jobs)}, {share_words(jobs[0], limits, options)}, in {sweep.path}"
+    return f"{job_count(jobs)}, {share_words(jobs[0], limits, options)}, in {sweep.path}"
 
 
 def share_words(job: Job, limits: Limits, options: Options) -> str:
     """How many at a time, on how much of the machine."""
     threads = next(iter(job.environment.values()), None)
-    here = options.launcher is None or options.launcher.is_here
-    share = f", {threads}{f' of {usable_cores()}' if here else ''} cores each" if threads else ""
+    share = f", {threads}{f' of {usable_cores()}' if options.is_here else ''} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
     where = f" {options.launcher.words}" if options.launcher is not None else ""
     return f"{limits.workers} at a time{where}{share}{gpus}"

@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments, words)
     launcher = _launcher(arguments, launcher_words)
     if arguments.dry_run:
-        return _dry_run(arguments, words)
+        return _dry_run(arguments, words, launcher)
     from mpt_cli.sweep.files import results_dict
     from mpt_cli.sweep.run import Options
     from mpt_cli.sweep.screen import Screen
@@ -127,11 +127,11 @@ def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | No
     return Launcher.choose(arguments.launcher or LOCAL, words)
 
 
-def _dry_run(arguments: argparse.Namespace, given: list[str]) -> int:
+def _dry_run(arguments: argparse.Namespace, given: list[str], launcher: "Launcher | None") -> int:
     from dataclasses import asdict
 
-    from mpt_cli.sweep.plan import make_plan
-    from mpt_cli.sweep.run import plan_lines, split_words
+    from mpt_cli.sweep.plan import make_plan, plan_lines
+    from mpt_cli.sweep.run import split_words
     from mpt_cli.sweep.search.run import space_lines
 
     search = _search(arguments)
@@ -141,7 +141,7 @@ def _dry_run(arguments: argparse.Namespace, given: list[str]) -> int:
         return OK
 
     words, _ = split_words(given)
-    plan = make_plan(words)
+    plan = make_plan(words, is_here=launcher is None or launcher.is_here)
     if arguments.json:
         print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
     else:

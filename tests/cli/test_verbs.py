@@ -155,3 +155,15 @@ def _raiser(error: BaseException):
         raise error
 
     return fail
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["data=npz", "data.path=nowhere.npz"], 3, "data.path: there is no file nowhere.npz."),
+        (["data=loader", "data.loader=nowhere:load"], 2, "data.loader: there is no module nowhere,"),
+    ],
+)
+def test_data_that_is_not_there_is_said_before_keras_is_imported(mpt, words, code, message) -> None:
+    done = mpt("train", "conf=digits_mlp", *words)
+    assert (done.code, list(Path().iterdir())) == (code, []) and message in done.err

@@ -192,6 +192,7 @@ def test_the_space_in_the_grammar_of_hydra():
         (["optimizer.learning_rate=interval(-1,1e-4)"], "optimizer.learning_rate: must be >"),
         (["loss_scale.initial_scale=2**interval(8,24)"], "a whole exponent. Received: '2**interval(8,24)'."),
         (["optimizer.name=adam,adma"], "adma"),
+        ([RATE, "data=npz", "data.path=nowhere.npz"], "data.path: there is no file nowhere.npz."),
         ([RATE, "--sampler-seed", "1", "--resume", "s"], "--sampler-seed: is for a new search"),
         ([RATE, "--trials", "0"], "--trials: must be >= 1. Received: 0."),
     ],

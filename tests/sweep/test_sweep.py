@@ -13,6 +13,7 @@ from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import capacity, run
 from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import make_plan
 from mpt_cli.sweep.ranking import read_results
 from mpt_cli.sweep.run import train_command
 from mpt_cli.sweep.table import failure_lines
@@ -75,6 +76,20 @@ def test_nothing_runs_when_one_configuration_is_wrong(stubs, tmp_path):
     with pytest.raises(ConfigError, match="seed: must be >= 0"):
         stubs.start(["conf=digits_mlp", "seed=0,-1"])
     assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_runs_when_the_data_of_a_job_is_not_there(stubs, tmp_path):
+    (tmp_path / "there.npz").write_text("anything")
+    with pytest.raises(ConfigError) as caught:
+        stubs.start(["conf=digits_mlp", "data=npz", "data.path=there.npz,their.npz", "seed=0,1"])
+    words = "data.path: there is no file their.npz. Did you mean there.npz? (jobs 3, 4 of 4)"
+    assert [str(problem) for problem in caught.value.problems] == [words]
+    assert [path.name for path in tmp_path.iterdir()] == ["there.npz"]
+
+
+def test_the_data_of_a_cluster_is_not_looked_for_here():
+    words = ["conf=digits_mlp", "data=npz", "data.path=nowhere.npz"]
+    assert len(make_plan(words, is_here=False).jobs) == 1
 
 
 def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):

@@ -9,7 +9,7 @@ from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.files import write_results
 from mpt_cli.sweep.objective import choose_objective
-from mpt_cli.sweep.plan import Job, Plan, wanted_gpus
+from mpt_cli.sweep.plan import Job, Plan, check_sources, wanted_gpus
 from mpt_cli.sweep.progress import Progress
 from mpt_cli.sweep.ranking import SweepResults, read_results
 from mpt_cli.sweep.run import (
@@ -39,6 +39,8 @@ def start_search(words: Sequence[str], search: Search, options: Options, screen:
     own, place = split_words(words)
     space = read_space(own)
     settings = check_space(space)
+    if options.is_here:
+        check_sources([settings.data])
     sweep = SweepDirectory.create(place, settings.recipe)
     with sweep.lock():
         facts = plan_facts(["mpt", "sweep", *words], options)

@@ -83,7 +83,7 @@ class Trials(Watch):
         """Its configuration is not checked again but by the job itself, which fails where two keys don't agree."""
         words = self.space.words(overrides)
         try:
-            own = make_plan(words).jobs[0]
+            own = make_plan(words, is_here=False).jobs[0]
         except ConfigError:
             own = replace(self.template, words=words)
         return replace(own, number=number, name=job_name(number, overrides), overrides=overrides,

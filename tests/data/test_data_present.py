@@ -1,0 +1,58 @@
+"""What a source names is looked for without loading it."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.data.present import check_present
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.data import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("measured.csv").write_text("a,b\n1,2\n")
+    Path("folder/.hidden").mkdir(parents=True)
+    Path("loaders.py").write_text("1 / 0  # it is not run\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [Digits(), Synthetic(), Text(), Text(path="measured.csv"), Csv(path="measured.csv"), Npz(path="measured.csv"),
+     Images(path="folder"), TFRecord(path="meas*"), Loader(loader="loaders:load", path="nowhere"),
+     Loader(loader="./loaders.py:load"), Loader(loader="keras.datasets.mnist:load_data")],
+)  # fmt: skip
+def test_what_is_there_is_sound(source) -> None:
+    assert check_present(source) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (Csv(path="mesured.csv"), "data.path: there is no file mesured.csv. Did you mean measured.csv?"),
+        (Npz(path="folder"), "data.path: folder is a folder where a file is needed."),
+        (Images(path="measured.csv"), "data.path: measured.csv is a file where a folder is needed."),
+        (Text(path="folder"), "data.path: the folder folder holds no files."),
+        (TFRecord(path="*.tfrecord"), "data.path: no file matches *.tfrecord."),
+    ],
+)
+def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
+    with pytest.raises(DataError) as caught:
+        check_present(source)
+    assert str(caught.value) == words
+
+
+@pytest.mark.parametrize(
+    ("loader", "words"),
+    [
+        ("loadrs:load", "there is no module loadrs, neither in the working directory nor installed. "
+                        "Received: 'loadrs:load'. Did you mean loaders?"),
+        ("./loadrs.py:load", "there is no file ./loadrs.py. Received: './loadrs.py:load'. Did you mean loaders.py?"),
+        ("loaders", "must be package.module:function or path/to/file.py:function. Received: 'loaders'."),
+    ],
+)  # fmt: skip
+def test_a_loader_that_is_nowhere(loader, words) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_present(Loader(loader=loader))
+    assert str(caught.value) == f"data.loader: {words}"
