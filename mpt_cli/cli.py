@@ -27,8 +27,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except SystemExit as stop:  # argparse, after its own message
         return stop.code if isinstance(stop.code, int) else BAD_CONFIG
-    except KeyboardInterrupt:
-        print("\nmpt: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        print("\nmpt: interrupted" + (f": {interrupt}" if str(interrupt) else ""), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()

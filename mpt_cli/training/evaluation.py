@@ -1,7 +1,10 @@
 """Using what a run left: its metrics on data again, and its model in other formats."""
 
 import importlib.util
+import os
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,27 +85,45 @@ def load_trained(trained: Trained) -> Any:
 def export_model(trained: Trained, kind: str, output: Path) -> None:
     """Write the model at `output`: `keras` (one file), `savedmodel` (a folder) or `onnx` (one file).
 
-    Nothing that exists is overwritten (DataError). ConfigError where the exporter is not installed.
+    Nothing that exists is overwritten (DataError), and a model is written whole or not at all. ConfigError where the
+    exporter is not installed.
     """
     if output.exists():
         raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
     if kind in SUFFIXES and output.suffix != SUFFIXES[kind]:
         raise ConfigError(Problem("--output", f"must end in {SUFFIXES[kind]} with --format {kind}.", str(output),
                                   f"Use --output {output}{SUFFIXES[kind]}"))
-    output.parent.mkdir(parents=True, exist_ok=True)
-    if kind == "keras":
-        model = load_trained(trained)
-        if trained.best_from is None:
-            shutil.copyfile(trained.path, output)
-        else:
-            model.save(output)
-        return
-    needed = {"savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}[kind]
+    needed = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}[kind]
     missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
         raise ConfigError(Problem("--format", f"{kind} needs {' and '.join(missing)}, not installed here.", kind,
                                   f"pip install {' '.join(missing)}"))
-    load_trained(trained).export(output, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
+    model = load_trained(trained)
+    with _whole_or_nothing(output) as draft:
+        if kind != "keras":
+            model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
+        elif trained.best_from is None:
+            shutil.copyfile(trained.path, draft)
+        else:
+            model.save(draft)
+
+
+@contextmanager
+def _whole_or_nothing(output: Path) -> Iterator[Path]:
+    """A place beside `output` to write to, renamed at the end; whatever ends it before that, nothing is left there."""
+    draft = output.with_name(f".{os.getpid()}-{output.name}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
+        draft.rename(output)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"nothing was written to {output}") from None
+    except OSError as error:
+        raise DataError(f"{output} can't be written: {error.strerror or error}. Give another --output.") from error
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft)
+        draft.unlink(missing_ok=True)
 
 
 def _split(data: DataSet, split: str) -> Any:

@@ -1,0 +1,54 @@
+"""What `mpt export` leaves behind when it doesn't come to its end; the model is a stand-in that writes a folder."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli import afterwards
+from mpt_cli.cli import main
+from mpt_cli.training import evaluation
+
+
+class Model:
+    """Writes a SavedModel's first file, then meets `trouble`."""
+
+    def __init__(self, trouble: BaseException | None) -> None:
+        self.trouble = trouble
+
+    def export(self, path: Path, **_: object) -> None:
+        Path(path).mkdir()
+        (Path(path) / "saved_model.pb").touch()
+        if self.trouble is not None:
+            raise self.trouble
+
+
+@pytest.fixture
+def export(tmp_path, monkeypatch):
+    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
+
+    def run(trouble: BaseException | None) -> int:
+        monkeypatch.setattr(evaluation, "load_trained", lambda _: Model(trouble))
+        target = str(tmp_path / "out" / "served")
+        return main(["export", str(tmp_path / "run"), "--format", "savedmodel", "--output", target])
+
+    return run
+
+
+def test_an_export_that_ends_is_in_its_place(export, tmp_path):
+    assert export(None) == 0
+    assert [path.name for path in (tmp_path / "out").rglob("*")] == ["served", "saved_model.pb"]
+
+
+def test_an_interrupted_export_leaves_nothing_and_says_so(export, tmp_path, capsys):
+    assert export(KeyboardInterrupt()) == 130
+    assert not list((tmp_path / "out").iterdir())
+    assert f"mpt: interrupted: nothing was written to {tmp_path}/out/served" in capsys.readouterr().err
+
+
+def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, capsys):
+    assert export(OSError(28, "No space left on device")) == 3
+    assert not list((tmp_path / "out").iterdir())
+    assert "served can't be written: No space left on device. Give another --output." in capsys.readouterr().err
