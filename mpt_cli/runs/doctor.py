@@ -17,10 +17,12 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
+BUSY_SHARE = 0.25  # of the cores; chosen, not measured: a load that is left from mpt itself is mostly below
 EXTRAS = {  # package -> what it is for
     "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "mlflow": "logger.mlflow=true",
     "wandb": "logger.wandb=true", "optuna": "mpt sweep --trials",
     "submitit": "mpt sweep --launcher submitit", "ray": "mpt sweep --launcher ray",
+    "onnx": "mpt export --format onnx", "tf2onnx": "mpt export --format onnx",
 }  # fmt: skip
 
 
@@ -47,7 +49,7 @@ class Missing:
 
 @dataclass(frozen=True)
 class DoctorReport:
-    """Everything `mpt doctor` found."""
+    """Everything `mpt doctor` found. `load_average` is of the minute before it began to measure."""
 
     versions: dict[str, str]
     machine: dict[str, Any]
@@ -56,6 +58,12 @@ class DoctorReport:
     runs_parent: str
     runs_parent_writable: bool
     terminal: dict[str, Any]
+    load_average: float
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether other programs used the cores just before, so that what was measured since may be theirs."""
+        return self.load_average > BUSY_SHARE * int(self.machine["usable_cores"])
 
     @property
     def exit_code(self) -> int:
@@ -70,6 +78,7 @@ class DoctorReport:
 
 def doctor(measure: bool = True) -> DoctorReport:
     """Examine this machine; with `measure` about ten seconds per backend, most of it the import of the framework."""
+    load_average = os.getloadavg()[0]
     packages = installed_packages()
     machine = machine_facts()
     backends = [_backend(name, measure) for name in BACKENDS]
@@ -85,6 +94,7 @@ def doctor(measure: bool = True) -> DoctorReport:
         runs_parent=str(Path(DEFAULT_PARENT).absolute()),
         runs_parent_writable=_is_writable(Path(DEFAULT_PARENT).absolute()),
         terminal=_terminal(),
+        load_average=load_average,
     )
 
 

@@ -34,6 +34,9 @@ def report_rows(report: DoctorReport) -> list[tuple[str, str]]:
     rows += _machine_rows(report.machine)
     for backend in report.backends:
         rows += _backend_rows(backend)
+    if report.is_busy and any(backend.timings for backend in report.backends):
+        load = f"load average {report.load_average:.1f} on {report.machine['usable_cores']} cores"
+        rows.append(("", f"uncertain speeds: the machine is busy ({load}). Measure again when it is quiet"))
     rows += [("missing", f"{item.name}, for {item.purpose}: {item.install}") for item in report.missing]
     writable = "can be written" if report.runs_parent_writable else "can NOT be written: set run_dir"
     rows.append(("runs", f"{report.runs_parent} {writable}"))

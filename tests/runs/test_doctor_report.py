@@ -39,6 +39,7 @@ REPORT = DoctorReport(
     runs_parent="/here/runs",
     runs_parent_writable=True,
     terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
+    load_average=0.4,
 )
 
 
@@ -49,6 +50,16 @@ def test_what_each_policy_gains_is_told_per_device() -> None:
     assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
     assert "jax, for backend=jax: pip install jax" in texts
     assert ("jax", "not installed") in report_rows(REPORT)
+
+
+def test_speeds_measured_on_a_busy_machine_are_called_uncertain() -> None:
+    def caveats(report: DoctorReport) -> list[str]:
+        return [text for _, text in report_rows(report) if "uncertain" in text]
+
+    busy = replace(REPORT, load_average=1.26)
+    said = "uncertain speeds: the machine is busy (load average 1.3 on 2 cores). Measure again when it is quiet"
+    assert caveats(busy) == [said] and busy.as_dict()["load_average"] == 1.26
+    assert not caveats(REPORT) and not caveats(replace(busy, backends=[ABSENT]))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +102,9 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
 def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
-    assert set(told) == {"jax", "tensorboard", "mlflow", "wandb", "optuna", "submitit", "ray"}
+    assert set(told) == {"jax", "tensorboard", "mlflow", "wandb", "optuna", "submitit", "ray", "onnx", "tf2onnx"}
     assert told["mlflow"] == ("logger.mlflow=true", "pip install mlflow")
+    assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")
     assert told["wandb"] == ("logger.wandb=true", "pip install wandb")
 
 
