@@ -57,6 +57,9 @@ def _load_mapping(path: Path) -> dict[str, Any]:
         raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
     if not isinstance(content, dict):
         raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level.", content))
+    if not content:
+        remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
+        raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
     return {str(name): value for name, value in content.items()}
 
 

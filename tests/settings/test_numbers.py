@@ -41,7 +41,7 @@ def test_a_text_is_no_number(text: str) -> None:
 )
 def test_every_form_is_a_scale_on_the_command_line_and_in_a_recipe(written, value, write_recipe) -> None:
     in_recipe = load_settings([write_recipe(f"loss_scale: {{initial_scale: {written}}}\n")])
-    in_words = load_settings([write_recipe(""), f"loss_scale.initial_scale={written}"])
+    in_words = load_settings([write_recipe("recipe: own\n"), f"loss_scale.initial_scale={written}"])
     assert in_recipe.loss_scale.initial_scale == in_words.loss_scale.initial_scale == value
     assert type(in_words.loss_scale.initial_scale) is float
 

@@ -4,14 +4,20 @@ from pathlib import Path
 
 import pytest
 
+from mpt_cli.errors import ConfigError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 
-def test_an_empty_recipe_is_all_defaults(write_recipe) -> None:
-    expected = Settings(recipe="own")
-    assert load_settings([write_recipe("")]) == expected
-    assert load_settings([write_recipe("# only a comment\ntrainer:\n#  epochs: 3\n")]) == expected
+@pytest.mark.parametrize("written", ["model: {name: mlp}\n", "# only a comment\ntrainer:\n#  epochs: 3\n"])
+def test_what_a_recipe_does_not_say_is_the_default(written, write_recipe) -> None:
+    assert load_settings([write_recipe(written)]) == Settings(recipe="own")
+
+
+@pytest.mark.parametrize("written", ["", "# only a comment\n", "{}\n"])
+def test_a_file_without_a_key_is_no_recipe(written, write_recipe) -> None:
+    with pytest.raises(ConfigError, match=r"conf: own.yaml must hold keys, and it is empty .* `model: {name: mlp}`"):
+        load_settings([write_recipe(written)])
 
 
 def test_it_is_found_by_relative_absolute_and_bare_path(write_recipe) -> None:
@@ -27,7 +33,7 @@ def test_it_is_found_in_the_home_directory(write_recipe, monkeypatch, tmp_path) 
 
 
 def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> None:
-    assert load_settings([write_recipe("", "first.yaml")]).recipe == "first"
+    assert load_settings([write_recipe("seed: 0\n", "first.yaml")]).recipe == "first"
     assert load_settings([write_recipe("recipe: other\n", "first.yaml")]).recipe == "other"
 
 

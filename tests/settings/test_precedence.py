@@ -20,12 +20,12 @@ def group_file(tmp_path, monkeypatch):
 
 def test_the_schema_fills_what_nobody_gives(group_file, write_recipe) -> None:
     group_file.write_text("name: adam\n")
-    assert load_settings([write_recipe("")]).optimizer.learning_rate == Adam().learning_rate == 1e-3
+    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == Adam().learning_rate == 1e-3
 
 
 def test_a_group_file_wins_over_the_schema(group_file, write_recipe) -> None:
     group_file.write_text("name: adam\nlearning_rate: 0.25\n")
-    assert load_settings([write_recipe("")]).optimizer.learning_rate == 0.25
+    assert load_settings([write_recipe("recipe: own\n")]).optimizer.learning_rate == 0.25
 
 
 def test_a_recipe_wins_over_the_group_file(group_file, write_recipe) -> None:
