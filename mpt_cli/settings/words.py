@@ -1,8 +1,10 @@
 """The words after the verb: `conf=…`, group choices and `key=value`, parsed with Hydra's own grammar."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -14,6 +16,7 @@ from mpt_cli.settings.keys import all_keys
 from mpt_cli.settings.locate import group_names, recipe_paths, recipe_remedy
 from mpt_cli.settings.unknown import unknown_key_problem
 
+_NAME = re.compile(r"[A-Za-z_][\w-]*")
 _KEY_AND_TEXT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
@@ -113,8 +116,24 @@ def _take_override(override: Override, result: Words) -> None:
     elif problem := unknown_key_problem(key, override.value()):
         result.problems.append(problem)
     else:
+        emptied = _emptied(key, override.value())
+        result.overrides += [word for path in emptied for word in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
+
+
+def _emptied(path: str, value: Any) -> Iterator[str]:
+    """The dictionaries given as {}: Hydra merges, which would leave what the recipe has in them. They are made (where
+    it has none), taken away, and set.
+    """
+    key = all_keys().get(path)
+    if not isinstance(value, dict) or (key is not None and not key.is_mapping):
+        return
+    if not value:
+        yield path
+    for name, inner in value.items():
+        if _NAME.fullmatch(str(name)):
+            yield from _emptied(f"{path}.{name}", inner)
 
 
 def _take_deletion(override: Override, result: Words) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import Settings
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,31 @@ def test_two_words_that_disagree(own, messages) -> None:
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
     assert load_settings([own, "~expect.val_accuracy"]).expect == {}
+
+
+@pytest.mark.parametrize(
+    ("words", "kwargs"),
+    [
+        (["data.kwargs={}"], {}),
+        (["+data.kwargs={}"], {}),
+        (["data.kwargs={}", "data.kwargs.n=5"], {"n": 5}),
+        (["data.kwargs.n=5", "data.kwargs={}"], {}),
+        (["data.kwargs={n: 5}"], {"n": 5, "some-options": {"depth": 1}}),
+        (["data.kwargs={some-options: {}}"], {"n": 3, "some-options": {}}),
+        (["data.kwargs.some-options={}"], {"n": 3, "some-options": {}}),
+        (["data.kwargs.others={}"], {"n": 3, "some-options": {"depth": 1}, "others": {}}),
+    ],
+)  # fmt: skip
+def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(words, kwargs, write_recipe) -> None:
+    recipe = write_recipe("data: {loader: 'a:f', kwargs: {n: 3, some-options: {depth: 1}}}\n")
+    assert load_settings([recipe, *words]).data.kwargs == kwargs
+
+
+def test_expectations_overrides_and_sections_can_be_emptied_too(write_recipe) -> None:
+    recipe = write_recipe("policy: {overrides: {dense: float32}}\noptimizer: {schedule: {warmup_steps: 3}}\n"
+                          "expect: {val_loss: {max: 1}}\n")  # fmt: skip
+    emptied = load_settings([recipe, "policy.overrides={}", "optimizer.schedule={}", "expect={}"])
+    assert emptied == Settings(recipe="own")
 
 
 def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
