@@ -9,25 +9,31 @@ from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.checkpoint import CheckpointStore
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_check import BuildCheck
+    from mpt_cli.training.evaluation import BestEpoch
 
 
-def evaluate(run_path: str, split: str = "validation", best: bool = False) -> dict[str, float]:
+def evaluate(
+    run_path: str, split: str = "validation", best: bool = False
+) -> "tuple[dict[str, float], BestEpoch | None]":
     """Metrics of a finished run's model on the `train` or `validation` split of the run's data.
 
-    `best`: with the weights of the best epoch by `trainer.monitor` instead of the last.
+    `best`: with the weights of the best epoch by `trainer.monitor` instead of the last, and which epoch that is.
     """
     run = RunDirectory.open(run_path)
     settings = stored_settings(run)
     check_model(run)
+    kept = CheckpointStore(run.checkpoints).best() if best else None
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
-    from mpt_cli.training.evaluation import Trained, evaluate_model
+    from mpt_cli.training.evaluation import Trained, best_epoch, evaluate_model
 
-    return evaluate_model(settings, platform, Trained(run.model_keras, run.checkpoints if best else None), split)
+    metrics = evaluate_model(settings, platform, Trained(run.model_keras, kept), split)
+    return metrics, None if kept is None else best_epoch(kept)
 
 
 def check_model(run: RunDirectory) -> None:
@@ -46,13 +52,14 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     run = RunDirectory.open(run_path)
     settings = stored_settings(run)
     check_model(run)
+    kept = CheckpointStore(run.checkpoints).best() if best else None
     from mpt_cli.training.backend import prepare_backend
 
     prepare_backend(settings)
     from mpt_cli.training.evaluation import Trained, export_model
 
     target = Path(output) if output else run.exported(kind)
-    export_model(Trained(run.model_keras, run.checkpoints if best else None), kind, target)
+    export_model(Trained(run.model_keras, kept), kind, target)
     return target
 
 

@@ -17,7 +17,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
 from mpt_cli.training.backend import Platform
-from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.checkpoint import Checkpoint
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
@@ -29,10 +29,10 @@ SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not re
 
 @dataclass(frozen=True)
 class Trained:
-    """A run's saved model; with the weights of its best epoch where `best_from`, its checkpoints, is given."""
+    """A run's saved model; with the weights of its best epoch where `best`, the checkpoint of that, is given."""
 
     path: Path
-    best_from: Path | None = None
+    best: Checkpoint | None = None
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,8 @@ class BestEpoch:
     value: float
 
 
-def read_best_epoch(checkpoints: Path) -> BestEpoch:
-    """Which epoch the best weights are of; DataError when there are none or they are damaged."""
-    kept = CheckpointStore(checkpoints).best()
+def best_epoch(kept: Checkpoint) -> BestEpoch:
+    """Which epoch the best weights are of."""
     progress, monitor = Progress.from_position(kept.position["progress"]), str(kept.position["monitor"])
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
@@ -77,8 +76,8 @@ def load_trained(trained: Trained) -> Any:
         model = keras.saving.load_model(path, compile=False)
     except Exception as error:
         raise DataError(f"{path} can't be read as a Keras model: {error}") from error
-    if trained.best_from is not None:
-        restore_weights(model, CheckpointStore(trained.best_from).best().arrays)
+    if trained.best is not None:
+        restore_weights(model, trained.best.arrays)
     return model
 
 
@@ -102,7 +101,7 @@ def export_model(trained: Trained, kind: str, output: Path) -> None:
     with _whole_or_nothing(output) as draft:
         if kind != "keras":
             model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
-        elif trained.best_from is None:
+        elif trained.best is None:
             shutil.copyfile(trained.path, draft)
         else:
             model.save(draft)

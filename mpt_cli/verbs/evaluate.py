@@ -2,13 +2,9 @@
 
 import argparse
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK
 from mpt_cli.verbs.common import add_best, add_json, print_json
-
-if TYPE_CHECKING:
-    from mpt_cli.training.evaluation import BestEpoch
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -22,8 +18,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     from mpt_cli import afterwards
 
-    metrics = afterwards.evaluate(arguments.run_dir, arguments.split, arguments.best)
-    best = _best_epoch(arguments.run_dir) if arguments.best else None
+    metrics, best = afterwards.evaluate(arguments.run_dir, arguments.split, arguments.best)
     if arguments.json:
         origin = {"best": asdict(best)} if best else {}
         print_json({"run_dir": arguments.run_dir, "split": arguments.split, **origin, "metrics": metrics})
@@ -32,10 +27,3 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{'best epoch':<24}{best.epoch}, step {best.step}: {best.monitor} {best.value:.6g} in training")
     print("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
     return OK
-
-
-def _best_epoch(run_path: str) -> "BestEpoch":
-    from mpt_cli.runs.directory import RunDirectory
-    from mpt_cli.training.evaluation import read_best_epoch
-
-    return read_best_epoch(RunDirectory.open(run_path).checkpoints)

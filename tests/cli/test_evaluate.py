@@ -1,6 +1,7 @@
 """`mpt evaluate --best` says which epoch it took, and a model that isn't whole is said before Keras is imported."""
 
 import json
+import shutil
 import zipfile
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mpt_cli import afterwards
 from mpt_cli.cli import main
+from mpt_cli.training import evaluation
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {"val_loss": 0.5, "val_accuracy": 0.75},
@@ -18,9 +20,11 @@ PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {
 def run(tmp_path, monkeypatch):
     """A run directory with best weights of epoch 3, at step 60."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(afterwards, "evaluate", lambda *_: {"loss": 0.5, "accuracy": 0.75})
+    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
+    monkeypatch.setattr(evaluation, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "config.yaml").write_text("recipe: stub\n")
+    (tmp_path / "run" / "config.yaml").write_text("recipe: stub\ndefaults:\n  - model: mlp\n")
     position = {"progress": PROGRESS, "monitor": "val_accuracy"}
     CheckpointStore(tmp_path / "run" / "checkpoints").save_best(Checkpoint(60, {"a": np.ones(2)}, position))
 
@@ -34,6 +38,17 @@ def test_the_best_epoch_is_named_with_its_step_metric_and_value(capsys):
     assert main(["evaluate", "run", "--best", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["best"] == {"epoch": 3, "step": 60, "monitor": "val_accuracy", "value": 0.75}
+
+
+@pytest.mark.usefixtures("run")
+def test_the_best_weights_are_read_once_and_that_they_are_missing_is_said(monkeypatch, capsys):
+    read: list[int] = []
+    of_store = CheckpointStore.best
+    monkeypatch.setattr(CheckpointStore, "best", lambda store: read.append(1) or of_store(store))
+    assert main(["evaluate", "run", "--best"]) == 0 and read == [1]
+    shutil.rmtree("run/checkpoints")
+    assert main(["evaluate", "run", "--best"]) == 3
+    assert "run/checkpoints has no best weights" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("run")
