@@ -11,15 +11,24 @@ WORDS = {"min", "max", "value", "tolerance"}
 
 @dataclass(frozen=True)
 class Check:
-    """One expectation: `expected` in words, `got` the run's value (None where it has no such value)."""
+    """One expectation: `expected` in words, `got` the run's value.
+
+    Where the run reported none of that name, `got` is None and `unreported` says so, with the names it has.
+    """
 
     name: str
     expected: str
     got: Any
     passed: bool
+    unreported: str = ""
+
+    @property
+    def got_words(self) -> str:
+        return "not reported" if self.unreported else value_words(self.got)
 
     def __str__(self) -> str:
-        return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, got {value_words(self.got)}"
+        got = self.unreported or f"got {value_words(self.got)}"
+        return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
 
 
 def compare(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[Check]:
@@ -48,16 +57,24 @@ def _check(summary: Mapping[str, Any], name: str, wanted: Any) -> Check:
     known = _known_values(summary)
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(known))}"
-        return Check(name, f"a value of the run, which has none of this name; {hint}", None, False)
+        reported = ", ".join(summary.get("metrics", {})) or "none"
+        hint = f"did you mean {near[0]}?" if near else f"its metrics are {reported}"
+        return Check(name, _wanted_words(wanted), None, False, f"but the run reported no {name}; {hint}")
     got = known[name]
     if isinstance(wanted, Mapping):
         return _check_range(name, wanted, got)
+    is_list = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+    return Check(name, _wanted_words(wanted), got, got in wanted if is_list else got == wanted)
+
+
+def _wanted_words(wanted: Any) -> str:
+    if isinstance(wanted, Mapping):
+        return _range_words(wanted)
     if isinstance(wanted, str):
-        return Check(name, wanted, got, got == wanted)
+        return wanted
     if isinstance(wanted, Sequence):
-        return Check(name, "one of " + ", ".join(map(str, wanted)), got, got in wanted)
-    return Check(name, f"exactly {value_words(wanted)}", got, got == wanted)
+        return "one of " + ", ".join(map(str, wanted))
+    return f"exactly {value_words(wanted)}"
 
 
 def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> Check:

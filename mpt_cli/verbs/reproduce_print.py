@@ -9,7 +9,6 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.runs.environment import environment_line
-from mpt_cli.runs.expectations import value_words
 from mpt_cli.runs.reproduction import Reproduction
 from mpt_cli.runs.targets import Target
 
@@ -43,7 +42,7 @@ class Reporter:
         for result in results:
             for check in result.checks:
                 verdict = Text("ok", "green") if check.passed else Text("MISSED", "bold red")
-                table.add_row(result.target.name, check.name, Text(check.expected), value_words(check.got), verdict)
+                table.add_row(result.target.name, check.name, Text(check.expected), check.got_words, verdict)
         self.console.print()
         self.console.print(table)
         for result in results:
@@ -52,6 +51,9 @@ class Reporter:
 
     def _explain(self, result: Reproduction) -> None:
         self.line(f"\n{result.target.name}: look into {result.child.run.path}")
+        for check in result.checks:
+            if check.unreported:
+                self.line(f"  {check.name} was expected, {check.unreported}")
         if result.child.exit_code and result.child.words:
             self.line(f"  {result.child.words}")
         if result.target.environment is None:

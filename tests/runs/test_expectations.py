@@ -38,7 +38,7 @@ CASES = [
     ("loss", {"min": "many"}, False, "at least many, a number"),
     ("loss", {"minimum": 1}, False, "min, max or value with tolerance; unknown minimum"),
     ("loss", {"tolerance": 1}, False, "min, max or value with tolerance; nothing to hold it against"),
-    ("val_acuracy", {"min": 0}, False, "a value of the run, which has none of this name; did you mean val_accuracy?"),
+    ("val_acuracy", {"min": 0.5}, False, "at least 0.5"),
 ]
 
 
@@ -48,10 +48,19 @@ def test_an_expectation_is_met_or_missed(name: str, wanted: Any, passed: bool, w
     assert (check.passed, check.expected) == (passed, words)
 
 
-def test_a_name_unlike_any_other_lists_what_there_is() -> None:
-    (check,) = compare({"metrics": {"loss": 1.0}}, {"xyzzy": 1})
-    assert not check.passed
-    assert "it has loss, metrics.loss" in check.expected
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("val_acuracy", "did you mean val_accuracy?"), ("xyzzy", "its metrics are val_accuracy, val_loss, loss")],
+)
+def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
+    (check,) = compare(SUMMARY, {name: 1})
+    assert (check.passed, check.got, check.got_words) == (False, None, "not reported")
+    assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}; {hint}"
+
+
+def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:
+    (check,) = compare(SUMMARY, {"final_loss_scale": 1})
+    assert (check.got_words, check.unreported) == ("nothing", "")
 
 
 def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:

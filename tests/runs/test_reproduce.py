@@ -86,13 +86,23 @@ def test_a_missed_expectation_is_five_with_a_readable_table(outcome, capsys, rec
     assert "\x1b" not in shown
 
 
+def test_a_metric_that_was_not_reported_is_said_plainly(outcome, capsys, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("val_loss:", "top_k:"))
+    assert main(["reproduce", "./mine.yaml"]) == 5
+    shown = capsys.readouterr().out
+    row = next(line.split() for line in shown.splitlines() if "top_k" in line)
+    assert row == ["./mine.yaml", "top_k", "at", "most", "0.2", "not", "reported", "MISSED"]
+    assert "  top_k was expected, but the run reported no top_k; its metrics are val_accuracy, val_loss\n" in shown
+
+
 def test_the_verdicts_as_json(outcome, capsys, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("345", "346"))
     assert main(["reproduce", "./mine.yaml", "--json"]) == 5
     found = json.loads(capsys.readouterr().out)
     assert (found["passed"], found["results"][0]["passed"], found["results"][0]["exit_code"]) == (False, False, 0)
     check = found["results"][0]["checks"][2]
-    assert check == {"name": "steps_seen", "expected": "exactly 346", "got": 345, "passed": False}
+    assert check == {"name": "steps_seen", "expected": "exactly 346", "got": 345, "passed": False,
+                     "unreported": ""}  # fmt: skip
 
 
 def test_junit_is_read_by_a_standard_parser(outcome, recipe: Path) -> None:
@@ -195,6 +205,7 @@ def test_counters_stay_exact_under_a_tolerance() -> None:
     assert found["val_loss"] == "NaN"
 
 
+@pytest.mark.slow
 def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(targets, "nvidia_gpus", list)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
