@@ -66,6 +66,10 @@ class Event:
     cause: str | None = None
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
 
+    @property
+    def moves_scale(self) -> bool:
+        return self.scale_after != self.scale_before
+
 
 @dataclass(frozen=True)
 class GradientSample:

@@ -25,7 +25,7 @@ def examine(trainer: Trainer, model: Any, stop: Stop) -> dict[str, Any]:
         "checkpoint_step": trainer.checkpointer.saved_step,
         "loss_scale": ledger.scale,
         "gradients": None if ledger.sample is None else asdict(ledger.sample),
-        "scale_trace": [[e.step, e.scale_after] for e in events if e.scale_after != e.scale_before],
+        "scale_trace": [[e.step, e.scale_after] for e in events if e.moves_scale],
         "latest_events": [asdict(event) for event in events],
         "last_batch": _describe_batch(trainer),
         "layers": [_describe_layer(layer) for layer in layers_of(model)],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from finished_run import FINISHED
 
 from mpt_cli import launch
 from mpt_cli.cli import main
@@ -23,12 +24,6 @@ TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel", "distribute.processes=2"]
 HERE = Path(__file__).parent
 slow = pytest.mark.slow
-FINISHED = {
-    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "", "steps_seen": 230,
-    "applied_steps": 230, "skipped_steps": 0, "final_loss_scale": 1.0, "min_loss_scale": 1.0, "max_loss_scale": 1.0,
-    "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0, "peak_memory_bytes": 1, "seconds": 1.0,
-    "epochs_completed": 99,
-}  # fmt: skip
 
 
 def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
@@ -100,7 +95,7 @@ def test_a_slurm_step_ends_at_once_where_its_first_task_has_nothing_to_train(run
         (tmp_path / name).mkdir()
     (tmp_path / "taken/file").touch()
     (tmp_path / "done/config.yaml").write_text(resolved_yaml(load_settings(words)))
-    write_json(tmp_path / "done/summary.json", FINISHED)
+    write_json(tmp_path / "done/summary.json", {**FINISHED, "epochs_completed": 99})
     tasks = slurm_step(tmp_path, *words)
     assert [task.returncode for task in tasks] == [code, 0], tasks
     assert said in tasks[0].stdout and tasks[1].stdout == ""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from finished_run import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.runs.cut_back import cut_back
@@ -15,12 +16,6 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs.train import with_own_configuration
 
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
-SUMMARY = {
-    "status": "finished", "exit_code": 0, "verdict": "healthy", "explanation": "", "steps_seen": 69,
-    "applied_steps": 69, "skipped_steps": 0, "final_loss_scale": 1.0, "min_loss_scale": 1.0, "max_loss_scale": 1.0,
-    "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0, "peak_memory_bytes": 1, "seconds": 1.0,
-    "epochs_completed": 3,
-}  # fmt: skip
 
 
 def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
@@ -28,7 +23,7 @@ def _run(path: Path, *words: str, **summary: object) -> RunDirectory:
     path.mkdir(parents=True)
     run.config_yaml.write_text(resolved_yaml(load_settings([*WORDS, *words])))
     if summary:
-        write_json(run.summary_json, {**SUMMARY, **summary})
+        write_json(run.summary_json, {**FINISHED, **summary})
     return run
 
 

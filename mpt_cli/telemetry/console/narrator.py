@@ -77,7 +77,7 @@ class Narrator:
             return ""
         if before != after:
             return f", scale {scale_words(before)} → {scale_words(after)}"
-        moved = any(event.scale_before != event.scale_after for event in events)
+        moved = any(event.moves_scale for event in events)
         return f", scale {'back at' if moved else 'stays'} {scale_words(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
@@ -92,7 +92,7 @@ class Narrator:
         share = len(skips) / max(1, last - self._told_step)
         if last > FREQUENT_AFTER_STEPS and len(skips) >= FREQUENT_SKIPS and share > FREQUENT_SHARE:
             return ": more often than normal"
-        if all(event.scale_before == event.scale_after for event in skips):
+        if not any(event.moves_scale for event in skips):
             return ""
         grown = self._growth_step < last
         return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"

@@ -22,5 +22,5 @@ def scalars_of(snapshot: Snapshot) -> dict[str, float]:
 def scale_changes(events: Iterable[Event]) -> Iterator[tuple[int, dict[str, float]]]:
     """The steps that moved the loss scale, each with the scalar after it: a point where there is no snapshot."""
     for event in events:
-        if event.scale_after != event.scale_before:
+        if event.moves_scale:
             yield event.step, {"loss_scale": event.scale_after}
