@@ -10,6 +10,7 @@ from mpt_cli.settings.check_expect import check_expect
 from mpt_cli.settings.check_optimizer import check_clipping, check_ema, check_schedule
 from mpt_cli.settings.check_references import check_builder, check_loader
 from mpt_cli.settings.fault import check_fault, check_fault_replica
+from mpt_cli.settings.keras_names import check_loss, check_metrics
 from mpt_cli.settings.keys import default_of
 from mpt_cli.settings.models import ResNet, Transformer
 from mpt_cli.settings.schema import Settings
@@ -196,6 +197,8 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_model_shape, ("model",)),
     (check_builder, ("model.builder",)),
     (check_loader, ("data.loader",)),
+    (check_loss, ("trainer.loss",)),
+    (check_metrics, ("trainer.metrics",)),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),

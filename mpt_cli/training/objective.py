@@ -5,7 +5,6 @@ bits; a float64 model keeps float64.
 """
 
 import inspect
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,12 +12,10 @@ import keras
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import Policy, head_layers
+from mpt_cli.settings.keras_names import full_spelling, no_such_name
 from mpt_cli.settings.schema import Trainer
-from mpt_cli.settings.suggest import did_you_mean
 
 PROBABILITIES = ("softmax", "sigmoid")
-SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
-         "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
 NEED_PROBABILITIES = (
     "KLDivergence", "CategoricalGeneralizedCrossEntropy", "Dice", "Tversky", "Precision", "Recall", "BinaryIoU",
     "TruePositives", "TrueNegatives", "FalsePositives", "FalseNegatives",
@@ -143,16 +140,14 @@ def _accuracy(loss: keras.losses.Loss) -> Any:
 
 def _find(key: str, name: str, module: Any) -> Any:
     """The class of that name in keras.losses or keras.metrics; snake_case and short names (mse) count too."""
-    kinds = {_spelling(kind.__name__): kind for kind in vars(module).values() if _can_be_named(kind)}
-    kind = kinds.get(_spelling(SHORT.get(name.lower(), name)))
+    kinds = {full_spelling(kind.__name__): kind for kind in vars(module).values() if can_be_named(kind)}
+    kind = kinds.get(full_spelling(name))
     if kind is None:
-        names = sorted(_snake_case(kind.__name__) for kind in kinds.values())
-        remedy = did_you_mean(name, names) or f"There are {', '.join(names)}."
-        raise ConfigError(Problem(key, "Keras has none of this name.", name, remedy))
+        raise ConfigError(no_such_name(key, name, tuple(kind.__name__ for kind in kinds.values())))
     return kind
 
 
-def _can_be_named(kind: Any) -> bool:
+def can_be_named(kind: Any) -> bool:
     """Whether it is a loss, or a metric of predictions against targets (not of plain values, as Mean is)."""
     if not isinstance(kind, type) or kind in (keras.losses.Loss, keras.metrics.MeanMetricWrapper):
         return False
@@ -160,11 +155,3 @@ def _can_be_named(kind: Any) -> bool:
     if update is None:
         return issubclass(kind, keras.losses.Loss)
     return "y_true" in inspect.signature(update).parameters
-
-
-def _spelling(name: str) -> str:
-    return name.lower().replace("_", "")
-
-
-def _snake_case(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
