@@ -23,7 +23,9 @@ import pytest
 
 BACKEND = keras.backend.backend()
 # How a function is run: JAX has no graph mode apart from its compiler.
-MODES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager", "xla")
+MODE_NAMES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager", "xla")
+# The same as parameters of a test: compiling by XLA takes longest.
+MODES = [pytest.param(mode, marks=pytest.mark.slow if mode == "xla" else ()) for mode in MODE_NAMES]
 
 
 def only_on(backend: str) -> pytest.MarkDecorator:
@@ -40,7 +42,7 @@ def assert_passes_on_jax(path: Path, timeout_seconds: float = 600.0) -> None:
 
 
 def compiled(function: Callable[..., Any], mode: str) -> Callable[..., Any]:
-    """`function` in one of `MODES`: as it is, as a TensorFlow graph, or compiled by XLA."""
+    """`function` in one of `MODE_NAMES`: as it is, as a TensorFlow graph, or compiled by XLA."""
     if mode == "eager":
         return function
     if BACKEND == "jax":

@@ -111,7 +111,7 @@ def _no_module(name: str, reference: str, key: str) -> Problem:
 
 def _load_file(place: str, reference: str, key: str) -> ModuleType:
     path = _path_of(place)
-    loaded = next((module for module in list(sys.modules.values()) if _file_of(module) == path), None)
+    loaded = next((module for module in list(sys.modules.values()) if _is_of(module, path)), None)
     if loaded is not None:
         return loaded
     _search_first(path.parent)
@@ -177,9 +177,10 @@ def _search_first(directory: Path) -> None:
         sys.path.insert(0, str(directory))
 
 
-def _file_of(module: ModuleType) -> Path | None:
+def _is_of(module: ModuleType, path: Path) -> bool:
+    """Whether the module comes from that file; of thousands only those of its name are looked up on the disk."""
     file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) else None
+    return isinstance(file, str) and file.endswith(path.name) and Path(file).resolve() == path
 
 
 def _name(function: Callable[..., Any]) -> str:

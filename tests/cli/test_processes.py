@@ -59,13 +59,14 @@ def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     assert done.stderr == "mpt list: what it has to say can't be written: No space left on device\n"
 
 
+@pytest.mark.slow
 def test_piped_output_has_no_control_codes(tmp_path) -> None:
     for words in (["--help"], ["list", "keys"], ["show", "conf=digits_cnn"], ["train", "seed=-1"]):
         done = _run(*words, cwd=tmp_path, TERM="xterm-256color")
         assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+@pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_that_lacks_a_letter_still_gets_its_text(encoding, tmp_path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     for words in (["--help"], ["train", "--help"], ["list", "data"], ["train", "conf=größe"]):

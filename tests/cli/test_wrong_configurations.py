@@ -117,6 +117,7 @@ _WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "key", "remedy"), _WRONG, ids=[" ".join(words) for words, _, _ in _WRONG])
 def test_it_exits_2_and_names_the_key(words, key, remedy, mpt) -> None:
     done = mpt("train", *words)

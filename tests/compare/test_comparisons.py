@@ -111,6 +111,7 @@ def test_without_float32_the_first_is_the_baseline_and_this_is_said(outcomes):
     assert "There is no float32 among them: the first, mixed_bfloat16, is the baseline." in sentences(found)
 
 
+@pytest.mark.slow
 def test_each_backend_has_a_baseline_of_its_own(outcomes):
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16", "backend=tensorflow,jax"])
     baselines = {entry.label: entry.baseline.label for entry in found.compared if entry.baseline}

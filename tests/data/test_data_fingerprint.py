@@ -55,6 +55,7 @@ def test_of_large_data_a_sample_is_hashed_and_this_is_said(monkeypatch):
     assert fingerprint_arrays([Examples(seen, np.zeros(100, np.int8))])[0] != value
 
 
+@pytest.mark.slow
 def test_it_is_the_same_in_another_process_and_changes_with_the_seed():
     program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.data import Digits; "
                "print(load_data(Digits(), 5).fingerprint)")

@@ -14,6 +14,8 @@ from mpt_cli.diagnose.watching import GRADIENT, VALUE, Watch, name_of, parts_of
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
 
 NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}
+# All of them, the quick part of the suite one.
+SAMPLE = [pytest.param(net, marks=() if net == "functional" else pytest.mark.slow) for net in NETS]
 
 
 def built(net: str) -> keras.Model:
@@ -41,7 +43,7 @@ def names(watch: Watch, indices: Any) -> set[str]:
     return {name_of(watch.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", SAMPLE)
 def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
     model, x = built(net), batch()[0]
     watch = Watch(parts_of(model), inputs=True, values=True)
@@ -81,6 +83,7 @@ def test_a_layer_that_is_called_twice_counts_both_calls():
     assert counted.sinks[0, GRADIENT].sum() == 2 * 6 * 3
 
 
+@pytest.mark.slow
 def test_layers_within_a_recurrent_loop_are_seen():
     model = keras.Sequential([keras.Input((5, 4)), layers.RNN(layers.GRUCell(3, name="cell")), layers.Dense(10)])
     watch = Watch(parts_of(compiled_with_loss(model)))
@@ -98,7 +101,7 @@ def test_values_and_gradients_are_counted_apart():
     assert counted.sinks[0, GRADIENT, EXPONENT_BIAS - 3] == 6
 
 
-@pytest.mark.parametrize("net", NETS)
+@pytest.mark.parametrize("net", SAMPLE)
 def test_a_pass_leaves_every_variable_as_it_was(net):
     model = compiled_with_loss(built(net))
     rule = keras.optimizers.Adam(0.1)

@@ -74,6 +74,7 @@ def test_a_basic_block_has_the_count_worked_out_by_hand():
     assert trainable_count(model) == stem + block + (4 * 3 + 3)
 
 
+@pytest.mark.slow
 def test_resnet_50_has_the_25_557_032_parameters_of_the_paper():
     settings = ResNet(filters=[64, 128, 256, 512], blocks=[3, 4, 6, 3], bottleneck=True, stem="imagenet")
     model = build_model(settings, (224, 224, 3), 1000)

@@ -146,11 +146,13 @@ def test_an_error_of_keras_is_told_without_its_frame(build):
     assert "\n" not in str(caught.value) and "Arguments received" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_resnet50_of_keras_applications_works_as_it_is():
     settings = Builder(builder="keras.applications:ResNet50", kwargs={"weights": None, "classes": 10})
     assert build_model(settings, (32, 32, 3), 10).output_shape == (None, 10)
 
 
+@pytest.mark.slow
 def test_keras_applications_take_the_number_of_classes_of_the_data():
     settings = Builder(builder="keras.applications:MobileNetV3Small", kwargs={"weights": None, "alpha": 0.25,
                                                                                "minimalistic": True})

@@ -34,10 +34,11 @@ INNERS = {
     "rmsprop": lambda: keras.optimizers.RMSprop(0.5, momentum=0.5, centered=True),
     "lion": lambda: keras.optimizers.Lion(0.5, weight_decay=0.25, clipnorm=0.5),
 }
+QUICK = ("sgd", "ema", "accumulation")  # in the quick part of the suite
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", INNERS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in INNERS])
 def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode):
     """Bit for bit the plain optimizer's weights and slots, as the scale is a power of two.
 

@@ -28,6 +28,7 @@ def fit(model: keras.Model, *callbacks: keras.callbacks.Callback, epochs: int = 
     return model.fit(X, np.ones((32, 1)), epochs=epochs, callbacks=list(callbacks), **arguments).history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("steps", [1, 4])

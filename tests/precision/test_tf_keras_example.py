@@ -32,7 +32,7 @@ def test_the_documented_example_runs_as_written():
     assert (int(opt.iterations), int(opt.dynamic_counter)) == (2, 2)
 
 
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_example_in_a_compiled_function(jit_compile):
     import tensorflow as tf
 

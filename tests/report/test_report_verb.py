@@ -22,6 +22,7 @@ def test_one_run_gets_its_page_into_its_directory(tmp_path, capsys):
     assert main(["report", "run"]) == 0  # a page of ours is replaced
 
 
+@pytest.mark.slow
 def test_several_runs_get_one_page_and_json_says_what_is_missing(tmp_path, capsys):
     write_run(tmp_path / "a" / "run")
     (write_run(tmp_path / "b" / "run") / "summary.json").unlink()
@@ -53,6 +54,7 @@ def test_nothing_that_is_not_ours_is_overwritten(tmp_path, capsys):
     assert "run is a folder. Give the name of a file" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_pictures_of_the_page_that_was_there_go_and_other_files_stay(tmp_path):
     for name in ("one", "two"):
         write_run(tmp_path / name)

@@ -11,6 +11,7 @@ from mpt_cli.report.thin import FEWEST_BUCKETS, MOST_POINTS, buckets_for, marks,
 NUMBERS = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf])
 
 
+@pytest.mark.slow
 @given(st.lists(NUMBERS, min_size=1, max_size=300), st.integers(1, 20))
 def test_extremes_ends_and_order_stay(ys, buckets):
     xs = list(range(len(ys)))

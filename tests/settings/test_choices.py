@@ -6,6 +6,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("group", "choice"),
     [("model", "resnet"), ("data", "tabular"), ("optimizer", "lion"), ("policy", "float64"), ("backend", "jax")],

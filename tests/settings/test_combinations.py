@@ -118,6 +118,7 @@ def test_a_combination_is_refused(words, message, own, messages) -> None:
     assert messages(own, *words) == [message]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -35,6 +35,7 @@ def test_a_text_is_no_number(text: str) -> None:
     assert read_number(text) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "value"),
     [("2**15", 32768.0), ("32768", 32768.0), ("3.3e4", 33000.0), ("2**-10", 2.0**-10), ("'2**3'", 8.0), ("1e-3", 1e-3)],

@@ -24,6 +24,7 @@ def _reloaded(settings):
     return load_settings(["conf=./config.yaml"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(recipe_paths()))
 def test_every_recipe_comes_back(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -47,6 +48,7 @@ def test_settings_of_every_type_come_back(words, own) -> None:
     assert _reloaded(settings) == settings
 
 
+@pytest.mark.slow
 @hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(_TEXT, max_size=30), numbers=st.lists(st.floats(0, 1e300), max_size=30), name=_TEXT)
 def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:

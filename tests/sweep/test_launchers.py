@@ -67,6 +67,7 @@ def test_a_job_that_does_not_listen_is_killed_where_it_runs(stubs, tmp_path, nam
     assert found.results[0].status == "timed out" and none_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs, tmp_path):
     stubs.manners = {1: "hangs"}
     words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={tmp_path / 's'}"]
@@ -95,6 +96,7 @@ def test_the_job_of_a_proxy_that_was_killed_ends_too(stubs, tmp_path):
     assert found.results[0].status == "killed" and none_is_left(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_timeout_counts_from_where_a_job_begins(stubs, tmp_path):
     late = launcher("submitit")
     found, code = stubs.start(["conf=digits_mlp", "seed=0"], launcher=late, timeout_seconds=0.2)

@@ -57,6 +57,7 @@ def test_a_job_that_fails_or_is_killed_leaves_the_others_alone(tmp_path):
     assert [record.endings[number].exit_code for number in range(4)] == [2, 0, -9, 0]
 
 
+@pytest.mark.slow
 def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp_path):
     """What they may run on when they begin; the cores of a job that has ended go to the next."""
     own = os.sched_getaffinity(0)
@@ -79,6 +80,7 @@ def test_a_job_that_can_not_be_started_leaves_the_others_alone(tmp_path):
     assert record.endings[2].exit_code == 0
 
 
+@pytest.mark.slow
 def test_a_timeout_asks_first_and_kills_after_the_grace(tmp_path):
     record, _ = run_queue([stub_work(tmp_path, 1, "hangs"), stub_work(tmp_path, 2, "deaf")], workers=2,
                           timeout_seconds=1.0, grace_seconds=1.0)  # fmt: skip
@@ -97,7 +99,9 @@ def test_what_a_job_leaves_running_ends_with_it(tmp_path):
     assert not is_alive(pid)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [
+    signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))
+])
 def test_a_signal_ends_the_children_cleanly_and_starts_no_more(tmp_path, number):
     if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
         pytest.skip("this process ignores SIGHUP (nohup), and so do sweeps in it")
@@ -110,6 +114,7 @@ def test_a_signal_ends_the_children_cleanly_and_starts_no_more(tmp_path, number)
     )
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_kills(tmp_path):
     threading.Thread(target=signal_when, args=(tmp_path, 1, signal.SIGINT, 2), daemon=True).start()
     record, stopped_by = run_queue([stub_work(tmp_path, 1, "deaf")], grace_seconds=60.0)

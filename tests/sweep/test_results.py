@@ -121,6 +121,7 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
+@pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
     monkeypatch.setattr(page, "pictures", plots.pictures)
     stubs.manners = {2: "raises"}

@@ -87,6 +87,7 @@ def test_a_search_runs_its_trials_and_names_the_best(searches, tmp_path):
     assert [trial.user_attrs["job"] for trial in trials] == list(range(1, 9))
 
 
+@pytest.mark.slow
 def test_the_study_has_the_direction_of_a_named_objective(searches, tmp_path):
     found, _ = searches.search([*WORDS, "sweep_dir=s"], 2, objective="val_accuracy")
     study = study_in(tmp_path / "s")
@@ -222,6 +223,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
         searches.search(WORDS, 3)
 
 
+@pytest.mark.slow
 def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     found, _ = searches.search(WORDS, 2)
     (trials,) = plots.pictures(found)[0].curves

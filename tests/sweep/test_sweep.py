@@ -64,6 +64,7 @@ def test_the_exit_code_is_the_gravest_of_the_jobs(stubs, manners, code):
     assert stubs.start(["conf=digits_mlp", "seed=0,1,2"])[1] == code
 
 
+@pytest.mark.slow
 def test_a_job_past_its_time_stands_in_the_table_with_the_reason(stubs):
     stubs.manners = {2: "hangs"}
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1"], timeout_seconds=1.0)
@@ -170,6 +171,7 @@ def test_piped_progress_is_plain_lines(stubs):
     assert "failed    002-seed-1  model.builder: build_net raised ValueError: no." in stubs.said
 
 
+@pytest.mark.slow
 def test_a_job_behind_the_median_is_no_failure_and_is_not_run_again(stubs, tmp_path):
     stubs.manners = {1: "hangs"}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], timeout_seconds=1.0)
@@ -180,6 +182,7 @@ def test_a_job_behind_the_median_is_no_failure_and_is_not_run_again(stubs, tmp_p
     assert "far behind the median" in found.results[0].reason
 
 
+@pytest.mark.slow
 def test_many_failures_are_counted_on_the_console(stubs):
     stubs.manners = dict.fromkeys(range(1, 23), "raises")
     found, _ = stubs.start(["conf=digits_mlp", "seed=range(22)"])

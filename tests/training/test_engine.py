@@ -62,6 +62,7 @@ def test_trains_to_the_weights_of_keras_fit_with_sample_weights(kernels_as_writt
     assert_trains_as_fit(tiny_run(data, rule=DynamicScale(2.0**4, growth_steps=5)), data)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_does_not_depend_on_the_feed_or_on_steps_per_call(jit):
     """In float16 from a scale that is too high, so that some steps are skipped."""
@@ -142,6 +143,7 @@ def test_metrics_start_anew():
     assert before != run.engine.metrics()
 
 
+@pytest.mark.slow
 def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned_from_outside():
     run = tiny_run(tiny_data(8))
     run.epochs(1)
@@ -154,6 +156,7 @@ def test_what_it_says_of_the_weights_is_of_the_last_call_until_they_are_assigned
     assert not run.engine.weights_are_finite()
 
 
+@pytest.mark.slow
 def test_metrics_asked_for_right_after_they_start_anew_are_those_of_no_step():
     run = tiny_run(tiny_data(8))
     run.epochs(1)
@@ -161,6 +164,7 @@ def test_metrics_asked_for_right_after_they_start_anew_are_those_of_no_step():
     assert run.engine.metrics()["loss"] == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there(jit):
     whole, cut = (tiny_run(tiny_data(20), jit=jit, capacity=5) for _ in range(2))

@@ -142,6 +142,7 @@ def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     check_record(tmp_path / "run", 80)
 
 
+@pytest.mark.slow
 def test_the_person_watching_is_told(tmp_path):
     class Heard(Sink):
         def __init__(self) -> None:

@@ -11,7 +11,9 @@ from mpt_cli.training.scaling import wrap_optimizer
 
 
 @pytest.mark.parametrize("jit", JITS)
-@pytest.mark.parametrize(("follow", "halvings"), [("applied_steps", [0, 1, 1, 1, 2]), ("all_steps", [0, 1, 2, 3, 4])])
+@pytest.mark.parametrize(("follow", "halvings"), [
+    ("applied_steps", [0, 1, 1, 1, 2]), pytest.param("all_steps", [0, 1, 2, 3, 4], marks=pytest.mark.slow)
+])  # fmt: skip
 def test_rates_follow_applied_or_all_steps(follow, halvings, jit):
     data = tiny_data(20)
     data.x[4:12] = np.inf  # the second and third step of five

@@ -104,6 +104,7 @@ def test_predict_and_evaluate_change_no_count():
     np.testing.assert_array_equal(model.get_layer("hidden_gradient").statistics, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_a_skipped_step_leaves_the_counts_of_the_last_applied_one(wrapper):
     model = network(probes=True)
