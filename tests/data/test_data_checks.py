@@ -15,7 +15,9 @@ Y = np.array([0, 1, 0, 1])
 
 def check(x=X, y=Y, weight=None, task="auto", num_classes=None):
     examples = to_numbers(Examples(x, y, weight), "it")
-    check_examples(examples, read_target([examples], task, num_classes), "it")
+    target = read_target([examples], task, num_classes)
+    check_examples(examples, target, "it")
+    return target
 
 
 def with_value(array, place, value):
@@ -75,17 +77,18 @@ def test_all_problems_of_values_are_reported_at_once():
 
 
 GOOD = [
-    {},
-    {"y": np.array([0.5, NAN, 1, 2])[[0, 2, 3, 0]]},
-    {"y": np.array([0, 999, 1, 2])},
-    {"y": np.array([0, 1, 1, 2]), "num_classes": 5000},
-    {"y": np.array([1, 1, 1, 1]), "num_classes": 2},
-    {"x": {"a": np.ones(4)}, "y": {"b": np.full(4, -3.0)}},
-    {"x": np.array([[7, 50_000]] * 4), "y": np.array([[0, 50_000]] * 4)},
-    {"weight": np.array([0, 1, 2, 3])},
+    ({}, "classification", 2),
+    ({"y": np.array([0.5, NAN, 1, 2])[[0, 2, 3, 0]]}, "regression", 1),
+    ({"y": np.array([0, 999, 1, 2])}, "classification", 1000),
+    ({"y": np.array([0, 1, 1, 2]), "num_classes": 5000}, "classification", 5000),
+    ({"y": np.array([1, 1, 1, 1]), "num_classes": 2}, "classification", 2),
+    ({"x": {"a": np.ones(4)}, "y": {"b": np.full(4, -3.0)}}, "other", None),
+    ({"x": np.array([[7, 50_000]] * 4), "y": np.array([[0, 50_000]] * 4)}, "classification", 50_001),
+    ({"weight": np.array([0, 1, 2, 3])}, "classification", 2),
 ]
 
 
-@pytest.mark.parametrize("arguments", GOOD)
-def test_good_examples_pass(arguments):
-    check(**arguments)
+@pytest.mark.parametrize(("arguments", "task", "num_classes"), GOOD)
+def test_good_examples_pass_as_what_they_are(arguments, task, num_classes):
+    target = check(**arguments)
+    assert (target.task, target.num_classes) == (task, num_classes)

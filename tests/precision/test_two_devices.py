@@ -12,7 +12,7 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-def run(backend: str, *arguments: str) -> None:
+def assert_passes(backend: str, *arguments: str) -> None:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"  # JAX reads them once
     environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1"}
@@ -22,9 +22,9 @@ def run(backend: str, *arguments: str) -> None:
 
 
 def test_two_replicas_on_tensorflow():
-    run("tensorflow", str(HERE / "two_devices"))
+    assert_passes("tensorflow", str(HERE / "two_devices"))
 
 
 def test_this_folder_and_two_devices_on_jax():
     """Without `gradients`, which runs itself on JAX."""
-    run("jax", str(HERE), f"--ignore={HERE / 'gradients'}")
+    assert_passes("jax", str(HERE), f"--ignore={HERE / 'gradients'}")

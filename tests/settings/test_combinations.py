@@ -1,5 +1,7 @@
 """Combinations that cannot work or that would ignore a key, and their neighbours that can."""
 
+from operator import attrgetter
+
 import pytest
 
 from mpt_cli.settings.load import load_settings
@@ -118,29 +120,33 @@ def test_a_combination_is_refused(words, message, own, messages) -> None:
     assert messages(own, *words) == [message]
 
 
+# words, and where the last of them must have arrived
+_NEIGHBOURS = [
+    (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.initial_scale", 8.0),
+    (["loss_scale.mode=fixed", "loss_scale.on_overflow=apply"], "loss_scale.on_overflow", "apply"),
+    (["loss_scale=fixed", "loss_scale.initial_scale=2**20"], "loss_scale.initial_scale", 2.0**20),
+    (["policy=float16", "optimizer=sgd"], "optimizer.name", "sgd"),
+    (["policy=bfloat16", "optimizer=rmsprop"], "optimizer.name", "rmsprop"),
+    (["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
+     "optimizer.gradient_accumulation_steps", 2),
+    (["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"], "optimizer.ema_momentum", 0.5),
+    (["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=.5", "optimizer.schedule.decay_steps=3"],
+     "optimizer.schedule.decay_steps", 3),
+    (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
+     "optimizer.schedule.values", [1.0, 0.0]),
+    (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=3"], "optimizer.schedule.warmup_steps", 3),
+    (["data=keras", "data.dataset=imdb", "data.vocabulary=9"], "data.vocabulary", 9),
+    (["model=transformer", "model.width=6", "model.heads=3"], "model.heads", 3),
+    (["trainer.steps_per_execution=2**3"], "trainer.steps_per_execution", 8),
+    (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
+     {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged
+]  # fmt: skip
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["loss_scale.mode=none", "loss_scale.initial_scale=8"],
-        ["loss_scale.mode=fixed", "loss_scale.on_overflow=apply"],
-        ["loss_scale=fixed", "loss_scale.initial_scale=2**20"],
-        ["policy=float16", "optimizer=sgd"],
-        ["policy=bfloat16", "optimizer=rmsprop"],
-        ["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
-        ["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"],
-        ["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=.5", "optimizer.schedule.decay_steps=3"],
-        ["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
-        ["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=3"],
-        ["data=keras", "data.dataset=imdb", "data.vocabulary=9"],
-        ["model=transformer", "model.width=6", "model.heads=3"],
-        ["trainer.steps_per_execution=2**3"],
-        ["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"],
-    ],
-    ids=" ".join,
-)
-def test_its_neighbour_is_accepted(words, own) -> None:
-    load_settings([own, *words])
+@pytest.mark.parametrize(("words", "key", "value"), _NEIGHBOURS, ids=[" ".join(words) for words, _, _ in _NEIGHBOURS])
+def test_its_neighbour_is_accepted(words, key, value, own) -> None:
+    assert attrgetter(key)(load_settings([own, *words])) == value
 
 
 def test_all_combinations_are_reported_at_once(own, problems) -> None:

@@ -62,10 +62,14 @@ def test_a_full_buffer_is_written_without_waiting(tmp_path: Path, clock) -> None
     assert file.path.stat().st_size == 70_001
 
 
-def test_closing_twice_is_harmless(tmp_path: Path) -> None:
+def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "a")
+    file.add("one")
     file.close()
-    file.close()
+    with (tmp_path / "b").open("w") as since:  # gets the descriptor that was given back
+        file.close()
+        since.write("two")
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["one\n", "two"]
 
 
 def test_a_full_disk_is_named_when_everything_must_be_written() -> None:
