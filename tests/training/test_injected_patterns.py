@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 from tiny import JITS, TinyRun, tiny_data, tiny_run
 
@@ -20,18 +21,12 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.sinks.jsonl import JsonlSink
 from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.state import collect_state, restore_state
+from mpt_cli.training.stopwatch import Stopwatch
 from mpt_cli.training.trainer import Plan, Trainer
 
 STEPS = 30  # an epoch of batches of 4
 RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_scale": 2.0, "max_scale": 64.0,
         "hysteresis": 2}  # fmt: skip
-
-
-class NoCheckpoints:
-    """Does nothing, whatever is asked."""
-
-    def __getattr__(self, name: str):
-        return lambda *arguments: None
 
 
 @pytest.fixture(scope="module", params=JITS)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
 from mpt_cli.settings.schema import LossScale
@@ -83,13 +84,6 @@ class CountingFeed:
         count = min(most, self.left)
         self.left -= count
         return Piece(None, np.zeros((max(count, 1), 4), np.int32), count) if count else None
-
-
-class NoCheckpoints:
-    """Does nothing, whatever is asked."""
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *arguments: None
 
 
 class Recorder(Sink):
