@@ -13,6 +13,7 @@ from mpt_cli.job import Start, _write_record
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.data import DataSettings
+from mpt_cli.training.stopwatch import Stopwatch
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
 
@@ -31,7 +32,8 @@ def written(tmp_path, *words):
     data = load_data(settings.data, 0)
     parts = SimpleNamespace(data=data, jit_compile=False, platform=SimpleNamespace(backend="jax", devices=["cpu"]))
     run = RunDirectory.create(tmp_path / "run", "it")
-    _write_record(Start(settings, run), SimpleNamespace(assembly=parts), [])
+    trainer = SimpleNamespace(stopwatch=Stopwatch())
+    _write_record(Start(settings, run), SimpleNamespace(assembly=parts, trainer=trainer), [])
     return run.preprocessing_json
 
 
