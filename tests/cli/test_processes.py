@@ -32,6 +32,7 @@ def test_exit_codes(words, code, in_stderr, tmp_path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [["--help"], ["list"], ["show", "conf=digits_cnn"], ["train", "trainer.epochs=0"]])
 def test_no_framework_is_imported(words, tmp_path) -> None:
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"

@@ -65,6 +65,7 @@ def test_each_part_has_its_own_call_back_also_after_an_error(net):
     assert [vars(part).get("call") for part in watch.parts] == calls
 
 
+@pytest.mark.slow
 def test_only_what_depends_on_a_weight_has_a_gradient_to_count():
     model = compiled_with_loss(built("functional"))
     watch = Watch(parts_of(model))
@@ -74,6 +75,7 @@ def test_only_what_depends_on_a_weight_has_a_gradient_to_count():
     assert names(watch, watch.consumers[far]) == {"gate"}
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_called_twice_counts_both_calls():
     inputs = keras.Input((3,))
     shared = layers.Dense(3, name="shared")

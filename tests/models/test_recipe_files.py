@@ -16,6 +16,7 @@ def test_a_recipe_opens_with_its_command_and_what_to_expect(name):
     assert "Expected: " in comment and all(len(line) <= 120 for line in lines)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_composes_under_its_own_name(name):
     settings = load_settings([f"conf={name}"])

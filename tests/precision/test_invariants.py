@@ -170,6 +170,7 @@ def test_two_power_of_two_scales_give_bit_identical_weights(name, mode):
     assert np.abs(weights[0]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_every_mode_of_execution_gives_the_same_scales():
     bad = np.where(np.random.default_rng(1).random(20) < 0.4, np.float32("nan"), 0.0)
     sequences = []

@@ -115,6 +115,7 @@ _WRONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "message"), _WRONG, ids=[" ".join(words) for words, _ in _WRONG])
 def test_a_combination_is_refused(words, message, own, messages) -> None:
     assert messages(own, *words) == [message]

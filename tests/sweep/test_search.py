@@ -150,6 +150,7 @@ def test_failures_are_told_and_a_failed_job_that_runs_again_is_a_trial_anew(sear
     )
 
 
+@pytest.mark.slow
 def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_path):
     searches.search([*WORDS, "sweep_dir=s"], 3)
     journal = tmp_path / "s" / "study.journal"

@@ -58,6 +58,7 @@ def test_counts_are_those_of_the_last_step_by_hand():
     assert (counts[ZEROS], counts[EXPONENT_BIAS - 1], counts[EXPONENT_BIAS], counts.sum()) == (1, 2, 1, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_loss_scaling_shifts_the_bins_and_does_not_divide_the_counts(wrapper):
     model = keras.Sequential(
