@@ -8,7 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
-	@echo "make test       the whole suite; make test-fast: the quick part, two minutes"
+	@echo "make test       the whole suite; make test-fast: the quick part, a minute"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"

@@ -44,6 +44,7 @@ def test_a_magnitude_beyond_float32_is_refused():
         load_data(Synthetic(magnitude=1e39, examples=4), 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [[32], [24, 24, 3]])
 def test_the_labels_can_be_learned(shape):
     data = load_data(Synthetic(examples=2000, input_shape=shape), 0)

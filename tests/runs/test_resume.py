@@ -36,6 +36,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_auto_takes_the_newest_unfinished_run_that_fits() -> None:
     parent = Path("runs/digits_mlp")
     _run(parent / "1")

@@ -164,6 +164,7 @@ def test_what_ended_while_nobody_could_tell_it_is_told_on_resume(searches, tmp_p
     assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
 
 
+@pytest.mark.slow
 def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp_path):
     words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "loss_scale.growth_steps=range(10,40,10)", "sweep_dir=s"]
     found, code = searches.search(words, 20, workers=2)

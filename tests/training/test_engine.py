@@ -130,6 +130,7 @@ def test_events_name_the_variable():
     assert event.nan > 0
 
 
+@pytest.mark.slow
 def test_metrics_start_anew():
     run = tiny_run(tiny_data(8))
     run.epochs(1)

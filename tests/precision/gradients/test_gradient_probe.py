@@ -108,6 +108,7 @@ def test_gradients_of_a_network_are_bit_identical_with_and_without_probes(mode):
     assert ops.convert_to_numpy(counts).sum() == 16 * 4 + 8 * 4
 
 
+@pytest.mark.slow
 def test_counts_do_not_stop_at_2_to_the_24_where_float32_additions_of_one_do():
     size = 2**24 + 2
     counts = ops.convert_to_numpy(gradient_statistics(ops.ones((size,), dtype="float16")))
