@@ -102,3 +102,19 @@ def mapping_of(path: str) -> Key | None:
     parts = path.split(".")
     holders = (".".join(parts[:count]) for count in range(1, len(parts)))
     return next((key for holder in holders if (key := all_keys().get(holder)) and key.is_mapping), None)
+
+
+def emptied_paths(path: str, value: Any) -> Iterator[str]:
+    """The dictionaries in `value`, which is set at `path`, that are given as {}: they are meant to be empty.
+
+    >>> list(emptied_paths("data.kwargs", {"n": 3, "options": {}}))
+    ['data.kwargs.options']
+    """
+    key = all_keys().get(path)
+    if not isinstance(value, dict) or (key is not None and not key.is_mapping):
+        return
+    if not value:
+        yield path
+    for name, inner in value.items():
+        if "." not in str(name):  # else no path can name it
+            yield from emptied_paths(f"{path}.{name}", inner)

@@ -1,10 +1,8 @@
 """The words after the verb: `conf=…`, group choices and `key=value`, parsed with Hydra's own grammar."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -12,11 +10,11 @@ from hydra.errors import HydraException
 
 from mpt_cli.errors import Problem
 from mpt_cli.settings.choices import IMPLIED, NAMED_GROUPS, Choice, add_choice
-from mpt_cli.settings.keys import all_keys
+from mpt_cli.settings.keys import all_keys, emptied_paths
 from mpt_cli.settings.locate import group_names, recipe_paths, recipe_remedy
 from mpt_cli.settings.unknown import unknown_key_problem
 
-_NAME = re.compile(r"[A-Za-z_][\w-]*")
+_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
 _KEY_AND_TEXT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
@@ -116,24 +114,11 @@ def _take_override(override: Override, result: Words) -> None:
     elif problem := unknown_key_problem(key, override.value()):
         result.problems.append(problem)
     else:
-        emptied = _emptied(key, override.value())
+        emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
+        # merging would leave what the recipe has in them: they are made where it has none, taken away, and set
         result.overrides += [word for path in emptied for word in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
-
-
-def _emptied(path: str, value: Any) -> Iterator[str]:
-    """The dictionaries given as {}: Hydra merges, which would leave what the recipe has in them. They are made (where
-    it has none), taken away, and set.
-    """
-    key = all_keys().get(path)
-    if not isinstance(value, dict) or (key is not None and not key.is_mapping):
-        return
-    if not value:
-        yield path
-    for name, inner in value.items():
-        if _NAME.fullmatch(str(name)):
-            yield from _emptied(f"{path}.{name}", inner)
 
 
 def _take_deletion(override: Override, result: Words) -> None:

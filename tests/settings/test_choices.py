@@ -77,6 +77,16 @@ def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(word
     assert load_settings([recipe, *words]).data.kwargs == kwargs
 
 
+def test_a_recipe_empties_what_the_one_it_starts_from_has(write_recipe) -> None:
+    write_recipe("data: {loader: 'a:f', kwargs: {n: 3, deep: {a: 1}}}\npolicy: {overrides: {dense: float32}}\n"
+                 "trainer: {epochs: 3}\n", "base.yaml")  # fmt: skip
+    start = "defaults: [./base.yaml]\n"
+    emptied = load_settings([write_recipe(f"{start}data: {{kwargs: {{}}}}\npolicy: {{overrides: {{}}}}\ntrainer:\n")])
+    assert (emptied.data.kwargs, emptied.policy.overrides, emptied.trainer.epochs) == ({}, {}, 3)
+    partly = load_settings([write_recipe(f"{start}data: {{kwargs: {{m: 1, deep: {{}}}}}}\n")])
+    assert partly.data.kwargs == {"n": 3, "m": 1, "deep": {}}
+
+
 def test_expectations_overrides_and_sections_can_be_emptied_too(write_recipe) -> None:
     recipe = write_recipe("policy: {overrides: {dense: float32}}\noptimizer: {schedule: {warmup_steps: 3}}\n"
                           "expect: {val_loss: {max: 1}}\n")  # fmt: skip
