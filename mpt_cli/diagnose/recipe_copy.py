@@ -4,13 +4,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from mpt_cli.diagnose.advice import config_keys, window_words
 from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.yaml_edit import set_choice, set_key
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.update import written_value
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.choices import CHOOSING_KEYS
+from mpt_cli.settings.fitting import keys_left
 from mpt_cli.settings.locate import find_recipe
+from mpt_cli.settings.schema import VARIANTS
 
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 
@@ -27,11 +32,23 @@ def write_recipe_copy(target: str, words: list[str], found: Diagnosis) -> None:
     text = find_recipe(given.conf).read_text(encoding="utf-8")
     for group, choice in given.choices.items():
         if (group, choice.name) != ("loss_scale", "none"):
-            text = set_choice(text, group, str(choice.name))
+            text = text_with_choice(text, group, str(choice.name), found)
     for key, value in _changed_keys(given.overrides, found).items():
         text = set_key(text, key, value)
     path = Path(target).expanduser()
     _write_checked(path, _headline(found) + text, found)
+
+
+def text_with_choice(text: str, group: str, name: str, found: Diagnosis) -> str:
+    """The text with the choice, and what it says of keys that the text has as well."""
+    text = set_choice(text, group, name)
+    section = yaml.safe_load(text).get(group)
+    if group in VARIANTS or not isinstance(section, dict):
+        return text
+    chosen_by = {path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group}
+    for key in section.keys() - keys_left(group, name, section).keys() - chosen_by:
+        text = set_key(text, (group, key), written_value(_resolved(asdict(found.settings), (group, key))))
+    return text
 
 
 def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...], str]:
@@ -51,7 +68,7 @@ def _write_checked(path: Path, text: str, found: Diagnosis) -> None:
     try:
         scale = load_settings([f"conf={draft if draft.is_absolute() else Path('.') / draft}"]).loss_scale
         if scale.mode == "none" and found.recommended is not None:
-            write_atomic(draft, set_key(text, ("loss_scale", "mode"), "dynamic"))
+            write_atomic(draft, set_choice(text, "loss_scale", "dynamic"))
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

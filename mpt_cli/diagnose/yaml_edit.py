@@ -6,6 +6,7 @@ from typing import Any
 import yaml
 
 from mpt_cli.runs.update import written_value
+from mpt_cli.settings.choices import CHOOSING_KEYS
 
 
 def set_key(text: str, path: Sequence[str], value: str) -> str:
@@ -32,7 +33,8 @@ def set_key(text: str, path: Sequence[str], value: str) -> str:
 
 
 def set_choice(text: str, group: str, name: str) -> str:
-    """The text with `- group: name` in its `defaults` list, or `group.name` where the group is written out.
+    """The text with `- group: name` in its `defaults` list, or as `group.name` (`loss_scale.mode`) where that is
+    written out.
 
     >>> set_choice("defaults:\\n  - policy: float32\\n  - model: mlp\\n", "policy", "float16")
     'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
@@ -40,17 +42,22 @@ def set_choice(text: str, group: str, name: str) -> str:
     'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
     """
     node = yaml.compose(text)
-    section = None if node is None else _value_of(node, group)
-    if section is not None and _value_of(section, "name") is not None:
-        return set_key(text, [group, "name"], name)
-    defaults = None if node is None else _value_of(node, "defaults")
-    if not isinstance(defaults, yaml.SequenceNode) or not defaults.value or defaults.flow_style:
-        return f"defaults:\n  - {group}: {name}\n{text}" if defaults is None else text
+    key = next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), "")
+    if _value_of(_value_of(node, group), key) is not None:
+        return set_key(text, [group, key], name)
+    defaults = _value_of(node, "defaults")
+    if defaults is None:
+        return f"defaults:\n  - {group}: {name}\n{text}"
+    if not defaults.value:
+        return set_key(text, ["defaults"], f"[{{{group}: {name}}}]")
     for entry in defaults.value:
         for key, value in entry.value if isinstance(entry, yaml.MappingNode) else []:
             if str(key.value).removeprefix("override ").strip().removeprefix("/") == group:
                 return text[: value.start_mark.index] + name + text[value.end_mark.index :]
-    start = text.rindex("-", 0, defaults.value[0].start_mark.index)
+    first = defaults.value[0].start_mark.index
+    if defaults.flow_style:
+        return f"{text[:first]}{{{group}: {name}}}, {text[first:]}"
+    start = text.rindex("-", 0, first)
     return f"{text[:start]}- {group}: {name}\n{' ' * _column(text, start)}{text[start:]}"
 
 

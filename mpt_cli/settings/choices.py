@@ -7,7 +7,9 @@ from mpt_cli.errors import Problem
 from mpt_cli.settings.locate import group_choices
 from mpt_cli.settings.suggest import did_you_mean
 
-NAMED_GROUPS = ("model", "data", "optimizer", "policy", "backend", "distribute")  # GROUP.name=X acts as GROUP=X
+# Such a key acts as its group: model.name=cnn as model=cnn.
+CHOOSING_KEYS = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
+CHOOSING_KEYS["loss_scale.mode"] = "loss_scale"
 IMPLIED = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader"}
 
 
@@ -30,11 +32,11 @@ class Choice:
 
 
 def take_choices(body: dict[str, Any], choices: dict[str, Choice], problems: list[Problem]) -> None:
-    """Moves each `GROUP.name` of a recipe's body into `choices`, and adds the choices its keys imply."""
-    for group in NAMED_GROUPS:
-        section = body.get(group, {})
-        if "name" in section:
-            add_choice(Choice(group, section.pop("name"), f"{group}.name"), choices, problems)
+    """Moves each choosing key of a recipe's body into `choices`, and adds the choices its keys imply."""
+    for path, group in CHOOSING_KEYS.items():
+        section, key = body.get(group, {}), path.partition(".")[2]
+        if key in section:
+            add_choice(Choice(group, section.pop(key), path), choices, problems)
     for path, name in IMPLIED.items():
         group, key = path.split(".")
         if key in body.get(group, {}):

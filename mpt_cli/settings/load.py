@@ -32,7 +32,7 @@ def load_settings(words: list[str]) -> Settings:
     choices, unsure = _sound_choices(recipe, given, problems)
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    tree = compose_tree(choices, fitting_bodies(recipe.chain(), choices), given.overrides, problems)
+    tree = compose_tree(choices, fitting_bodies(recipe.chain(), choices, given.choices), given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mpt_cli.errors import Problem
-from mpt_cli.settings.choices import IMPLIED, NAMED_GROUPS, Choice, add_choice
+from mpt_cli.settings.choices import CHOOSING_KEYS, IMPLIED, Choice, add_choice
 from mpt_cli.settings.keys import all_keys, emptied_paths
 from mpt_cli.settings.locate import group_names, recipe_paths, recipe_remedy
 from mpt_cli.settings.unknown import unknown_key_problem
@@ -107,10 +107,8 @@ def _take_override(override: Override, result: Words) -> None:
         result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
     elif override.is_delete():
         _take_deletion(override, result)
-    elif key in group_names():
-        add_choice(Choice(key, override.value(), key), result.choices, result.problems)
-    elif key in {f"{group}.name" for group in NAMED_GROUPS}:
-        add_choice(Choice(key.partition(".")[0], override.value(), key), result.choices, result.problems)
+    elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
+        add_choice(Choice(group, override.value(), key), result.choices, result.problems)
     elif problem := unknown_key_problem(key, override.value()):
         result.problems.append(problem)
     else:

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Glob, Override, QuotedString
 from hydra.errors import HydraException
 
 from mpt_cli.errors import Problem
-from mpt_cli.settings.choices import NAMED_GROUPS
+from mpt_cli.settings.choices import CHOOSING_KEYS
 from mpt_cli.settings.keys import all_keys
 from mpt_cli.settings.locate import group_choices, group_names, recipe_paths
 from mpt_cli.settings.numbers import read_number
@@ -113,7 +113,7 @@ def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:
 def _names_for(key: str) -> list[str] | None:
     if key == "conf":
         return list(recipe_paths())
-    group = key.partition(".")[0] if key in {f"{name}.name" for name in NAMED_GROUPS} else key
+    group = CHOOSING_KEYS.get(key, key)
     if group in group_names():
         return group_choices(group)
     known = all_keys().get(key)

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-from mpt_cli.settings.choices import NAMED_GROUPS
+from mpt_cli.settings.choices import CHOOSING_KEYS
 from mpt_cli.settings.keys import Key, all_keys, sections
 from mpt_cli.settings.locate import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import VARIANTS
@@ -82,10 +82,8 @@ def _values(key: str, value: str) -> list[str]:
         return [*recipe_paths(), *(path for path in _paths(value) if path.endswith(("/", ".yaml", ".yml")))]
     if key in _OF_A_PATH:
         return _paths(value)
-    if key in group_names():
-        return group_choices(key)
-    if key.partition(".")[0] in NAMED_GROUPS and key.endswith(".name") and key.count(".") == 1:
-        return group_choices(key.partition(".")[0])
+    if (group := CHOOSING_KEYS.get(key, key)) in group_names():
+        return group_choices(group)
     known = all_keys().get(key)
     if known is None or known.is_list:
         return []

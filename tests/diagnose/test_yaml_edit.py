@@ -1,10 +1,14 @@
 """Keys put into the text of a recipe: comments stay, and what comes out says what it should."""
 
+from types import SimpleNamespace
+
 import pytest
 import yaml
 
+from mpt_cli.diagnose.recipe_copy import text_with_choice
 from mpt_cli.diagnose.yaml_edit import set_choice, set_key
 from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.settings.schema import LossScale, Settings
 
 TEXT = """# command
 recipe: mine
@@ -56,6 +60,28 @@ def test_a_choice_is_changed_where_it_stands_or_added():
     assert value(set_choice("seed: 1\n", "backend", "jax"), "defaults") == [{"backend": "jax"}]
     written_out = "policy:\n  name: float32\n  head: null\n"
     assert value(set_choice(written_out, "policy", "float16"), "policy") == {"name": "float16", "head": None}
+    assert value(set_choice(TEXT, "loss_scale", "dynamic"), "loss_scale")["mode"] == "dynamic"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("defaults: [{policy: float32}]\n", "defaults: [{policy: float16}]\n"),
+        ("defaults: [{model: mlp}]\n", "defaults: [{policy: float16}, {model: mlp}]\n"),
+        ("defaults: []\n", "defaults: [{policy: float16}]\n"),
+        ("defaults:\nseed: 1\n", "defaults: [{policy: float16}]\nseed: 1\n"),
+    ],
+)
+def test_a_choice_enters_a_list_on_one_line(before, after):
+    assert set_choice(before, "policy", "float16") == after
+
+
+def test_keys_that_a_choice_overrules_get_what_it_says():
+    found = SimpleNamespace(settings=Settings(loss_scale=LossScale(mode="fixed", growth_steps=2000)))
+    written_out = "loss_scale:\n  mode: dynamic\n  growth_steps: 40  # often\n  initial_scale: 2**20\n"
+    assert text_with_choice(written_out, "loss_scale", "fixed", found) == (
+        "loss_scale:\n  mode: fixed\n  growth_steps: 2000  # often\n  initial_scale: 2**20\n"
+    )
 
 
 @pytest.mark.parametrize("path", recipe_paths().values(), ids=lambda path: path.stem)

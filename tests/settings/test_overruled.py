@@ -1,0 +1,84 @@
+"""A file of a group that the command line chooses wins over what the recipe's keys say of that choice."""
+
+import pytest
+
+from mpt_cli.runs.targets import find_target
+from mpt_cli.settings.dump import resolved_yaml
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.locate import group_choices, group_names
+from mpt_cli.settings.schema import VARIANTS, Fault, LossScale, Policy
+from mpt_cli.sweep.plan import make_plan
+
+_NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
+           "bfloat16": ["optimizer=sgd"]}  # fmt: skip
+_AFTER_ANOTHER = [
+    (group, *pair)
+    for group in group_names() if group not in VARIANTS
+    for pair in zip(group_choices(group), [*group_choices(group)[1:], group_choices(group)[0]], strict=True)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("group", "first", "then"), _AFTER_ANOTHER)
+def test_a_word_chooses_for_a_config_yaml_what_it_chooses_for_a_bare_recipe(group, first, then, write_recipe) -> None:
+    bare, words = write_recipe("recipe: own\n"), [f"{group}={then}", *_NEEDED.get(then, [])]
+    before = load_settings([bare, f"{group}={first}", *_NEEDED.get(first, [])])
+    written = write_recipe(resolved_yaml(before), "config.yaml")
+    assert getattr(load_settings([written, *words]), group) == getattr(load_settings([bare, *words]), group)
+
+
+@pytest.mark.parametrize("word", ["loss_scale=dynamic", "loss_scale.mode=dynamic"])
+def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(word, write_recipe) -> None:
+    recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_skip_rate: 0.25}\n")
+    scale = load_settings([recipe, word]).loss_scale
+    assert scale == LossScale(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
+
+
+def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
+    recipe = write_recipe("trainer: {epochs: 20, batch_size: 32}\nlogger: {console: live, mlflow: true}\n"
+                          "policy: {name: mixed_float16, float8: true, head: null, overrides: {a: float32}}\n")
+    settings = load_settings([recipe, "trainer=quick", "logger=quiet", "policy=mixed_bfloat16"])
+    assert (settings.trainer.epochs, settings.trainer.batch_size) == (1, 32)
+    assert (settings.logger.console, settings.logger.mlflow) == ("quiet", True)
+    assert settings.policy == Policy("mixed_bfloat16", False, None, {"a": "float32"})
+
+
+def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) -> None:
+    recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], until_step: 3}\n")
+    settings = load_settings([recipe, "trainer.epochs=4", "trainer=quick", "fault=overflow", "fault.at_steps=[2]"])
+    assert (settings.trainer.epochs, settings.fault) == (4, Fault(kind="overflow", at_steps=[2]))
+
+
+def test_a_recipes_own_keys_win_over_the_file_it_chooses_but_not_over_that_of_one_that_starts_from_it(
+    write_recipe,
+) -> None:
+    base = write_recipe("defaults: [{trainer: quick}, {loss_scale: fixed}]\ntrainer: {epochs: 3}\n"
+                        "loss_scale: {on_overflow: apply}\n", "base.yaml")  # fmt: skip
+    assert load_settings([base]).trainer.epochs == 3 and load_settings([base]).loss_scale.on_overflow == "apply"
+    start = "defaults: [./base.yaml, {trainer: quick}]\nloss_scale: {mode: dynamic, growth_steps: 5}\n"
+    later = load_settings([write_recipe(start)])
+    assert (later.trainer.epochs, later.loss_scale) == (1, LossScale(mode="dynamic", growth_steps=5))
+
+
+def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:
+    recipe = write_recipe("loss_scale: {mode: fixed, on_overflw: apply}\n")
+    (message,) = messages(recipe, "loss_scale=dynamic")
+    assert message.startswith("loss_scale.on_overflw: there is no such key.")
+
+
+def test_two_words_for_the_mode_that_disagree(own, messages) -> None:
+    assert messages(own, "loss_scale=none", "loss_scale.mode=fixed") == [
+        "loss_scale.mode: must agree with loss_scale=none. Received: 'fixed'. Keep one of the two words for loss_scale."
+    ]
+
+
+def test_a_sweep_over_modes_of_a_config_yaml_has_a_job_for_each(write_recipe) -> None:
+    written = write_recipe("loss_scale: {mode: fixed, on_overflow: apply}\npolicy: {name: mixed_float16}\n")
+    plan = make_plan([written, "loss_scale=dynamic,fixed,none"])
+    modes = [load_settings(job.words).loss_scale.mode for job in plan.jobs]
+    assert modes == ["dynamic", "fixed", "none"]
+
+
+def test_a_recipe_is_reproduced_under_the_mode_of_the_words(write_recipe) -> None:
+    write_recipe("loss_scale: {mode: fixed}\nexpect: {loss: {max: 1}}\n")
+    target = find_target("./own.yaml", ["loss_scale=dynamic"], 0.0)
+    assert load_settings(target.words).loss_scale.mode == "dynamic"
