@@ -11,11 +11,45 @@ FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
 INTS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
 
 
+NEVER = 2**30
+
+
 class Lines(NamedTuple):
     """After which steps of a call there is a line of the log: the `first`, counted from 1, and each `every` further."""
 
-    first: int = 2**30
-    every: int = 2**30
+    first: int = NEVER
+    every: int = NEVER
+
+
+class Streaks(NamedTuple):
+    """Counts of bad steps, or the counts at which a call ends early (None: never).
+
+    Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
+    with gradients that were all zero; and all steps skipped in this call.
+    """
+
+    skips: int | None
+    floor_skips: int | None
+    non_finite_losses: int | None
+    zero_steps: int | None
+    skips_in_call: int | None
+
+
+class Watch(NamedTuple):
+    """`streaks` before a call, and their `limits`."""
+
+    streaks: Streaks = Streaks(0, 0, 0, 0, 0)
+    limits: Streaks = Streaks(None, None, None, None, None)
+
+    def numbers(self) -> list[int]:
+        """The streaks, then the limits; a streak at its limit already (of a resumed run, say) leaves a step.
+
+        >>> Watch(Streaks(0, 12, 0, 0, 0), Streaks(50, 10, None, 50, 3)).numbers()
+        [0, 12, 0, 0, 0, 50, 13, 1073741824, 50, 3]
+        """
+        pairs = zip(self.streaks, self.limits, strict=True)
+        limits = [NEVER if limit is None else max(limit, (streak or 0) + 1) for streak, limit in pairs]
+        return [*(streak or 0 for streak in self.streaks), *limits]
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 
 from mpt_cli.settings.schema import LossScale, Trainer
+from mpt_cli.telemetry.block import Streaks, Watch
 from mpt_cli.telemetry.console.words import scale_words
 from mpt_cli.telemetry.ledger import Ledger
 
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a longer streak is no settling.
 SETTLING_SKIPS = 29
 ZERO_GRADIENTS = "trainer.max_zero_gradients"
-# Changes in the form that wins over a config.yaml, whose own `loss_scale.mode` would win over `loss_scale=dynamic`.
-DYNAMIC, WIDER, CLIP = "loss_scale.mode=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
+DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
 
 
 @dataclass(frozen=True)
@@ -44,24 +44,34 @@ class Health:
                 return stop
         return None
 
-    def steps_to_limit(self, ledger: Ledger) -> int | None:
-        """After how many more steps like the last ones a rule breaks, None where none is on the way: a call into the
-        compiled loop that ends there ends the run there.
+    def watch(self, ledger: Ledger) -> Watch:
+        """What ends the next call at the very step that breaks a rule.
 
-        >>> from mpt_cli.telemetry.ledger import LedgerRules
-        >>> ledger = Ledger(LedgerRules())
-        >>> ledger.zero_steps, ledger.consecutive_skips = 47, 60
-        >>> Health(LossScale(max_consecutive_skips=100), Trainer(max_zero_gradients=50)).steps_to_limit(ledger)
-        3
+        The skip rate can't exceed its limit before so many more steps were skipped as now are missing: there a call
+        ends as well, to count again.
         """
-        streaks = (
-            (ledger.consecutive_skips, self.loss_scale.max_consecutive_skips),
-            (ledger.floor_skips, None if self.loss_scale.mode == "fixed" else self.loss_scale.max_skips_at_floor),
-            (ledger.non_finite_losses, self.trainer.max_nonfinite_losses),
-            (ledger.zero_steps, self.trainer.max_zero_gradients),
-        )
-        left = [limit - streak for streak, limit in streaks if limit is not None and 0 < streak < limit]
-        return min(left, default=None)
+        scaling, trainer = self.loss_scale, self.trainer
+        return Watch(
+            Streaks(ledger.consecutive_skips, ledger.floor_skips, ledger.non_finite_losses, ledger.zero_steps, 0),
+            Streaks(
+                1 if scaling.on_overflow == "abort" else scaling.max_consecutive_skips,
+                None if scaling.mode == "fixed" else scaling.max_skips_at_floor,
+                trainer.max_nonfinite_losses, trainer.max_zero_gradients, self._skips_missing(ledger),
+            ),
+        )  # fmt: skip
+
+    def steps_to_window(self, ledger: Ledger) -> int | None:
+        """Steps until the skip rate counts for the first time, None where it does already or never will: a call ends
+        there."""
+        left = 2 * ledger.window_steps - ledger.seen
+        return left if left > 0 and self.loss_scale.max_skip_rate is not None else None
+
+    def _skips_missing(self, ledger: Ledger) -> int | None:
+        """How many more skipped steps it takes at least to exceed the skip rate."""
+        rate = self.loss_scale.max_skip_rate
+        if rate is None or self.steps_to_window(ledger) is not None:
+            return None
+        return max(1, int(rate * ledger.window_steps) - int(ledger.window.sum()))
 
     def check_epoch(self, ledger: Ledger) -> Stop | None:
         """At the end of an epoch: did it train at all?"""
@@ -153,9 +163,7 @@ class Health:
             ), ""
         if self.loss_scale.mode == "fixed":
             lower = f"loss_scale.initial_scale={scale_words(ledger.scale / 2**8).replace('^', '**')}"
-            skipping = "" if self.loss_scale.on_overflow == "skip" else " loss_scale.on_overflow=skip"
-            remedy = f"The fixed scale is too high for this model: try {lower} or loss_scale=dynamic."
-            return remedy, DYNAMIC + skipping
+            return f"The fixed scale is too high for this model: try {lower} or {DYNAMIC}.", DYNAMIC
         if ledger.scale <= self.loss_scale.min_scale * 2:
             return (
                 "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "

@@ -20,15 +20,26 @@ from mpt_cli.precision.apply_jax import cond
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord, metrics_of
 from mpt_cli.precision.step_jax import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
-from mpt_cli.training.engine import Around, Rows, block_of, convolves, has_line, metric_vector, named_metrics
+from mpt_cli.telemetry.block import FLOATS, INTS, Lines, Watch
+from mpt_cli.training.engine import (
+    Around,
+    Call,
+    Engine,
+    Orders,
+    Rows,
+    convolves,
+    longer_streaks,
+    metric_vector,
+    order_of,
+)  # fmt: skip
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
 
 
 class Carry(NamedTuple):
-    """What goes from step to step: their number in this call, the state of `step_jax`, the records so far.
+    """What goes from step to step: their number in this call, the state of `step_jax`, the records so far and the
+    `Streaks`.
 
     `records` are the floats and ints of each step, and the metrics after each that has a line of the log.
     """
@@ -36,13 +47,14 @@ class Carry(NamedTuple):
     i: Tensor
     state: Any
     records: tuple[Tensor, Tensor, Tensor]
+    streaks: Tensor
 
 
-class JaxEngine:
+class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
     def __init__(self, model: Any, jit_compile: bool, mesh: Any = None, around: Around | None = None) -> None:
-        self.model = model
+        super().__init__(model)
         self._step = around(train_step) if around else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -54,13 +66,11 @@ class JaxEngine:
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
         self._compare = jax.jit(partial(compare, model))
+        self._begin = jax.jit(self._first_carry, donate_argnums=0)
+        self._end = jax.jit(self._said_of)
         self._results = jax.jit(self._metric_vector)
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
-        self._names: list[str] = []  # of the metrics, known once they are computed
-
-    def forget(self) -> None:
-        """Nothing is kept: every question is answered from the variables."""
 
     def recompile(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
@@ -70,25 +80,22 @@ class JaxEngine:
     def place(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: jax.device_put(a, self._everywhere), arrays)
 
-    def train(self, source: Any, rows: Rows, count: int, lines: Lines = Lines()) -> "PendingCall":  # noqa: B008
+    def train(
+        self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008
+    ) -> Call:
         model = self.model
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                  model.metrics_variables)
         state = tuple([v.value for v in variables] for variables in lists)
-        columns = (len(FLOATS), "float32"), (len(INTS), "int32"), (len(self._metric_names()), "float32")
-        records = tuple(np.zeros((len(rows), width), dtype) for width, dtype in columns)
-        i, records, rows, when = self.place((np.zeros((), "int32"), records, rows, np.array(lines, "int32")))
-        carry = Carry(i, state, records)
-        if self._loops_on_device:
-            carry = self._train_many(carry, source, rows, when, count)
-        else:
-            for _ in range(count):
-                carry = self._train_one(carry, source, rows, when)
-        for variables, values in zip(lists, carry.state, strict=True):
+        rows, order = self.place((rows, order_of(count, self._take_reset(), lines, watch)))
+        run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, count, watch)
+        done, state, records, said = run(state, source, rows, order)
+        for variables, values in zip(lists, state, strict=True):
             _assign(variables, values)
-        return PendingCall(count, lines, self._metric_names(), carry.records, self._results(carry.state[3]))
+        self._latest = Call(lines, self._names, records, done, *said)
+        return self._latest
 
-    def evaluate(self, source: Any, rows: Rows, count: int) -> None:
+    def _add_to_metrics(self, source: Any, rows: Rows, count: int) -> None:
         model = self.model
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
@@ -100,15 +107,14 @@ class JaxEngine:
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
         _assign(model.metrics_variables, metrics)
 
-    def reset_metrics(self) -> None:
+    def _clear_metrics(self) -> None:
         _assign(self.model.metrics_variables, self._fresh())
 
-    def metrics(self) -> dict[str, float]:
-        vector = self._results([v.value for v in self.model.metrics_variables])
-        return named_metrics(self._names, vector)
+    def _compute_metrics(self) -> Tensor:
+        return self._results([v.value for v in self.model.metrics_variables])
 
-    def weights_are_finite(self) -> bool:
-        return bool(self._all_finite([variable.value for variable in self.model.trainable_variables]))
+    def _check_weights(self) -> Tensor:
+        return self._all_finite([variable.value for variable in self.model.trainable_variables])
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         model = self.model
@@ -131,11 +137,6 @@ class JaxEngine:
         self._names = [*results]
         return metric_vector(results)
 
-    def _metric_names(self) -> list[str]:
-        if not self._names:
-            jax.eval_shape(self._metric_vector, [v.value for v in self.model.metrics_variables])
-        return self._names
-
     def _fresh_metrics(self) -> list[Tensor]:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
@@ -150,16 +151,50 @@ class JaxEngine:
 
         return jax.tree.map(take, source)
 
-    def _train_step(self, carry: Carry, source: Any, rows: Tensor, lines: Tensor) -> Carry:
-        i, state, (floats, ints, vectors) = carry
-        _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
-        is_wanted = has_line(i + 1, lines[0], lines[1])
-        metrics = cond(is_wanted, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
-        records = floats.at[i].set(_floats(record)), ints.at[i].set(_ints(record)), vectors.at[i].set(metrics)
-        return Carry(i + 1, state, records)
+    def _first_carry(self, state: Any, rows: Tensor, order: Tensor) -> Carry:
+        """Before the first step of a call: nothing recorded, and the metrics fresh where that was asked for."""
+        orders = Orders.read(order)
+        *others, metrics = state
+        fresh = self._fresh_metrics()
+        metrics = [jnp.where(orders.resets > 0, new, old) for new, old in zip(fresh, metrics, strict=True)]
+        width = self._metric_vector(fresh).shape[0]
+        steps = len(rows)
+        records = (jnp.zeros((steps, len(FLOATS))), jnp.zeros((steps, len(INTS)), "int32"), jnp.zeros((steps, width)))
+        return Carry(jnp.int32(0), (*others, metrics), records, orders.streaks)
 
-    def _train_loop(self, carry: Carry, source: Any, rows: Tensor, lines: Tensor, count: Any) -> Any:
-        return jax.lax.fori_loop(0, count, lambda _, carry: self._train_step(carry, source, rows, lines), carry)
+    def _train_step(self, carry: Carry, source: Any, rows: Tensor, order: Tensor) -> Carry:
+        i, state, (floats, ints, vectors), streaks = carry
+        _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
+        is_wanted = Orders.read(order).has_line(i + 1)
+        metrics = cond(is_wanted, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
+        row = _floats(record), _ints(record)
+        records = floats.at[i].set(row[0]), ints.at[i].set(row[1]), vectors.at[i].set(metrics)
+        return Carry(i + 1, state, records, longer_streaks(streaks, self.model.optimizer, *row))
+
+    def _said_of(self, state: Any) -> tuple[Tensor, Tensor]:
+        return self._metric_vector(state[3]), all_finite(state[0])
+
+    def _train_loop(self, state: Any, source: Any, rows: Tensor, order: Tensor) -> Any:
+        orders = Orders.read(order)
+        carry = jax.lax.while_loop(
+            lambda carry: orders.go_on(carry.i, carry.streaks),
+            lambda carry: self._train_step(carry, source, rows, order),
+            self._first_carry(state, rows, order),
+        )
+        return carry.i, carry.state, carry.records, self._said_of(carry.state)
+
+    def _train_in_a_row(self, count: int, watch: Watch, state: Any, source: Any, rows: Tensor, order: Tensor) -> Any:
+        """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
+        carry, done = self._begin(state, rows, order), 0
+        streaks, limits = np.array(watch.numbers()).reshape(2, -1)
+        while done < count and (streaks < limits).all():
+            sure = min(count - done, int((limits - streaks).min()))
+            for _ in range(sure):
+                carry = self._train_one(carry, source, rows, order)
+            done += sure
+            if done < count:
+                streaks = np.asarray(carry.streaks)
+        return done, carry.state, carry.records, self._end(carry.state)
 
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
@@ -173,16 +208,6 @@ class JaxEngine:
             return self._evaluate_step(weights, frozen, metrics, source, rows[i])
 
         return list(jax.lax.fori_loop(0, count, body, metrics))
-
-
-class PendingCall:
-    """See `engine.Pending`."""
-
-    def __init__(self, count: int, lines: Lines, names: list[str], records: Any, metrics: Tensor) -> None:
-        self.count, self.lines, self.names, self.records, self.metrics = count, lines, names, records, metrics
-
-    def wait(self) -> Block:
-        return block_of(self.records, self.count, self.lines, named_metrics(self.names, self.metrics))
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:

@@ -9,38 +9,30 @@ import tensorflow as tf
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.step import StepRecord
 from mpt_cli.precision.step_tensorflow import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines
-from mpt_cli.training.engine import Around, Rows, block_of, has_line, metric_vector, named_metrics
+from mpt_cli.telemetry.block import FLOATS, INTS, Lines, Watch
+from mpt_cli.training.engine import Around, Call, Engine, Orders, Rows, longer_streaks, metric_vector, order_of
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
 
 Tensor = Any
 
 
-class TensorFlowEngine:
+class TensorFlowEngine(Engine):
     """See `engine.Engine`. With `jit_compile` the whole loop is one XLA program.
 
-    Each call into a compiled function costs the host about as much as a step of a small model, so the training call
-    also does what is wanted around it: it resets the metrics before it where that was asked for, and says after it
-    whether the weights are finite. Under a `strategy` each replica takes its share of the rows of a step.
+    Under a `strategy` each replica takes its share of the rows of a step.
     """
 
     def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: Around | None = None) -> None:
-        self.model, self.strategy = model, strategy
+        super().__init__(model)
+        self.strategy, self.jit_compile = strategy, jit_compile
         self._step = around(train_step) if around else train_step
-        self.jit_compile = jit_compile
         self.recompile()
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
         self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
         self._compare = tf.function(partial(compare, model), jit_compile=jit_compile, autograph=False)
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._metric_vector, autograph=False)
-        self._names: list[str] = []  # of the metrics, known once they are computed
         self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
-        self._latest: PendingCall | None = None  # the last call, where nothing has changed since
-        self._resets = False  # whether the metrics begin anew with the next call
-
-    def forget(self) -> None:
-        self._latest, self._resets = None, False
 
     def recompile(self) -> None:
         self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
@@ -48,35 +40,30 @@ class TensorFlowEngine:
     def place(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
-    def train(self, source: Any, rows: Rows, count: int, lines: Lines = Lines()) -> "PendingCall":  # noqa: B008
-        resets, self._resets = self._resets, False
-        order = tf.constant([count, int(resets), *lines])
+    def train(
+        self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008
+    ) -> Call:
+        order = tf.constant(order_of(count, self._take_reset(), lines, watch))
         results = self._train(source, tf.convert_to_tensor(rows), order)
-        self._latest = PendingCall(count, lines, self._names, *results)  # the first call finds the names
+        self._latest = Call(lines, self._names, *results)  # the first call finds the names
         return self._latest
 
-    def evaluate(self, source: Any, rows: Rows, count: int) -> None:
-        self._reset_now()
-        self._latest = None
+    def _add_to_metrics(self, source: Any, rows: Rows, count: int) -> None:
         self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
 
     def reset_metrics(self) -> None:
-        self._resets = True
+        super().reset_metrics()
         if self.strategy is not None:
             self._reset_now()  # on several replicas nothing can be assigned in a condition
 
-    def metrics(self) -> dict[str, float]:
-        self._reset_now()
-        vector = self._results() if self._latest is None else self._latest.metrics
-        return named_metrics(self._names, vector)
+    def _clear_metrics(self) -> None:
+        self._reset()
 
-    def weights_are_finite(self) -> bool:
-        return bool(self._all_finite() if self._latest is None else self._latest.weights_are_finite)
+    def _compute_metrics(self) -> Tensor:
+        return self._results()
 
-    def _reset_now(self) -> None:
-        if self._resets:
-            self._resets, self._latest = False, None
-            self._reset()
+    def _check_weights(self) -> Tensor:
+        return self._all_finite()
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
@@ -98,24 +85,25 @@ class TensorFlowEngine:
 
         return list(self._on_replicas(differentiate, source, row))
 
-    def _train_loop(self, source: Any, rows: Tensor, order: Tensor) -> tuple[Any, Tensor, Tensor]:
-        """`order` is the int32 vector of the count of steps, whether the metrics begin anew, and the lines."""
-        count, resets, first, every = tf.unstack(order)
+    def _train_loop(self, source: Any, rows: Tensor, order: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
+        orders = Orders.read(order)
         if self.strategy is None:
-            tf.cond(resets > 0, self._reset_metrics, lambda: tf.constant(0))
+            tf.cond(orders.resets > 0, self._reset_metrics, lambda: tf.constant(0))
         latest = self._metric_vector()
         arrays = [
             tf.TensorArray(dtype, rows.shape[0], element_shape=shape)
             for dtype, shape in ((tf.float32, (len(FLOATS),)), (tf.int32, (len(INTS),)), (tf.float32, latest.shape))
         ]
 
-        def body(i: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
-            floats, ints = self._on_replicas(self._train_one, source, rows[i])
-            metrics = tf.cond(has_line(i + 1, first, every), self._metric_vector, lambda: tf.zeros_like(latest))
-            return i + 1, *(array.write(i, row) for array, row in zip(arrays, (floats, ints, metrics), strict=True))
+        def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
+            row = self._on_replicas(self._train_one, source, rows[i])
+            metrics = tf.cond(orders.has_line(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
+            written = [array.write(i, part) for array, part in zip(arrays, (*row, metrics), strict=True)]
+            return i + 1, longer_streaks(streaks, self.model.optimizer, *row), *written
 
-        _, *arrays = _loop(body, count, *arrays)
-        return [array.stack() for array in arrays], self._metric_vector(), self._weights_all_finite()
+        done, _, *arrays = tf.while_loop(lambda i, streaks, *_: orders.go_on(i, streaks), body,
+                                         (tf.constant(0), orders.streaks, *arrays), parallel_iterations=1)
+        return [array.stack() for array in arrays], done, self._metric_vector(), self._weights_all_finite()
 
     def _metric_vector(self) -> Tensor:
         results = self.model.get_metrics_result()
@@ -134,7 +122,7 @@ class TensorFlowEngine:
             self._on_replicas(self._evaluate_one, source, rows[i])
             return (i + 1,)
 
-        _loop(body, count)
+        tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)
 
     def _train_one(self, source: Any, row: Tensor) -> tuple[Tensor, Tensor]:
         _, record = self._step(self.model, _batch(source, row))
@@ -157,23 +145,6 @@ class TensorFlowEngine:
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
-
-
-class PendingCall:
-    """See `engine.Pending`."""
-
-    def __init__(
-        self, count: int, lines: Lines, names: list[str], records: Any, metrics: Tensor, weights_are_finite: Tensor
-    ) -> None:
-        self.count, self.lines, self.names, self.records = count, lines, names, records
-        self.metrics, self.weights_are_finite = metrics, weights_are_finite
-
-    def wait(self) -> Block:
-        return block_of(self.records, self.count, self.lines, named_metrics(self.names, self.metrics))
-
-
-def _loop(body: Callable[..., Any], count: Tensor, *state: Any) -> Any:
-    return tf.while_loop(lambda i, *_: i < count, body, (tf.constant(0), *state), parallel_iterations=1)
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

@@ -26,6 +26,11 @@ class Piece:
     rows: Rows
     count: int
 
+    def divide(self, done: int) -> "tuple[Piece, Piece]":
+        """The first `done` of its steps, and the others."""
+        rest = np.roll(self.rows, -done, axis=0) if done < self.count else self.rows
+        return Piece(self.source, self.rows, done), Piece(self.source, rest, self.count - done)
+
 
 @dataclass(frozen=True)
 class BatchPlan:

@@ -133,24 +133,19 @@ class Trainer:
         return None if self._must_stop() else self.train_feed.take(count)
 
     def _next_count(self) -> int:
-        """Steps of the next call: up to the next checkpoint or sample of the gradients, to where a streak of bad steps
-        would break a rule, and to the end of the run."""
+        """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins
+        to count, and to the end of the run."""
         seen, plan = self.ledger.seen, self.plan
         sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
         ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
-                self.health.steps_to_limit(self.ledger))  # fmt: skip
+                self.health.steps_to_window(self.ledger))  # fmt: skip
         most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
         return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
-        self.last_piece = piece
-        every = self.plan.log_every_steps
-        lines = Lines(every - self.ledger.seen % every, every)
-        self.stopwatch.start()
-        block = self.engine.train(piece.source, piece.rows, piece.count, lines).wait()
-        self.stopwatch.stop(piece.count, piece.rows.shape[1])
-        for part in block.parts():
-            self._take_in(part)
+        """Train its steps, in one call unless a rule has to be looked at before the last of them."""
+        while piece.count and self._stop is None:
+            piece = self._run_call(piece)
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
@@ -158,9 +153,22 @@ class Trainer:
             self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
             self._stop = self.health.check(self.ledger) or self._stop
 
+    def _run_call(self, piece: Piece) -> Piece:
+        """Returns what is left of the piece."""
+        every = self.plan.log_every_steps
+        lines = Lines(every - self.ledger.seen % every, every)
+        self.stopwatch.start()
+        call = self.engine.train(piece.source, piece.rows, piece.count, lines, self.health.watch(self.ledger))
+        block = call.wait()
+        self.stopwatch.stop(len(block), piece.rows.shape[1])
+        done, left = piece.divide(len(block))
+        self.last_piece = done
+        for part in block.parts():
+            self._take_in(part)
+        return left
+
     def _take_in(self, part: Block) -> None:
-        """The next steps, up to a line of the log or the end of the call. The first broken rule is the one that counts:
-        what comes after it in the call was trained all the same, and is told."""
+        """The next steps, up to a line of the log or the end of the call."""
         self.telemetry.events(self.ledger.absorb(part, self.progress.epoch))
         self.progress.step_in_epoch += len(part)
         if self.ledger.seen % self.plan.log_every_steps == 0:

@@ -21,7 +21,6 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.sinks.jsonl import JsonlSink
 from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.state import collect_state, restore_state
-from mpt_cli.training.stopwatch import Stopwatch
 from mpt_cli.training.trainer import Plan, Trainer
 
 STEPS = 30  # an epoch of batches of 4

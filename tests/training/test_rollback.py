@@ -48,7 +48,7 @@ def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
     assert "That is after 2 rollbacks to a good checkpoint." in summary.explanation
     found = rollbacks(run_dir)
     assert [(e["step"], e["from_step"], e["scale_before"], e["scale_after"]) for e in found] == [
-        (0, 10, 32768.0, 16384.0), (0, 10, 16384.0, 8192.0),
+        (0, 7, 32768.0, 16384.0), (0, 7, 16384.0, 8192.0),
     ]  # fmt: skip
     assert {event["cause"] for event in found} == {"loss_scale.max_consecutive_skips"}
     lines = objects(run_dir / "metrics.jsonl")
