@@ -51,7 +51,7 @@ def check_fixed_scale(settings: Settings) -> Iterator[Problem]:
     for name in _STEP_COUNTING:
         if getattr(scale, name) != _default(scale, name):
             rule = "must be left out with loss_scale.mode=fixed: a fixed scale never moves."
-            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), "Use loss_scale.mode=dynamic.")
+            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), "Use loss_scale=dynamic.")
 
 
 def check_logmax(settings: Settings) -> Iterator[Problem]:
@@ -62,14 +62,14 @@ def check_logmax(settings: Settings) -> Iterator[Problem]:
         if getattr(scale, name) != _default(scale, name):
             why, use = ("it follows the gradients", "dynamic") if is_logmax else ("only logmax uses it", "logmax")
             rule = f"must be left out with loss_scale.mode={scale.mode}: {why}."
-            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), f"Use loss_scale.mode={use}.")
+            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), f"Use loss_scale={use}.")
 
 
 def check_on_overflow(settings: Settings) -> Iterator[Problem]:
     scale = settings.loss_scale
     if scale.on_overflow != "skip" and scale.mode != "fixed":
         rule = f"must be skip with loss_scale.mode={scale.mode}."
-        yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, "Use loss_scale.mode=fixed.")
+        yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, "Use loss_scale=fixed.")
 
 
 def check_schedules_follow(settings: Settings) -> Iterator[Problem]:

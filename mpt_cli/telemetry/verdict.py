@@ -186,14 +186,14 @@ def _not_the_scale() -> str:
 
 def _lower_fixed_scale(evidence: Evidence) -> str:
     scale = scale_words(evidence.scaling.initial_scale)
-    return f"The fixed scale {scale} is too high: lower loss_scale.initial_scale or use loss_scale.mode=dynamic."
+    return f"The fixed scale {scale} is too high: lower loss_scale.initial_scale or use loss_scale=dynamic."
 
 
 def _raise_scale(evidence: Evidence) -> str:
     if evidence.scaling.mode == "none":
         return "Use loss_scale=dynamic."
     if evidence.scaling.mode == "fixed":
-        return "Raise loss_scale.initial_scale or use loss_scale.mode=dynamic."
+        return "Raise loss_scale.initial_scale or use loss_scale=dynamic."
     if not evidence.skip_steps:
         return "Nothing overflowed: raise loss_scale.initial_scale."
     return "Something overflows at any useful scale: keep that layer in float32 (policy.overrides)."

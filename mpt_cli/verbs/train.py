@@ -12,7 +12,7 @@ from mpt_cli.verbs.common import add_words
 _EXAMPLES = """examples:
   mpt train conf=digits_cnn
   mpt train conf=digits_cnn policy=mixed_bfloat16 trainer.epochs=3 seed=1
-  mpt train conf=digits_cnn loss_scale.mode=fixed loss_scale.initial_scale=2**10
+  mpt train conf=digits_cnn loss_scale=fixed loss_scale.initial_scale=2**10
   mpt train conf=digits_mlp model.builder=my_models.py:build_net 'model.kwargs={depth: 3}'
   mpt train conf=./mine.yaml run_dir=runs/first --json > summary.json
   mpt train conf=runs/digits_cnn/RUN/config.yaml     the same run again

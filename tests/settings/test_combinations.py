@@ -21,13 +21,13 @@ _WRONG = [
      "Received: 1099511627776.0. Move the bound if you mean it."),
     (["loss_scale.mode=fixed", "loss_scale.growth_steps=5"],
      "loss_scale.growth_steps: must be left out with loss_scale.mode=fixed: a fixed scale never moves. Received: 5. "
-     "Use loss_scale.mode=dynamic."),
+     "Use loss_scale=dynamic."),
     (["loss_scale.mode=logmax", "loss_scale.hysteresis=5"],
      "loss_scale.hysteresis: must be left out with loss_scale.mode=logmax: it follows the gradients. Received: 5. "
-     "Use loss_scale.mode=dynamic."),
+     "Use loss_scale=dynamic."),
     (["loss_scale.deviations=2"],
      "loss_scale.deviations: must be left out with loss_scale.mode=auto: only logmax uses it. Received: 2.0. "
-     "Use loss_scale.mode=logmax."),
+     "Use loss_scale=logmax."),
     (["loss_scale.schedules_follow=all_steps", "loss_scale=none"],
      "loss_scale.schedules_follow: must be left out with loss_scale.mode=none: no step is skipped. "
      "Received: 'all_steps'."),
@@ -38,7 +38,7 @@ _WRONG = [
      "loss_scale.schedules_follow: must be applied_steps with optimizer.gradient_accumulation_steps=2: a skipped step "
      "that counts would end a group of gradients early. Received: 'all_steps'."),
     (["loss_scale.on_overflow=abort"],
-     "loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale.mode=fixed."),
+     "loss_scale.on_overflow: must be skip with loss_scale.mode=auto. Received: 'abort'. Use loss_scale=fixed."),
     (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
      "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
      "Received: 99."),

@@ -3,9 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from mpt_cli.settings.schema import LossScale, Trainer
+from mpt_cli.settings.dump import resolved_yaml
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import LossScale, Policy, Settings, Trainer
 from mpt_cli.telemetry.block import Block
-from mpt_cli.telemetry.health import Health, Stop
+from mpt_cli.telemetry.health import CLIP, DYNAMIC, WIDER, Health, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.telemetry.records import GradientSample
 
@@ -176,8 +178,8 @@ def test_every_rule_can_be_turned_off():
     ("loss_scale", "change"),
     [
         ({}, "policy=mixed_bfloat16"),
-        ({"mode": "fixed"}, "loss_scale.mode=dynamic"),
-        ({"mode": "fixed", "on_overflow": "apply"}, "loss_scale.mode=dynamic loss_scale.on_overflow=skip"),
+        ({"mode": "fixed"}, "loss_scale=dynamic"),
+        ({"mode": "fixed", "on_overflow": "apply"}, "loss_scale=dynamic"),
         ({"min_scale": 4.0}, "policy=mixed_bfloat16"),
     ],
 )
@@ -186,7 +188,16 @@ def test_a_rule_names_a_change_that_another_run_can_be_given(loss_scale, change)
     assert check(after("xxx", loss=NAN), max_consecutive_skips=3, **loss_scale).change == ""  # a look comes first
 
 
-@pytest.mark.parametrize(("mode", "change"), [("none", "loss_scale.mode=dynamic"), ("fixed", "")])
+def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
+    scale, policy = LossScale(mode="fixed", on_overflow="abort"), Policy("mixed_float16", float8=True)
+    conf = tmp_path / "config.yaml"
+    conf.write_text(resolved_yaml(Settings(loss_scale=scale, policy=policy)))
+    changed = load_settings([f"conf={conf}", DYNAMIC, WIDER, CLIP])
+    assert changed.loss_scale == LossScale(mode="dynamic") and changed.policy == Policy("mixed_bfloat16")
+    assert changed.optimizer.global_clipnorm == 1.0
+
+
+@pytest.mark.parametrize(("mode", "change"), [("none", "loss_scale=dynamic"), ("fixed", "")])
 def test_the_change_against_flushed_gradients(mode, change):
     ledger = after("000")
     ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)

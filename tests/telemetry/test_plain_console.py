@@ -128,8 +128,8 @@ def test_a_failed_run_offers_only_what_can_be_done_with_it(console, written, hea
 @pytest.mark.parametrize(
     ("changes", "commands"),
     [
-        ({"change": "loss_scale.mode=dynamic"}, ["mpt diagnose runs/tiny/1", "mpt report runs/tiny/1",
-                                                 "mpt train conf=runs/tiny/1/config.yaml loss_scale.mode=dynamic"]),
+        ({"change": "loss_scale=dynamic"}, ["mpt diagnose runs/tiny/1", "mpt report runs/tiny/1",
+                                                 "mpt train conf=runs/tiny/1/config.yaml loss_scale=dynamic"]),
         ({"skipped_steps": 0}, ["mpt diagnose conf=runs/tiny/1/config.yaml", "mpt report runs/tiny/1"]),
         ({"skipped_steps": 0, "verdict": "collapsed"}, ["mpt diagnose runs/tiny/1", "mpt report runs/tiny/1"]),
     ],

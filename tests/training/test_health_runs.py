@@ -153,7 +153,7 @@ TOO_FEW = "of the gradient elements were flushed to zero"
         (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
          f"100% {TOO_FEW} without loss scaling. Use loss_scale=dynamic."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         "Raise loss_scale.initial_scale or use loss_scale.mode=dynamic."),
+         "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2**15"], "finished", v.HEALTHY, "at scale 32768"),
     ],
     ids=["stopped", "none", "too low", "good"],
