@@ -10,6 +10,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.export_target import check_target
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_check import BuildCheck
@@ -48,9 +49,14 @@ def check_model(run: RunDirectory) -> None:
 
 
 def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:
-    """Write a finished run's model in another format; returns where: by default under `exported/` in the run."""
+    """Write a finished run's model in another format; returns where: by default under `exported/` in the run.
+
+    Nothing that exists is overwritten.
+    """
     run = RunDirectory.open(run_path)
     settings = stored_settings(run)
+    target = Path(output) if output else run.exported(kind)
+    check_target(kind, target)
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     from mpt_cli.training.backend import prepare_backend
@@ -58,7 +64,6 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     prepare_backend(settings)
     from mpt_cli.training.evaluation import Trained, export_model
 
-    target = Path(output) if output else run.exported(kind)
     export_model(Trained(run.model_keras, kept), kind, target)
     return target
 

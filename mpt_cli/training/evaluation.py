@@ -1,6 +1,5 @@
 """Using what a run left: its metrics on data again, and its model in other formats."""
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,8 +22,6 @@ from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.state import restore_weights
-
-SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
 
 
 @dataclass(frozen=True)
@@ -82,21 +79,9 @@ def load_trained(trained: Trained) -> Any:
 
 
 def export_model(trained: Trained, kind: str, output: Path) -> None:
-    """Write the model at `output`: `keras` (one file), `savedmodel` (a folder) or `onnx` (one file).
-
-    Nothing that exists is overwritten (DataError), and a model is written whole or not at all. ConfigError where the
-    exporter is not installed.
+    """Write the model at `output`, which `check_target` found good, whole or not at all: `keras` (one file),
+    `savedmodel` (a folder) or `onnx` (one file).
     """
-    if output.exists():
-        raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
-    if kind in SUFFIXES and output.suffix != SUFFIXES[kind]:
-        raise ConfigError(Problem("--output", f"must end in {SUFFIXES[kind]} with --format {kind}.", str(output),
-                                  f"Use --output {output}{SUFFIXES[kind]}"))
-    needed = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}[kind]
-    missing = [name for name in needed if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError(Problem("--format", f"{kind} needs {' and '.join(missing)}, not installed here.", kind,
-                                  f"pip install {' '.join(missing)}"))
     model = load_trained(trained)
     with _whole_or_nothing(output) as draft:
         if kind != "keras":

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli import afterwards
 from mpt_cli.cli import main
-from mpt_cli.training import evaluation
+from mpt_cli.training import evaluation, export_target
 
 
 class Model:
@@ -52,3 +52,35 @@ def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, 
     assert export(OSError(28, "No space left on device")) == 3
     assert not list((tmp_path / "out").iterdir())
     assert "served can't be written: No space left on device. Give another --output." in capsys.readouterr().err
+
+
+@pytest.fixture
+def run_without_keras(tmp_path, monkeypatch):
+    """The words for an export of a run, where Keras must not be needed."""
+    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
+    monkeypatch.chdir(tmp_path)
+    Path("run").mkdir()
+    Path("run", "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
+    return ["export", "run"]
+
+
+@pytest.mark.parametrize("output", ["there.keras", "there"])
+def test_an_output_that_is_there_is_found_before_keras_is_imported(output, run_without_keras, capsys):
+    Path(output).mkdir()
+    assert main([*run_without_keras, "--output", output]) == 3
+    said = capsys.readouterr().err
+    assert said == f"mpt export: {output} exists already. Nothing was changed; give another --output.\n"
+
+
+def test_so_is_a_wrong_suffix(run_without_keras, capsys):
+    assert main([*run_without_keras, "--output", "served.h5"]) == 2
+    assert "--output: must end in .keras with --format keras. Received: 'served.h5'." in capsys.readouterr().err
+
+
+def test_so_is_an_exporter_that_is_not_installed(run_without_keras, monkeypatch, capsys):
+    monkeypatch.setitem(export_target.EXPORTERS, "onnx", ["onnx_of_no_one"])
+    assert main([*run_without_keras, "--format", "onnx"]) == 2
+    said = capsys.readouterr().err
+    assert "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'." in said
+    assert "pip install onnx_of_no_one" in said
