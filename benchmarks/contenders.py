@@ -188,16 +188,24 @@ def permuted(rng: np.random.Generator, cell: Cell) -> Any:
 
 
 def fastest(loops: dict[str, Callable[[Any], None]], cell: Cell) -> Callable[[Any], None]:
-    """Which of the loops takes the least time, over a few steps: XLA's convolutions can take seconds each."""
-    rows = permuted(np.random.default_rng(0), cell)[:4]
-    for loop in loops.values():
+    """Which of the loops takes the least time.
+
+    By the least of five turns each: a busy moment must not choose the slower one. A turn is an epoch, or a few steps of
+    a loop that is slow: XLA's convolutions can take seconds each.
+    """
+    epoch = permuted(np.random.default_rng(0), cell)
+
+    def seconds(loop: Callable[[Any], None], rows: Any) -> float:
+        started = time.perf_counter()
         loop(rows)
+        return time.perf_counter() - started
+
     least = dict.fromkeys(loops, float("inf"))
-    for _ in range(5):  # the least of several: a busy moment must not choose the slower one
-        for name, loop in loops.items():
-            started = time.perf_counter()
-            loop(rows)
-            least[name] = min(least[name], time.perf_counter() - started)
+    for name, loop in loops.items():
+        loop(epoch[:4])  # compiles
+        rows = epoch if seconds(loop, epoch[:4]) < 0.1 else epoch[:4]
+        loop(rows)
+        least[name] = min(seconds(loop, rows) for _ in range(5)) / len(rows)
     return loops[min(least, key=lambda name: least[name])]
 
 
