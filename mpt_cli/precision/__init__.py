@@ -7,13 +7,13 @@ from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_
 from mpt_cli.precision.logmax import LogMaxScale
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
-from mpt_cli.precision.rules import DynamicScale, FixedScale, ScaleRule
+from mpt_cli.precision.rules import DynamicScale, FixedScale, NoScale, ScaleRule
 from mpt_cli.precision.scale_history import ScaleHistory
 from mpt_cli.precision.step import StepRecord, has_own_train_step, keep_skips_whole
 
 __all__ = [
-    "DynamicScale", "Finding", "FixedScale", "LayerAudit", "LogMaxScale", "LossScaleOptimizer", "Policy",
-    "ScaleHistory", "ScaleRule", "StepRecord",
+    "DynamicScale", "Finding", "FixedScale", "LayerAudit", "LogMaxScale", "LossScaleOptimizer", "NoScale",
+    "Policy", "ScaleHistory", "ScaleRule", "StepRecord",
     "apply_policy", "audit_layers", "computes_in_float16", "find_bad_combinations", "has_own_train_step",
     "head_layers", "keep_skips_whole", "layers_of",
 ]  # fmt: skip

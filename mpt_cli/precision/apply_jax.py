@@ -80,7 +80,9 @@ def stateless_apply(
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
-        grads = gradients.values if gradients.unscaled else unscale(gradients.values, variables, scale)
+        grads = gradients.values
+        if not gradients.unscaled:
+            grads = unscale(grads, variables, scale if optimizer.scales else None)
         return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
 
     if optimizer.on_overflow == "apply":

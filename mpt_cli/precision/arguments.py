@@ -7,9 +7,9 @@ from typing import Any
 import keras
 
 from mpt_cli.precision.logmax import LogMaxScale
-from mpt_cli.precision.rules import DynamicScale, FixedScale, ScaleRule
+from mpt_cli.precision.rules import DynamicScale, FixedScale, NoScale, ScaleRule
 
-RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, DynamicScale, LogMaxScale)}
+RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 INNER_DEFAULTS = {
     "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "use_ema": False,
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,

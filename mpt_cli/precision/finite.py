@@ -39,22 +39,23 @@ def is_overwritten(variable: Any) -> bool:
     return bool(getattr(variable, "overwrite_with_gradient", False))
 
 
-def divide(gradient: Tensor, scale: Tensor) -> Tensor:
-    """`gradient / scale`, computed in float32 at least; a sparse gradient stays sparse.
+def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
+    """`gradient / scale`, computed in float32 at least; a sparse gradient stays sparse. None stands for a scale of 1.
 
     A float16 gradient is widened first: 2**-24 divided by 2**15 would be 0 in float16.
     """
     values = dense(gradient)
     if keras.backend.standardize_dtype(values.dtype) in ("float16", "bfloat16"):
         values = ops.cast(values, "float32")
-    values = ops.divide(values, ops.cast(scale, values.dtype))
+    if scale is not None:
+        values = ops.divide(values, ops.cast(scale, values.dtype))
     if not is_sparse(gradient):
         return values
     return type(gradient)(values, gradient.indices, gradient.dense_shape)
 
 
-def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
-    """`gradients / scale`; None stays None, and what overwrites its variable stays as it is."""
+def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:
+    """`divide` of each; None stays None, and what overwrites its variable stays as it is."""
     return [
         g if g is None or is_overwritten(v) else divide(g, scale)
         for g, v in zip(gradients, variables, strict=True)

@@ -174,7 +174,9 @@ class LossScaleOptimizer(
 
     def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
-        self.inner_optimizer.apply(grads if unscaled else unscale(grads, variables, self.loss_scale), variables)
+        if not unscaled:
+            grads = unscale(grads, variables, self.loss_scale if self.scales else None)
+        self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
         self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor]

@@ -92,6 +92,26 @@ class FixedScale:
 
 
 @dataclass(frozen=True)
+class NoScale(FixedScale):
+    """No scaling: the scale is 1, and nothing is multiplied or divided by it, which saves a pass over the gradients.
+
+    >>> rule = NoScale()
+    >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, Measured(True, ops.ones(())))["scale"])
+    1.0
+    """
+
+    initial_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.initial_scale != 1:
+            raise ValueError(f"`initial_scale` of NoScale must be 1. Received: initial_scale={self.initial_scale}.")
+
+    def advance(self, state: State, measured: Measured) -> State:
+        moved = super().advance(state, measured)
+        return {**moved, "scale": ops.ones_like(state["scale"])}  # whatever a file of another rule held
+
+
+@dataclass(frozen=True)
 class DynamicScale:
     """Grow after `growth_steps` applied steps, back off at an overflow, within `min_scale` and `max_scale`.
 

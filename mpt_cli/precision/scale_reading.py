@@ -5,7 +5,7 @@ from typing import Any
 
 from keras import ops
 
-from mpt_cli.precision.rules import DynamicScale, FixedScale, ScaleRule, check_count
+from mpt_cli.precision.rules import DynamicScale, FixedScale, NoScale, ScaleRule, check_count
 from mpt_cli.precision.scale_state import ScaleState
 
 Tensor = Any
@@ -33,6 +33,11 @@ class ScaleReading:
     def dynamic(self) -> bool:
         """Whether the scale moves."""
         return not isinstance(self.rule, FixedScale)
+
+    @property
+    def scales(self) -> bool:
+        """Whether loss and gradients are multiplied and divided at all."""
+        return not isinstance(self.rule, NoScale)
 
     @property
     def initial_scale(self) -> float:

@@ -23,6 +23,7 @@ class ScalingByHand:
     _warned: set[str]
     _scaled_gradients: list[Tensor] | None
     loss_scale: Tensor
+    scales: bool
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
@@ -30,7 +31,7 @@ class ScalingByHand:
         loss = ops.convert_to_tensor(loss)
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")
-        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype))
+        return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
         """`scale_loss` of a tensor, or a function that returns the scaled value of a loss function."""
@@ -44,7 +45,8 @@ class ScalingByHand:
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
         self._scaled_gradients = list(grads)
-        return [None if g is None else divide(g, self.loss_scale) for g in grads]
+        scale = self.loss_scale if self.scales else None
+        return [None if g is None else divide(g, scale) for g in grads]
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.

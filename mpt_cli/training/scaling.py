@@ -7,6 +7,7 @@ from mpt_cli.precision import (
     FixedScale,
     LogMaxScale,
     LossScaleOptimizer,
+    NoScale,
     ScaleRule,
     computes_in_float16,
 )
@@ -33,9 +34,9 @@ def resolve_scaling(settings: LossScale, model: Any) -> Scaling:
 
 
 def wrap_optimizer(inner: Any, settings: LossScale, scaling: Scaling) -> LossScaleOptimizer:
-    """`inner` in loss scaling. No scaling is a fixed scale of 1 that applies everything: one path for all modes."""
+    """`inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
     if scaling.mode == "none":
-        return LossScaleOptimizer(inner, rule=FixedScale(1.0), on_overflow="apply")
+        return LossScaleOptimizer(inner, rule=NoScale(), on_overflow="apply")
     on_overflow = "apply" if settings.on_overflow == "apply" else "skip"
     return LossScaleOptimizer(
         inner, rule=_rule(settings, scaling.mode), on_overflow=on_overflow,

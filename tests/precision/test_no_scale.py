@@ -1,0 +1,83 @@
+"""No scaling: nothing is multiplied or divided, whatever was loaded, and a step is that of the optimizer itself."""
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import FixedScale, LossScaleOptimizer, NoScale
+from mpt_cli.settings.schema import LossScale
+from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.scaling import wrap_optimizer
+
+
+def wrapped(rule) -> tuple[LossScaleOptimizer, list[keras.Variable]]:
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.1), rule=rule)
+    weights = [keras.Variable([1.0, -2.0]), keras.Variable(0.5)]
+    optimizer.build(weights)
+    return optimizer, weights
+
+
+def gradients(step: int) -> list:
+    rng = np.random.default_rng(step)
+    return [keras.ops.convert_to_tensor(rng.normal(size=shape).astype("float32")) for shape in ((2,), ())]
+
+
+def test_steps_are_those_of_the_optimizer_itself_bit_for_bit():
+    optimizer, weights = wrapped(NoScale())
+    plain = keras.optimizers.Adam(0.1)
+    others = [keras.Variable(weight) for weight in weights]
+    for step in range(20):
+        optimizer.scale_loss(1.0)
+        optimizer.apply(gradients(step), weights)
+        plain.apply(gradients(step), others)
+    for ours, theirs in zip(weights, others, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    assert float(optimizer.loss_scale) == 1.0 and int(optimizer.applied_steps) == 20
+
+
+def test_a_scale_that_a_file_of_another_rule_held_scales_nothing():
+    optimizer, weights = wrapped(NoScale())
+    optimizer.scale_state.scale.assign(1024.0)
+    before = weights[1].numpy()
+    assert float(optimizer.scale_loss(3.0)) == 3.0
+    assert [float(g) for g in optimizer.get_unscaled_gradients([keras.ops.ones(())])] == [1.0]
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), rule=NoScale())
+    optimizer.build(weights)
+    optimizer.scale_state.scale.assign(1024.0)
+    optimizer.scale_loss(1.0)
+    optimizer.apply([keras.ops.zeros((2,)), keras.ops.ones(())], weights)
+    assert weights[1].numpy() == before - 1.0 and float(optimizer.loss_scale) == 1.0
+
+
+def test_a_step_that_overflows_is_skipped_all_the_same():
+    optimizer, weights = wrapped(NoScale())
+    before = [weight.numpy() for weight in weights]
+    optimizer.scale_loss(1.0)
+    optimizer.apply([keras.ops.ones((2,)), keras.ops.ones(()) * np.inf], weights)
+    assert int(optimizer.skipped_steps) == 1 and float(optimizer.loss_scale) == 1.0
+    for weight, value in zip(weights, before, strict=True):
+        np.testing.assert_array_equal(weight.numpy(), value)
+
+
+def test_gradients_of_float16_are_widened():
+    optimizer, _ = wrapped(NoScale())
+    optimizer.scale_loss(1.0)
+    (gradient,) = optimizer.get_unscaled_gradients([keras.ops.ones((2,), "float16")])
+    assert keras.backend.standardize_dtype(gradient.dtype) == "float32"
+
+
+def test_it_is_a_fixed_scale_of_one_and_no_other():
+    optimizer, _ = wrapped(NoScale())
+    assert not optimizer.dynamic and not optimizer.scales and optimizer.initial_scale == 1.0
+    assert LossScaleOptimizer(keras.optimizers.SGD(), rule=FixedScale(1.0)).scales
+    with pytest.raises(ValueError, match="initial_scale` of NoScale must be 1"):
+        NoScale(2.0)
+
+
+def test_it_comes_back_from_its_configuration():
+    optimizer, _ = wrapped(NoScale())
+    assert LossScaleOptimizer.from_config(optimizer.get_config()).rule == NoScale()
+
+
+def test_a_run_without_scaling_has_it():
+    assert wrap_optimizer(keras.optimizers.SGD(), LossScale(), Scaling()).rule == NoScale()
