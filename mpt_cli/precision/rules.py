@@ -93,7 +93,7 @@ class FixedScale:
 
 @dataclass(frozen=True)
 class NoScale(FixedScale):
-    """No scaling: the scale is 1, and nothing is multiplied or divided by it, which saves a pass over the gradients.
+    """No scaling: the scale is 1, and nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
 
     >>> rule = NoScale()
     >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, Measured(True, ops.ones(())))["scale"])

@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import keras
 from keras import ops
 
 from mpt_cli.precision.rules import DynamicScale, FixedScale, NoScale, ScaleRule, check_count
@@ -36,8 +37,12 @@ class ScaleReading:
 
     @property
     def scales(self) -> bool:
-        """Whether loss and gradients are multiplied and divided at all."""
-        return not isinstance(self.rule, NoScale)
+        """Whether loss and gradients are multiplied and divided at all.
+
+        On JAX by 1 too, which costs no pass of its own: without a division XLA on a CPU fuses transposed gradients into
+        the update (MLP in bfloat16: 1300 instead of 1090 microseconds a step).
+        """
+        return keras.backend.backend() == "jax" or not isinstance(self.rule, NoScale)
 
     @property
     def initial_scale(self) -> float:
