@@ -66,9 +66,14 @@ class DoctorReport:
         return self.load_average > BUSY_SHARE * int(self.machine["usable_cores"])
 
     @property
+    def backend(self) -> Backend | None:
+        """The one to run with here: the default backend, or the other where that is not installed."""
+        return next((backend for backend in self.backends if backend.installed), None)
+
+    @property
     def exit_code(self) -> int:
-        """0 when the default backend computes and runs can be written, else 3."""
-        works = any(backend.works for backend in self.backends if backend.name == DEFAULT_BACKEND)
+        """0 when that backend computes and runs can be written, else 3."""
+        works = self.backend is not None and self.backend.works
         return OK if works and self.runs_parent_writable else BAD_DATA
 
     def as_dict(self) -> dict[str, Any]:

@@ -87,5 +87,6 @@ def _gain(speeds: list[float]) -> str:
 
 def _result_words(report: DoctorReport) -> str:
     if report.exit_code == 0:
-        return "ready: mpt train conf=digits_cnn"
+        named = "" if report.backend in (None, report.backends[0]) else f" backend={report.backend.name}"
+        return f"ready: mpt train conf=digits_cnn{named}"
     return "NOT ready: see above"

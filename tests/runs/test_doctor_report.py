@@ -66,7 +66,9 @@ def test_speeds_measured_on_a_busy_machine_are_called_uncertain() -> None:
     ("changes", "code"),
     [
         ({}, 0),
-        ({"backends": [replace(WORKING, works=False, error="boom"), replace(ABSENT, works=True)]}, 3),
+        ({"backends": [replace(WORKING, works=False, error="boom"), replace(WORKING, name="jax")]}, 3),
+        ({"backends": [replace(ABSENT, name="tensorflow"), replace(WORKING, name="jax")]}, 0),
+        ({"backends": [replace(ABSENT, name="tensorflow"), ABSENT]}, 3),
         ({"runs_parent_writable": False}, 3),
         ({"backends": [WORKING]}, 0),
     ],
@@ -75,6 +77,12 @@ def test_the_default_backend_and_a_place_to_write_decide_the_exit_code(changes: 
     report = replace(REPORT, **changes)
     assert report.exit_code == report.as_dict()["exit_code"] == code
     assert report_rows(report)[-1][1].startswith("ready" if code == 0 else "NOT ready")
+
+
+def test_without_the_default_backend_the_command_names_the_other() -> None:
+    report = replace(REPORT, backends=[replace(ABSENT, name="tensorflow"), replace(WORKING, name="jax")])
+    assert report_rows(report)[-1][1] == "ready: mpt train conf=digits_cnn backend=jax"
+    assert report_rows(REPORT)[-1][1] == "ready: mpt train conf=digits_cnn"
 
 
 def test_the_report_fits_a_terminal_of_eighty_columns() -> None:

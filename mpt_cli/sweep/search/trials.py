@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.sweep.child import Work
@@ -12,7 +12,9 @@ from mpt_cli.sweep.plan import Job, Plan, job_name, make_plan
 from mpt_cli.sweep.queue import Watch
 from mpt_cli.sweep.results import FINISHED, INTERRUPTED, NOT_RUN, STOPPED_EARLY, JobResult, read_job
 from mpt_cli.sweep.search.space import Space
-from mpt_cli.sweep.search.study import Study
+
+if TYPE_CHECKING:
+    from mpt_cli.sweep.search.study import Study  # which imports optuna, an extra
 
 
 @dataclass
@@ -26,7 +28,7 @@ class Trials(Watch):
     plan: Plan
     facts: dict[str, Any]
     space: Space
-    study: Study
+    study: "Study"
     template: Job
 
     def new_jobs(self) -> Iterator[Job]:
