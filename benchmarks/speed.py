@@ -1,12 +1,13 @@
 """How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`, under ten minutes.
 
-    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--quick]
+    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--backends tensorflow,jax] [--quick]
 
 Three models under three policies on two backends; a process per backend and model, in which the contenders of
 `contenders` take turns. Read the ratios: machines differ, and other work on this one slows all contenders alike. Where
 torch and lightning are installed, here or in the environment of the Python that `--torch-python` names, PyTorch
-Lightning follows in a process of its own after each. Writes results/speed.json and results/speed.md. `--quick` runs one
-cell for a moment and writes nothing: it only shows that the script works.
+Lightning follows in a process of its own after each. Writes results/speed.json and results/speed.md, of which
+one backend alone replaces its own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the
+script works.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from mpt_cli.runs.machine import cpu_features, cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
+BACKENDS = ["tensorflow", "jax"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
 CHILD_SECONDS = 240.0
 
@@ -95,9 +97,9 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plan(repeats: int, text: str | None) -> list[dict[str, Any]]:
+def plan(backends: list[str], repeats: int, text: str | None) -> list[dict[str, Any]]:
     common = {"policies": POLICIES, "turn_seconds": 0.4, "repeats": repeats, "text": text}
-    return [{"backend": backend, "model": model, **common} for backend in ("tensorflow", "jax") for model in MODELS]
+    return [{"backend": backend, "model": model, **common} for backend in backends for model in MODELS]
 
 
 def quick_plan() -> list[dict[str, Any]]:
@@ -110,23 +112,39 @@ def main() -> None:
     parser.add_argument("--text", help="text for the transformer instead of the source of Python's standard library")
     parser.add_argument("--torch-python", default=sys.executable, metavar="PATH",
                         help="the Python that has torch and lightning, if not this one")  # fmt: skip
+    parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--quick", action="store_true")
     words = parser.parse_args()
     torch_versions = lightning_versions(words.torch_python)
     load_before = os.getloadavg()[0]
-    tasks = quick_plan() if words.quick else plan(words.repeats, words.text)
+    backends = words.backends.split(",")
+    tasks = quick_plan() if words.quick else plan(backends, words.repeats, words.text)
     rows = measure_speed(tasks, words.torch_python if torch_versions else None)
     if not words.quick:
         measure_memory(rows)
     for row in rows:
         row["targets"] = judge(row)
-    load = {"before": load_before, "after": os.getloadavg()[0]}
+    load = {backend: {"before": load_before, "after": os.getloadavg()[0]} for backend in backends}
     report = {**machine(), "torch_versions": torch_versions, "load_average": load, "cells": rows}
-    print(table(report))
     if not words.quick:
-        RESULTS.mkdir(exist_ok=True)
-        (RESULTS / "speed.json").write_text(json.dumps(report, indent=2) + "\n")
-        (RESULTS / "speed.md").write_text(table(report) + "\n")
+        report = with_other_backends(report)
+        write(report)
+    print(table(report))
+
+
+def with_other_backends(report: dict[str, Any]) -> dict[str, Any]:
+    """`report` with the rows that the file has of backends which were not measured now."""
+    file = RESULTS / "speed.json"
+    before = json.loads(file.read_text()) if file.exists() else {"cells": [], "load_average": {}}
+    loads = {**before["load_average"], **report["load_average"]}
+    rows = [row for row in before["cells"] if row["backend"] not in report["load_average"]] + report["cells"]
+    return {**report, "load_average": loads, "cells": sorted(rows, key=lambda row: BACKENDS.index(row["backend"]))}
+
+
+def write(report: dict[str, Any]) -> None:
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / "speed.json").write_text(json.dumps(report, indent=2) + "\n")
+    (RESULTS / "speed.md").write_text(table(report) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,9 +28,10 @@ def table(report: dict[str, Any]) -> str:
     """Markdown: the machine, a row per cell, how to read it."""
     named = report["versions"] | report["torch_versions"]
     versions = ", ".join(f"{name} {version}" for name, version in named.items())
-    load = report["load_average"]
+    loads = "; ".join(f"{backend} {load['before']:.1f} and {load['after']:.1f}"
+                      for backend, load in report["load_average"].items())  # fmt: skip
     title = (f"{report['date']}, {report['cpu']} with {report['cores']} cores, Python {report['python']}, {versions}; "
-             f"load average {load['before']:.1f} before and {load['after']:.1f} after.")  # fmt: skip
+             f"load average before and after: {loads}.")  # fmt: skip
     lines = [COLUMNS, tuple("---" for _ in COLUMNS), *(cells(row) for row in report["cells"])]
     return "\n".join([title, "", *("| " + " | ".join(line) + " |" for line in lines), "", LEGEND])
 
