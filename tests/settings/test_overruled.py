@@ -18,6 +18,7 @@ _AFTER_ANOTHER = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "first", "then"), _AFTER_ANOTHER)
 def test_a_word_chooses_for_a_config_yaml_what_it_chooses_for_a_bare_recipe(group, first, then, write_recipe) -> None:
     bare, words = write_recipe("recipe: own\n"), [f"{group}={then}", *_NEEDED.get(then, [])]
@@ -71,6 +72,7 @@ def test_two_words_for_the_mode_that_disagree(own, messages) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_sweep_over_modes_of_a_config_yaml_has_a_job_for_each(write_recipe) -> None:
     written = write_recipe("loss_scale: {mode: fixed, on_overflow: apply}\npolicy: {name: mixed_float16}\n")
     plan = make_plan([written, "loss_scale=dynamic,fixed,none"])
