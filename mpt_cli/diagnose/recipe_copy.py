@@ -12,7 +12,7 @@ from mpt_cli.diagnose.yaml_edit import set_choice, set_key
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.update import written_value
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.choices import CHOOSING_KEYS
+from mpt_cli.settings.choices import choosing_key
 from mpt_cli.settings.fitting import keys_left
 from mpt_cli.settings.locate import find_recipe
 from mpt_cli.settings.schema import VARIANTS
@@ -45,8 +45,7 @@ def text_with_choice(text: str, group: str, name: str, found: Diagnosis) -> str:
     section = yaml.safe_load(text).get(group)
     if group in VARIANTS or not isinstance(section, dict):
         return text
-    chosen_by = {path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group}
-    for key in section.keys() - keys_left(group, name, section).keys() - chosen_by:
+    for key in section.keys() - keys_left(group, name, section).keys() - {choosing_key(group)}:
         text = set_key(text, (group, key), written_value(_resolved(asdict(found.settings), (group, key))))
     return text
 

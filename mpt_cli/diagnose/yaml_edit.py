@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 
 from mpt_cli.runs.update import written_value
-from mpt_cli.settings.choices import CHOOSING_KEYS
+from mpt_cli.settings.choices import choosing_key
 
 
 def set_key(text: str, path: Sequence[str], value: str) -> str:
@@ -42,8 +42,8 @@ def set_choice(text: str, group: str, name: str) -> str:
     'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
     """
     node = yaml.compose(text)
-    key = next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), "")
-    if _value_of(_value_of(node, group), key) is not None:
+    key = choosing_key(group)
+    if key is not None and _value_of(_value_of(node, group), key) is not None:
         return set_key(text, [group, key], name)
     defaults = _value_of(node, "defaults")
     if defaults is None:

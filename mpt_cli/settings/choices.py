@@ -43,6 +43,15 @@ def take_choices(body: dict[str, Any], choices: dict[str, Choice], problems: lis
             choices.setdefault(group, Choice(group, name, path))
 
 
+def choosing_key(group: str) -> str | None:
+    """The key within a section that chooses its file, None where only the group itself does.
+
+    >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
+    ('name', 'mode', None)
+    """
+    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
+
+
 def add_choice(choice: Choice, choices: dict[str, Choice], problems: list[Problem]) -> None:
     """Adds a choice of the same level; a second one that says something else is a problem."""
     first = choices.setdefault(choice.group, choice)

@@ -22,34 +22,33 @@ class Lines(NamedTuple):
 
 
 class Streaks(NamedTuple):
-    """Counts of bad steps, or the counts at which a call ends early (None: never).
+    """Counts of bad steps, or the counts at which a call ends early.
 
     Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
     with gradients that were all zero; and all steps skipped in this call.
     """
 
-    skips: int | None
-    floor_skips: int | None
-    non_finite_losses: int | None
-    zero_steps: int | None
-    skips_in_call: int | None
+    skips: int
+    floor_skips: int
+    non_finite_losses: int
+    zero_steps: int
+    skips_in_call: int
 
 
 class Watch(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
     streaks: Streaks = Streaks(0, 0, 0, 0, 0)
-    limits: Streaks = Streaks(None, None, None, None, None)
+    limits: Streaks = Streaks(NEVER, NEVER, NEVER, NEVER, NEVER)
 
     def numbers(self) -> list[int]:
         """The streaks, then the limits; a streak at its limit already (of a resumed run, say) leaves a step.
 
-        >>> Watch(Streaks(0, 12, 0, 0, 0), Streaks(50, 10, None, 50, 3)).numbers()
+        >>> Watch(Streaks(0, 12, 0, 0, 0), Streaks(50, 10, NEVER, 50, 3)).numbers()
         [0, 12, 0, 0, 0, 50, 13, 1073741824, 50, 3]
         """
         pairs = zip(self.streaks, self.limits, strict=True)
-        limits = [NEVER if limit is None else max(limit, (streak or 0) + 1) for streak, limit in pairs]
-        return [*(streak or 0 for streak in self.streaks), *limits]
+        return [*self.streaks, *(max(limit, streak + 1) for streak, limit in pairs)]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mpt_cli.settings.schema import LossScale, Trainer
-from mpt_cli.telemetry.block import Streaks, Watch
+from mpt_cli.telemetry.block import NEVER, Streaks, Watch
 from mpt_cli.telemetry.console.words import scale_words
 from mpt_cli.telemetry.ledger import Ledger
 
@@ -50,15 +50,19 @@ class Health:
         The skip rate can't exceed its limit before so many more steps were skipped as now are missing: there a call
         ends as well, to count again.
         """
-        scaling, trainer = self.loss_scale, self.trainer
+        limits = (
+            1 if self.loss_scale.on_overflow == "abort" else self.loss_scale.max_consecutive_skips, self._floor_limit,
+            self.trainer.max_nonfinite_losses, self.trainer.max_zero_gradients, self._skips_missing(ledger),
+        )  # fmt: skip
         return Watch(
             Streaks(ledger.consecutive_skips, ledger.floor_skips, ledger.non_finite_losses, ledger.zero_steps, 0),
-            Streaks(
-                1 if scaling.on_overflow == "abort" else scaling.max_consecutive_skips,
-                None if scaling.mode == "fixed" else scaling.max_skips_at_floor,
-                trainer.max_nonfinite_losses, trainer.max_zero_gradients, self._skips_missing(ledger),
-            ),
-        )  # fmt: skip
+            Streaks(*(limit or NEVER for limit in limits)),
+        )
+
+    @property
+    def _floor_limit(self) -> int | None:
+        """A fixed scale has no floor to come to."""
+        return None if self.loss_scale.mode == "fixed" else self.loss_scale.max_skips_at_floor
 
     def steps_to_window(self, ledger: Ledger) -> int | None:
         """Steps until the skip rate counts for the first time, None where it does already or never will: a call ends
@@ -101,8 +105,8 @@ class Health:
         return Stop("loss_scale.on_overflow=abort", evidence, *self._advice(ledger, 1))
 
     def _floor(self, ledger: Ledger) -> Stop | None:
-        limit = self.loss_scale.max_skips_at_floor
-        if limit is None or self.loss_scale.mode == "fixed" or ledger.peak_floor_skips < limit:
+        limit = self._floor_limit
+        if limit is None or ledger.peak_floor_skips < limit:
             return None
         floor = scale_words(self.loss_scale.min_scale)
         skips = ledger.peak_floor_skips

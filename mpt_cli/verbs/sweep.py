@@ -70,8 +70,6 @@ def run(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_words(arguments.words)
     _check(arguments, words)
     launcher = _launcher(arguments, launcher_words)
-    if arguments.dry_run:
-        return _dry_run(arguments, words, launcher)
     from mpt_cli.sweep.files import results_dict
     from mpt_cli.sweep.run import Options
     from mpt_cli.sweep.screen import Screen
@@ -80,6 +78,8 @@ def run(arguments: argparse.Namespace) -> int:
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
                       launcher=launcher)  # fmt: skip
+    if arguments.dry_run:
+        return _dry_run(arguments, words, options)
     found, code = _resume(arguments, options, screen) if arguments.resume else _start(arguments, words, options, screen)
     if arguments.json:
         print_json(results_dict(found))
@@ -127,7 +127,7 @@ def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | No
     return Launcher.choose(arguments.launcher or LOCAL, words)
 
 
-def _dry_run(arguments: argparse.Namespace, given: list[str], launcher: "Launcher | None") -> int:
+def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options") -> int:
     from dataclasses import asdict
 
     from mpt_cli.sweep.plan import make_plan, plan_lines
@@ -141,7 +141,7 @@ def _dry_run(arguments: argparse.Namespace, given: list[str], launcher: "Launche
         return OK
 
     words, _ = split_words(given)
-    plan = make_plan(words, is_here=launcher is None or launcher.is_here)
+    plan = make_plan(words, is_here=options.is_here)
     if arguments.json:
         print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
     else:
