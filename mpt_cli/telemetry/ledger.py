@@ -118,20 +118,22 @@ class Ledger:
 
     def _count(self, block: Block, applied: Flags) -> None:
         skips, lost = ~applied, ~np.isfinite(block.column("loss"))
+        skipped = int(np.count_nonzero(skips))
         self.seen += len(block)
-        self.applied += int(applied.sum())
-        self.applied_in_epoch += int(applied.sum())
-        self.skipped += int(skips.sum())
+        self.applied += len(block) - skipped
+        self.applied_in_epoch += len(block) - skipped
+        self.skipped += skipped
         self.consecutive_skips, self.peak_skips = _streaks(skips, self.consecutive_skips)
         self.longest_streak = max(self.longest_streak, self.peak_skips)
         self.non_finite_losses, self.peak_bad_losses = _streaks(lost[applied], self.non_finite_losses)
         zero = block.column("zero").astype(bool)
         self.zero_steps, self.peak_zero_steps = _streaks(zero[applied], self.zero_steps)
-        if applied.any():
+        if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost & ~zero)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
-        self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
+        if skipped:
+            self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
 
     def _read_scale(self, block: Block, applied: Flags) -> None:
         before, after = block.column("scale_before"), block.column("scale_after")
@@ -153,6 +155,8 @@ class Ledger:
 
     def _peak_rate(self, skips: Flags) -> float:
         """Highest skip rate over any whole window that ends in this block and begins after the first window."""
+        if not (skips.any() or self.window.any()):
+            return 0.0
         size = self.window_steps
         sums = np.concatenate([[0], np.cumsum(np.concatenate([self.window, skips]))])
         ends = np.arange(len(self.window) + 1, len(sums))
@@ -198,8 +202,8 @@ def _streaks(flags: Flags, before: int) -> tuple[int, int]:
 
     Without any flag the run before goes on, and none was reached here.
     """
-    if len(flags) == 0:
-        return before, 0
+    if not flags.any():
+        return (0 if len(flags) else before), 0
     breaks = np.flatnonzero(~flags)
     if len(breaks) == 0:
         return before + len(flags), before + len(flags)

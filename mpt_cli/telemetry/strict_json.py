@@ -16,7 +16,10 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     >>> strict_json({"loss": float("inf"), "skipped_steps": 3})
     '{"loss": "Infinity", "skipped_steps": 3}'
     """
-    return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
+        return json.dumps(_finite(value), indent=indent, allow_nan=False, ensure_ascii=False)
 
 
 def _finite(value: Any) -> Any:

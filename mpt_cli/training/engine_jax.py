@@ -87,9 +87,11 @@ class JaxEngine(Engine):
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                  model.metrics_variables)
         state = tuple([v.value for v in variables] for variables in lists)
-        rows, order = self.place((rows, order_of(count, self._take_reset(), lines, watch)))
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, count, watch)
-        done, state, records, said = run(state, source, rows, order)
+        given = rows, order_of(count, self._take_reset(), lines, watch)
+        if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
+            given = self.place(given)
+        done, state, records, said = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
             _assign(variables, values)
         self._latest = Call(lines, self._names, records, done, *said)

@@ -57,11 +57,11 @@ def test_files_lose_what_was_forgotten_and_grow_on(tmp_path: Path, header, snaps
 
 def test_a_line_file_goes_on_after_it_was_closed(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "lines")
-    file.add("one")
+    file.add(lambda: "one")
     file.close()
     (tmp_path / "lines").write_text("another\nhalf")
     file.open()
-    file.add("two")
+    file.add(lambda: "two")
     file.close()
     assert (tmp_path / "lines").read_text() == "another\ntwo\n"
 

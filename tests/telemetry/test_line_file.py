@@ -40,14 +40,14 @@ def test_opening_again_repairs_and_appends(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("one\ntw")
     file = LineFile(path)
-    file.add("two")
+    file.add(lambda: "two")
     file.close()
     assert path.read_text() == "one\ntwo\n"
 
 
 def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
-    file.add("one")
+    file.add(lambda: "one")
     clock.now += 0.9
     file.poll()
     assert file.path.read_text() == ""
@@ -56,15 +56,27 @@ def test_lines_reach_the_file_within_a_second_of_polling(tmp_path: Path, clock) 
     assert file.path.read_text() == "one\n"
 
 
-def test_a_full_buffer_is_written_without_waiting(tmp_path: Path, clock) -> None:
+def test_many_lines_are_written_without_waiting(tmp_path: Path, clock) -> None:
     file = LineFile(tmp_path / "a", clock)
-    file.add("x" * 70_000)
-    assert file.path.stat().st_size == 70_001
+    for _ in range(line_file.FLUSH_LINES - 1):
+        file.add(lambda: "x")
+    assert file.path.stat().st_size == 0
+    file.add(lambda: "x")
+    assert file.path.stat().st_size == 2 * line_file.FLUSH_LINES
+
+
+def test_the_end_of_an_epoch_is_in_the_file_at_once_unless_epochs_are_very_short(tmp_path: Path, clock) -> None:
+    file = LineFile(tmp_path / "a", clock)
+    for epoch, wait in ((1, 0.0), (2, 0.05), (3, 0.04), (4, 0.02)):
+        clock.now += wait
+        file.add(lambda epoch=epoch: str(epoch))
+        file.end_epoch()
+        assert file.path.read_text() == ("1\n" if epoch < 4 else "1\n2\n3\n4\n")
 
 
 def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Path) -> None:
     file = LineFile(tmp_path / "a")
-    file.add("one")
+    file.add(lambda: "one")
     file.close()
     with (tmp_path / "b").open("w") as since:  # gets the descriptor that was given back
         file.close()
@@ -74,7 +86,7 @@ def test_closing_twice_writes_once_and_closes_no_file_opened_since(tmp_path: Pat
 
 def test_a_full_disk_is_named_when_everything_must_be_written() -> None:
     file = LineFile(Path("/dev/full"))
-    file.add("one")
+    file.add(lambda: "one")
     with pytest.raises(DataError, match=r"/dev/full can't be written: No space left on device"):
         file.flush()
 
@@ -91,7 +103,7 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
 
     monkeypatch.setattr(os, "write", write)
     for line in ("first", "second"):
-        file.add(line)
+        file.add(lambda line=line: line)
         clock.now += 1
         file.poll()
     assert (file.path.read_text(), file.trouble) == ("first\n", "a can't be written: No space left on device")
@@ -99,7 +111,7 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
     file.poll(now=True)
     assert (file.path.read_text(), file.trouble is None) == ("first\nsec", False)
     room[0] = 100
-    file.add("third")
+    file.add(lambda: "third")
     file.poll(now=True)
     assert (file.path.read_text(), file.trouble) == ("first\nsecond\nthird\n", None)
 
@@ -107,16 +119,16 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
 def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(line_file, "MOST_WAITING_BYTES", 10)
     file = LineFile(Path("/dev/full"))
-    file.add("short")
+    file.add(lambda: "short")
     file.poll(now=True)
-    file.add("too much")
+    file.add(lambda: "too much")
     with pytest.raises(DataError, match="/dev/full can't be written"):
         file.poll(now=True)
 
 
 def test_closing_says_what_was_never_written() -> None:
     file = LineFile(Path("/dev/full"))
-    file.add("one")
+    file.add(lambda: "one")
     file.poll(now=True)
     with pytest.raises(DataError, match="/dev/full can't be written"):
         file.close()
@@ -136,7 +148,7 @@ file = LineFile(Path(sys.argv[1]))
 step = 0
 while True:
     step += 1
-    file.add(strict_json({"step": step, "loss": float("nan"), "padding": "x" * 500}))
+    file.add(lambda step=step: strict_json({"step": step, "loss": float("nan"), "padding": "x" * 500}))
     file.poll()
 """
 

@@ -34,16 +34,22 @@ class CsvSink(Sink):
         if not self._columns:
             self._columns = ["schema_version", "attempt", *OWN_COLUMNS]
             self._columns += [name for name in header.metric_names if name not in self._columns]
-            self._file.add(_row(self._columns))
+            self._file.add(lambda: _row(self._columns))
             self._file.flush()
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         self._file.poll()
 
     def snapshot(self, snapshot: Snapshot) -> None:
+        self._file.add(lambda: self._row_of(snapshot))
+        if snapshot.epoch_end:
+            self._file.end_epoch()
+        else:
+            self._file.poll()
+
+    def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
-        self._file.add(_row([values.get(column) for column in self._columns]))
-        self._file.poll(now=snapshot.epoch_end)
+        return _row([values.get(column) for column in self._columns])
 
     def trouble(self) -> str | None:
         return self._file.trouble

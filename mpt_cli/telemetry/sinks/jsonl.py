@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
 class JsonlSink(Sink):
     """A line per snapshot and a line per event, every line with `schema_version` and `attempt`.
 
-    In the file within a second; at once at the end of an epoch and with every batch of events.
+    In the file within a second; at once with every batch of events and at the end of an epoch, unless several epochs
+    end within a tenth of a second.
     """
 
     def __init__(self, metrics_path: Path, events_path: Path) -> None:
@@ -44,13 +46,19 @@ class JsonlSink(Sink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
-        self._metrics.add(strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
-        self._metrics.poll(now=snapshot.epoch_end)
+        self._metrics.add(lambda: strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
+        if snapshot.epoch_end:
+            self._metrics.end_epoch()
+        else:
+            self._metrics.poll()
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._events.add(strict_json({**asdict(event), **self._common}))
+            self._events.add(partial(self._line_of, event))
         self._events.poll(now=True)
+
+    def _line_of(self, event: Event) -> str:
+        return strict_json({**asdict(event), **self._common})
 
     def trouble(self) -> str | None:
         return self._metrics.trouble or self._events.trouble
