@@ -17,10 +17,10 @@ train: $(VENV)/.run
 	$(BIN)/mpt train conf=digits_cnn
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks

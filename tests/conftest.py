@@ -1,14 +1,21 @@
-"""Settles the environment before any test imports Keras: the backend is chosen once per process."""
+"""Settles the environment before any test imports Keras: the backend is chosen once per process.
+
+Ctrl-C interrupts, also where the tests were started in the background of a script, with SIGINT ignored.
+"""
 
 import copy
 import gc
 import os
+import signal
 
 import pytest
 from hypothesis import settings
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples every time, so that a run of the suite repeats; `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("repeatable", derandomize=True, database=None)
@@ -30,7 +37,8 @@ def hydra_composes_once(monkeypatch):
     from mpt_cli.settings import compose, load
 
     def composed(choices, bodies, overrides, problems):
-        key = repr((choices, bodies, overrides))
+        surroundings = sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
+        key = repr((choices, bodies, overrides, surroundings))
         if key not in _COMPOSED:
             found = []
             _COMPOSED[key] = compose.compose_tree(choices, bodies, overrides, found), found

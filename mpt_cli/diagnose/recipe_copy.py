@@ -8,12 +8,12 @@ import yaml
 
 from mpt_cli.diagnose.advice import config_keys, window_words
 from mpt_cli.diagnose.diagnosis import Diagnosis
-from mpt_cli.diagnose.yaml_edit import set_choice, set_key
+from mpt_cli.diagnose.yaml_edit import set_choice, set_key, without_key
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.update import written_value
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.choices import choosing_key
-from mpt_cli.settings.fitting import keys_left
+from mpt_cli.settings.fitting import keys_left, keys_shared
 from mpt_cli.settings.locate import find_recipe
 from mpt_cli.settings.schema import VARIANTS
 
@@ -40,13 +40,16 @@ def write_recipe_copy(target: str, words: list[str], found: Diagnosis) -> None:
 
 
 def text_with_choice(text: str, group: str, name: str, found: Diagnosis) -> str:
-    """The text with the choice, and what it says of keys that the text has as well."""
+    """The text with the choice, and what it says of keys that the text has as well; keys it has no use for go."""
     text = set_choice(text, group, name)
     section = yaml.safe_load(text).get(group)
-    if group in VARIANTS or not isinstance(section, dict):
+    if not isinstance(section, dict):
         return text
-    for key in section.keys() - keys_left(group, name, section).keys() - {choosing_key(group)}:
-        text = set_key(text, (group, key), written_value(_resolved(asdict(found.settings), (group, key))))
+    left = keys_shared(group, section) if group in VARIANTS else keys_left(group, name, section)
+    resolved = asdict(found.settings)[group]
+    for key in section.keys() - left.keys() - {choosing_key(group)}:
+        path = group, key
+        text = set_key(text, path, written_value(resolved[key])) if key in resolved else without_key(text, path)
     return text
 
 

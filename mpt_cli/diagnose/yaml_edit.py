@@ -61,6 +61,43 @@ def set_choice(text: str, group: str, name: str) -> str:
     return f"{text[:start]}- {group}: {name}\n{' ' * _column(text, start)}{text[start:]}"
 
 
+def without_key(text: str, path: Sequence[str]) -> str:
+    """The text without the key at `path`, and without the sections that it leaves empty; as it was where it has none.
+
+    >>> without_key("model:\\n  filters: [8]  # few\\n  dropout: 0.4\\nseed: 1\\n", ["model", "filters"])
+    'model:\\n  dropout: 0.4\\nseed: 1\\n'
+    >>> without_key("model:\\n  filters:\\n    - 8\\nseed: 1\\n", ["model", "filters"])
+    'seed: 1\\n'
+    >>> without_key("model: {filters: [8], dropout: 0.4}\\n", ["model", "filters"])
+    'model: {dropout: 0.4}\\n'
+    """
+    node = yaml.compose(text)
+    for name in path[:-1]:
+        node = _value_of(node, name)
+    pairs = node.value if isinstance(node, yaml.MappingNode) else []
+    at = next((index for index, (key, _) in enumerate(pairs) if str(key.value) == path[-1]), None)
+    if at is None:
+        return text
+    if len(pairs) == 1 and len(path) > 1:
+        return without_key(text, path[:-1])
+    key, value = pairs[at]
+    if node.flow_style:
+        if at + 1 < len(pairs):
+            return text[: key.start_mark.index] + text[pairs[at + 1][0].start_mark.index :]
+        start = pairs[at - 1][1].end_mark.index if at else key.start_mark.index
+        return text[:start] + text[value.end_mark.index :]
+    line_end = text.find("\n", _last_of(value).end_mark.index - 1)  # a block scalar ends behind its line
+    return text[: text.rfind("\n", 0, key.start_mark.index) + 1] + ("" if line_end < 0 else text[line_end + 1 :])
+
+
+def _last_of(node: Any) -> Any:
+    """The scalar or flow collection that ends a node: the mark of a block lies where the next key begins."""
+    while not isinstance(node, yaml.ScalarNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        node = last[1] if isinstance(last, tuple) else last
+    return node
+
+
 def _value_of(node: Any, name: str) -> Any:
     pairs = node.value if isinstance(node, yaml.MappingNode) else []
     return next((value for key, value in pairs if str(key.value) == name), None)

@@ -35,7 +35,7 @@ def fitting_bodies(
         overruled = {group: choices[group] for group in later - set(VARIANTS) if group in choices}
         chosen |= {group: choice.name for group, choice in recipe.choices.items()}
         replaced = {section for section in VARIANTS if choices.get(section, chosen[section]) != chosen[section]}
-        body = {name: _shared(name, part) if name in replaced else part for name, part in recipe.body.items()}
+        body = {name: keys_shared(name, part) if name in replaced else part for name, part in recipe.body.items()}
         body |= {name: keys_left(name, overruled[name], part) for name, part in body.items() if name in overruled}
         emptied = [path for name, part in body.items() if part for path in emptied_paths(name, part)]
         for path in emptied:  # Hydra merges, which would leave what the recipes before have in them
@@ -73,7 +73,8 @@ def _file(group: str, choice: str) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(conf_directory() / group / f"{choice}.yaml")))
 
 
-def _shared(section: str, part: dict[str, Any]) -> dict[str, Any]:
+def keys_shared(section: str, part: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a section with variants that a recipe still decides where a later level chose another variant."""
     shared = _names(_base(section))
     every_key = {name for cls in VARIANTS[section].values() for name in _names(cls)}
     return {name: value for name, value in part.items() if name in shared or name not in every_key}

@@ -121,7 +121,7 @@ class Health:
         return Stop("loss_scale.max_consecutive_skips", evidence, *self._advice(ledger, ledger.peak_skips))
 
     def _rate(self, ledger: Ledger) -> Stop | None:
-        limit, window, rate = self.loss_scale.max_skip_rate, self.loss_scale.skip_rate_window, ledger.peak_skip_rate
+        limit, window, rate = self.loss_scale.max_skip_rate, ledger.window_steps, ledger.peak_skip_rate
         if limit is None or not rate > limit:
             return None
         evidence = f"{rate:.0%} of {window} steps in a row were skipped"

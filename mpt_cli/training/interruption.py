@@ -10,7 +10,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 class Interruption:
     """A context manager in which the two signals set `requested` instead of ending the process.
 
-    A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end.
+    A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end. A
+    signal that was ignored stays so: a shell starts the background jobs of a script without Ctrl-C.
     """
 
     def __init__(self) -> None:
@@ -18,7 +19,8 @@ class Interruption:
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._handle) for number in heeded}
         return self
 
     def __exit__(self, *_: object) -> None:

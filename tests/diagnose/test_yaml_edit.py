@@ -6,9 +6,9 @@ import pytest
 import yaml
 
 from mpt_cli.diagnose.recipe_copy import text_with_choice
-from mpt_cli.diagnose.yaml_edit import set_choice, set_key
+from mpt_cli.diagnose.yaml_edit import set_choice, set_key, without_key
 from mpt_cli.settings.locate import recipe_paths
-from mpt_cli.settings.schema import LossScale, Settings
+from mpt_cli.settings.schema import MODELS, LossScale, Settings
 
 TEXT = """# command
 recipe: mine
@@ -48,6 +48,31 @@ def test_two_keys_of_one_new_section_stand_together():
     assert value(text, "model") == {"a": 1, "b": 2}
 
 
+@pytest.mark.parametrize(
+    ("path", "gone", "kept"),
+    [(("recipe",), "recipe: mine", "# command"), (("loss_scale", "mode"), "loss_scale:", "recipe: mine"),
+     (("policy", "overrides", "a"), "overrides", "trainer:"), (("defaults",), "- model: mlp", "loss_scale:  # scale"),
+     (("trainer",), "trainer:", "overrides: {a: float32}")],
+)  # fmt: skip
+def test_a_key_is_gone_with_the_sections_it_leaves_empty_and_all_else_stays(path, gone, kept):
+    text = without_key(TEXT, path)
+    assert gone not in text and kept in text
+    before = yaml.safe_load(TEXT)
+    assert yaml.safe_load(text) == {key: part for key, part in before.items() if key != path[0]}
+    assert without_key(text, path) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "after"),
+    [("m: {a: 1, b: [2, 3]}\n", "m: {b: [2, 3]}\n"), ("m: {b: 2, a: {c: 1}}\n", "m: {b: 2}\n"),
+     ("m:\n  a:\n    c: 1\n    d:\n      - 2\n\n# of n\nn: 3\n", "\n# of n\nn: 3\n"),
+     ("m:\n  b: |\n    text\n  a: >\n    folded\nn: 3\n", "m:\n  b: |\n    text\nn: 3\n"),
+     ("m:\n  b: 2\n  a: 1", "m:\n  b: 2\n")],
+)  # fmt: skip
+def test_only_the_lines_of_a_key_go(text, after):
+    assert without_key(text, ("m", "a")) == after
+
+
 @pytest.mark.parametrize("text", ["seed: 1", "seed: 1\n", ""])
 def test_a_section_can_be_added_to_any_end(text):
     assert value(set_key(text, ("loss_scale", "initial_scale"), "2**10"), "loss_scale", "initial_scale") == "2**10"
@@ -81,6 +106,14 @@ def test_keys_that_a_choice_overrules_get_what_it_says():
     written_out = "loss_scale:\n  mode: dynamic\n  growth_steps: 40  # often\n  initial_scale: 2**20\n"
     assert text_with_choice(written_out, "loss_scale", "fixed", found) == (
         "loss_scale:\n  mode: fixed\n  growth_steps: 2000  # often\n  initial_scale: 2**20\n"
+    )
+
+
+def test_keys_of_another_model_go_with_it_and_those_both_have_get_their_new_values():
+    found = SimpleNamespace(settings=Settings(model=MODELS["mlp"](dropout=0.25)))
+    text = "defaults: [{model: cnn}]\nmodel:\n  filters: [8, 16]  # few\n  dropout: 0.4  # much\nseed: 1\n"
+    assert text_with_choice(text, "model", "mlp", found) == (
+        "defaults: [{model: mlp}]\nmodel:\n  dropout: 0.25  # much\nseed: 1\n"
     )
 
 

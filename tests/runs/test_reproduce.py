@@ -125,15 +125,6 @@ def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
     assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 5
 
 
-@pytest.fixture
-def ctrl_c_interrupts():
-    """Also where the tests were started in the background, with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
     begun, asked_to_end = [], threading.Event()
 

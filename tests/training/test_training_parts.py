@@ -208,6 +208,18 @@ class TestInterruption:
             os.kill(os.getpid(), signal.SIGINT)
             assert interruption.requested == signal.SIGINT
 
+    def test_a_signal_that_was_ignored_stays_so(self):
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            with Interruption() as interruption:
+                os.kill(os.getpid(), signal.SIGINT)
+                assert interruption.requested is None
+                os.kill(os.getpid(), signal.SIGTERM)
+                assert interruption.requested == signal.SIGTERM
+            assert signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     def test_handlers_are_put_back_after_an_exception(self):
         before = signal.getsignal(signal.SIGINT)
         with pytest.raises(RuntimeError), Interruption():
