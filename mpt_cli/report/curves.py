@@ -9,7 +9,7 @@ from mpt_cli.report.looks import COLOURS, MOST_DISTINCT, Look, looks
 from mpt_cli.report.picture import Curve, Picture
 from mpt_cli.report.story import OF_THE_STEP, RunStory, Series
 from mpt_cli.report.thin import buckets_for, marks, thin
-from mpt_cli.training.progress import MONITORED, is_better
+from mpt_cli.training.progress import MONITORED, falls
 
 SKIP_WINDOWS = 60
 FEWEST_WINDOW_STEPS = 10
@@ -62,7 +62,7 @@ def stressed(stories: Sequence[RunStory]) -> list[int]:
     name = next((usual for usual in MONITORED if any(usual in found for found in metrics)), "")
     values = {index: float(found.get(name, math.nan)) for index, found in enumerate(metrics)}
     good = [index for index in values if stories[index].is_good and math.isfinite(values[index])]
-    good.sort(key=lambda index: values[index], reverse=is_better(name, 1.0, 0.0))
+    good.sort(key=lambda index: values[index], reverse=not falls(name))
     failed = [index for index in values if not stories[index].is_good]
     return list(dict.fromkeys([*good[:5], *failed[:5], *good[-1:]]))
 

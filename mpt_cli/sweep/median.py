@@ -10,7 +10,7 @@ from mpt_cli.sweep.directory import Ending, SweepDirectory
 from mpt_cli.sweep.objective import Objective
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.queue import Watch
-from mpt_cli.training.progress import MONITORED
+from mpt_cli.training.progress import MONITORED, falls
 
 FEWEST_OTHERS = 3  # a median of fewer says little
 FAR = 3.0  # median absolute deviations; of a normal distribution, two standard deviations
@@ -66,7 +66,7 @@ class MedianRule(Watch):
     def _first_usual(self, running: Sequence[Child]) -> Objective | None:
         for name in MONITORED:
             if any(metric_course(self._sweep.run(child.work.job).metrics_jsonl, name) for child in running):
-                return Objective(name, falls="loss" in name)
+                return Objective(name, falls(name))
         return None
 
     def _is_hopeless(self, number: int, objective: Objective) -> bool:

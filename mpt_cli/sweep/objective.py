@@ -7,9 +7,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.suggest import did_you_mean
-from mpt_cli.training.progress import MONITORED, is_better
-
-_COSTS = ("skipped", "seconds", "bytes", "memory")  # besides losses and errors, which is_better knows
+from mpt_cli.training.progress import MONITORED, falls
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,7 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
 def _read(word: str) -> Objective:
     name, colon, direction = word.rpartition(":")
     if not colon:
-        falls = is_better(word, 0.0, 1.0) or any(cost in word for cost in _COSTS)
-        return Objective(word, falls)
+        return Objective(word, falls(word))
     if direction not in ("min", "max"):
         raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
     return Objective(name, direction == "min")

@@ -5,7 +5,23 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from mpt_cli.settings.keras_names import full_spelling
+
 MONITORED = ("val_accuracy", "val_loss", "accuracy", "loss")  # by default the first of these that a run has
+# Keras's metrics that are better the lower they are, and those of its losses of which the same holds as a metric: not
+# CosineSimilarity, Dice and Tversky, which as metrics are the likeness itself.
+FALLING = (
+    "BinaryCrossentropy", "BinaryFocalCrossentropy", "CategoricalCrossentropy", "CategoricalFocalCrossentropy",
+    "CategoricalGeneralizedCrossEntropy", "CategoricalHinge", "Circle", "CTC", "FalseNegatives", "FalsePositives",
+    "Hinge", "Huber", "KLDivergence", "LogCosh", "LogCoshError", "MeanAbsoluteError", "MeanAbsolutePercentageError",
+    "MeanSquaredError", "MeanSquaredLogarithmicError", "Poisson", "RootMeanSquaredError",
+    "SparseCategoricalCrossentropy", "SquaredHinge",
+)  # fmt: skip
+# what tells it of any other name: of a metric of the user's, or of a field of summary.json
+FALLING_WORDS = (
+    "loss", "error", "mae", "mse", "mape", "entropy", "divergence", "perplexity", "distance", "skipped", "seconds",
+    "bytes", "memory",
+)  # fmt: skip
 
 
 @dataclass
@@ -47,12 +63,24 @@ def monitored(name: str | None, known: Iterable[str]) -> str | None:
     return name
 
 
+def falls(name: str) -> bool:
+    """Whether what goes by this name is better the lower it is.
+
+    It is for Keras's metrics that are listed as FALLING, in every spelling that `trainer.metrics` takes, and for other
+    names with one of the FALLING_WORDS in them; everything else should rise.
+
+    >>> falls("val_MeanAbsoluteError"), falls("best_metrics.val_hinge"), falls("val_token_error"), falls("val_AUC")
+    (True, True, True, False)
+    """
+    metric = name.rpartition(".")[2].removeprefix("val_")
+    return full_spelling(metric) in map(full_spelling, FALLING) or any(word in metric.lower() for word in FALLING_WORDS)
+
+
 def is_better(name: str, new: float, old: float) -> bool:
-    """Whether `new` is better than `old`: losses, errors and distances should fall, everything else should rise.
+    """Whether `new` is better than `old`: lower where `name` falls, else higher.
 
     Anything is better than nan, and nan is never better.
     """
     if math.isnan(old):
         return not math.isnan(new)
-    falls = any(word in name for word in ("loss", "error", "mse", "mae", "entropy", "divergence", "perplexity"))
-    return new < old if falls else new > old
+    return new < old if falls(name) else new > old
