@@ -52,9 +52,9 @@ def build_data_set(raw: Raw, settings: DataSettings, seed: int) -> DataSet:
     return _data_set(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
 
 
-def prepare(examples: Examples, target: Target, where: str) -> Examples:
+def prepare(examples: Examples, target: Target, where: str, is_batch: bool = False) -> Examples:
     """Examples as `to_numbers` left them, checked and with their targets in final form."""
-    check_examples(examples, target, where)
+    check_examples(examples, target, where, is_batch)
     return replace(examples, y=final_targets(examples.y, target))
 
 

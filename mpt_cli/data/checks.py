@@ -7,12 +7,15 @@ from mpt_cli.data.targets import Target
 from mpt_cli.errors import DataError
 
 
-def check_examples(examples: Examples, target: Target, where: str) -> None:
+def check_examples(examples: Examples, target: Target, where: str, is_batch: bool = False) -> None:
     """DataError, with all problems at once, unless the examples can be trained on.
 
-    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them.
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
+    single batch may have weights that are all zero, a whole set may not.
     """
     problems = shape_problems(examples) or [*value_problems(examples), *label_problems(examples.y, target)]
+    if not (problems or is_batch or examples.sample_weight is None or examples.sample_weight.any()):
+        problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
@@ -98,7 +101,7 @@ def _weight_problems(weight: Array | None) -> list[str]:
         return [f"sample_weight must have shape (n,), one number per example; it has {weight.shape}"]
     if (weight < 0).any():
         return [f"sample_weight must not be negative; it has {_first(weight, weight < 0)}"]
-    return [] if weight.any() else ["sample_weight is all zeros, so nothing would be learned"]
+    return []
 
 
 def _first(array: Array, mask: Array) -> str:

@@ -34,7 +34,7 @@ def build_stream_set(raw: RawStream) -> DataSet:
     found = _first(raw.train, raw.title)
     first = to_numbers(found, raw.title)
     target = _target(first, raw)
-    first = _prepared(first, target, raw.title)
+    first = _prepared(first, target, raw.title, is_batch=True)
     validation = raw.validation
     if isinstance(validation, Examples):
         validation = _prepared(to_numbers(validation, raw.title), target, f"{raw.title} (validation)")
@@ -65,8 +65,9 @@ def _target(first: Examples, raw: RawStream) -> Target:
     return target
 
 
-def _prepared(batch: Examples, target: Target, where: str) -> Examples:
-    return prepare(labels_from_one_hot(batch) if target.task == "classification" else batch, target, where)
+def _prepared(examples: Examples, target: Target, where: str, is_batch: bool = False) -> Examples:
+    labelled = labels_from_one_hot(examples) if target.task == "classification" else examples
+    return prepare(labelled, target, where, is_batch)
 
 
 def _checked(stream: Stream, target: Target, where: str) -> Stream:
@@ -75,6 +76,6 @@ def _checked(stream: Stream, target: Target, where: str) -> Stream:
     def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
         for number, batch in enumerate(stream.open(batch_size, shuffle_seed), 1):
             place = f"{where}, batch {number}"
-            yield _prepared(to_numbers(batch, place), target, place)
+            yield _prepared(to_numbers(batch, place), target, place, is_batch=True)
 
     return replace(stream, open=opened)

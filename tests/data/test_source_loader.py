@@ -184,3 +184,15 @@ def test_a_bad_batch_of_a_stream_is_named(returning, monkeypatch):
     message = r"loader mine\.py:load, batch 3: x has 2 values that are NaN, first at \[5, 0\]"
     with pytest.raises(DataError, match=message):
         list(data.train.batches(20, 0, 0, shuffle=False))
+
+
+def test_a_batch_of_a_stream_may_have_no_weight_and_a_whole_set_may_not(returning, monkeypatch):
+    padded = ARRAYS + ("import tensorflow as tf\nx, y, w = np.ones((60, 2)), np.arange(60) % 4, np.ones(60)\n"
+                       "w[40:] = 0\n"
+                       "d = tf.data.Dataset.from_tensor_slices((x, y, w))\n")
+    with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
+        returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
+    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)
+    data = returning("d", prelude=padded, num_classes=4, validation_fraction=0)
+    weights = [weight.tolist() for _, _, weight in data.train.batches(20, 0, 0, shuffle=False)]
+    assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]
