@@ -7,7 +7,7 @@ from typing import Any
 from mpt_cli.data.assemble import Raw, build_data_set
 from mpt_cli.data.examples import DataSet, Examples, Stream
 from mpt_cli.data.streams import RawStream, build_stream_set
-from mpt_cli.data.tf_data import is_dataset, read_dataset
+from mpt_cli.data.tf_data import find_source, is_dataset, read_dataset
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.data import Loader
 from mpt_cli.settings.references import call_user, load_function
@@ -80,7 +80,7 @@ def _is_part(value: Any) -> bool:
 
 def _part(value: Any, title: str, settings: Loader) -> Examples | Stream:
     if is_dataset(value):
-        return read_dataset(value, title, settings.limit)
+        return read_dataset(find_source(value, title), settings.limit)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
         return Examples(*value)
     kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"

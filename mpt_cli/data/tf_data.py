@@ -37,13 +37,19 @@ def is_dataset(value: object) -> bool:
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
 
-def read_dataset(dataset: Any, where: str, limit: int | None = None) -> Examples | Stream:
+def find_source(dataset: Any, where: str) -> Source:
+    """A dataset whose elements are (x, y) or (x, y, sample_weight), of one example or of a batch: see `is_batched`.
+
+    DataError where an element isn't that.
+    """
+    return Source(dataset, is_batched(element_spec(dataset, where), where), where)
+
+
+def read_dataset(source: Source, limit: int | None = None) -> Examples | Stream:
     """Arrays of a finite dataset of up to MEMORY_BYTES, as measured while reading; a Stream otherwise.
 
-    Elements are (x, y) or (x, y, sample_weight), of one example or of a batch: see `is_batched`. A stream takes the
-    first `limit` examples; of arrays the caller draws them. DataError where reading fails or an element isn't that.
+    A stream takes the first `limit` examples; of arrays the caller draws them. DataError where reading fails.
     """
-    source = Source(dataset, is_batched(element_spec(dataset, where), where), where)
     length = _length(source)
     arrays = None if length == float("inf") else _arrays(source, MOST_UNCOUNTED if length is None else None)
     return arrays or open_stream(source, length, limit)

@@ -27,7 +27,7 @@ def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
     dataset = records.map(_parser(settings, _outputs(records, settings, title)),
                           num_parallel_calls=tf.data.AUTOTUNE)
     task = "regression" if settings.num_classes is None else "classification"
-    found = read_dataset(dataset, title)
+    found = read_dataset(Source(dataset, False, title))
     if isinstance(found, Examples):
         return build_data_set(Raw(title, found, None, task, settings.num_classes), settings, seed)
     train, validation = _split(dataset, settings, title)

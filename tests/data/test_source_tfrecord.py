@@ -98,6 +98,15 @@ def test_a_large_file_is_streamed_and_every_fifth_example_held_out(path, monkeyp
     assert load(path, validation_fraction=0).validation is None
 
 
+def test_a_record_is_one_example_also_where_it_looks_like_a_batch(tmp_path):
+    clips = write(tmp_path / "c", *[{"x": np.full((4, 2, 2, 1), float(n)), "y": [n % 3] * 4} for n in range(5)])
+    shapes = {"input_shape": [4, 2, 2, 1], "validation_fraction": 0}
+    data = load(clips, **shapes)
+    assert (data.train.x.shape, data.train.y.shape, data.input_shape) == ((5, 4, 2, 2, 1), (5, 4), (4, 2, 2, 1))
+    sequences = write(tmp_path / "s", *[{"x": np.ones((4, 2)), "y": [0, 1, 2, 0]} for _ in range(3)])
+    assert load(sequences, input_shape=[4, 2], validation_fraction=0).train.y.shape == (3, 4)
+
+
 @pytest.mark.parametrize("keep", [3, 40, -3])
 def test_truncated(path, keep):
     path.write_bytes(path.read_bytes()[:keep])

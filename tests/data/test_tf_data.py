@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Examples, Stream
-from mpt_cli.data.tf_data import is_dataset, read_dataset
+from mpt_cli.data.tf_data import find_source, is_dataset, read_dataset
 from mpt_cli.data.tf_elements import element_spec, is_batched
 from mpt_cli.errors import DataError
 
@@ -16,6 +16,10 @@ Y = np.arange(10) % 3
 
 def dataset(*arrays):
     return tf.data.Dataset.from_tensor_slices(arrays or (X, Y))
+
+
+def read(made, limit=None):
+    return read_dataset(find_source(made, "it"), limit)
 
 
 def spec(*shapes, dtype=tf.float32):
@@ -68,14 +72,14 @@ def test_elements_that_cannot_be_trained_on(elements, message):
     dataset, lambda: dataset().batch(4), lambda: dataset().batch(4).prefetch(1),
     lambda: dataset().batch(3).map(lambda x, y: (x, y)).unbatch()])
 def test_a_small_dataset_becomes_the_arrays_it_holds(make):
-    examples = read_dataset(make(), "it")
+    examples = read(make())
     assert isinstance(examples, Examples)
     assert (examples.x.tolist(), examples.y.tolist(), examples.sample_weight) == (X.tolist(), Y.tolist(), None)
 
 
 def test_dicts_tuples_and_weights():
     made = tf.data.Dataset.from_tensor_slices(({"a": X, "b": (Y, X)}, Y, Y / 2)).batch(4)
-    examples = read_dataset(made, "it")
+    examples = read(made)
     assert examples.x["a"].tolist() == X.tolist()
     assert examples.x["b"][0].tolist() == Y.tolist()
     assert examples.sample_weight.tolist() == (Y / 2).tolist()
@@ -84,7 +88,7 @@ def test_dicts_tuples_and_weights():
 @pytest.mark.parametrize("batch", [None, 3])
 def test_a_large_dataset_is_a_stream_of_the_same_examples_in_new_batches(small_memory, batch):
     made = dataset() if batch is None else dataset().batch(batch)
-    stream = read_dataset(made, "it")
+    stream = read(made)
     assert isinstance(stream, Stream)
     assert (stream.examples, stream.endless) == (10 if batch is None else None, False)  # a last batch may be smaller
     for epoch in (0, 1):
@@ -100,7 +104,7 @@ def order(stream, epoch, seed):
 
 @pytest.mark.parametrize("batch", [None, 3])
 def test_a_stream_is_shuffled_by_seed_and_epoch(small_memory, batch):
-    stream = read_dataset(dataset() if batch is None else dataset().batch(batch), "it")
+    stream = read(dataset() if batch is None else dataset().batch(batch))
     orders = [order(stream, epoch, seed) for epoch, seed in ((0, 5), (0, 5), (1, 5), (0, 6))]
     assert orders[0] == orders[1]
     assert len({tuple(o) for o in orders}) == 3
@@ -108,7 +112,7 @@ def test_a_stream_is_shuffled_by_seed_and_epoch(small_memory, batch):
 
 
 def test_an_endless_dataset_is_an_endless_stream():
-    stream = read_dataset(dataset().repeat(), "it")
+    stream = read(dataset().repeat())
     assert (stream.examples, stream.endless) == (None, True)
     assert len(next(iter(stream.batches(32, 0, 0, shuffle=False)))[0]) == 32
 
@@ -121,26 +125,26 @@ def generated(count):
 
 
 def test_a_generator_is_read_to_its_end(monkeypatch):
-    assert len(read_dataset(generated(7), "it")) == 7
+    assert len(read(generated(7))) == 7
 
 
 def test_a_generator_beyond_the_limit_is_a_stream_of_unknown_length(monkeypatch):
     monkeypatch.setattr(tf_data, "MOST_UNCOUNTED", 8)
-    stream = read_dataset(generated(9), "it")
+    stream = read(generated(9))
     assert (stream.examples, stream.endless) == (None, False)
     assert sum(len(x) for x, _, _ in stream.batches(4, 0, 0, shuffle=True)) == 9
 
 
 @pytest.mark.parametrize("batch", [None, 3])
 def test_a_limited_stream_takes_the_first_examples(small_memory, batch):
-    stream = read_dataset(dataset() if batch is None else dataset().batch(batch), "it", limit=7)
+    stream = read(dataset() if batch is None else dataset().batch(batch), limit=7)
     assert stream.examples == (7 if batch is None else None)
     assert np.concatenate([x for x, _, _ in stream.batches(4, 0, 0, shuffle=False)]).tolist() == X[:7].tolist()
 
 
 def test_an_empty_dataset():
     with pytest.raises(DataError, match=r"^it: the dataset is empty\.$"):
-        read_dataset(dataset().take(0), "it")
+        read(dataset().take(0))
 
 
 def test_an_error_of_the_users_generator_is_shown_without_a_traceback():
@@ -149,7 +153,7 @@ def test_an_error_of_the_users_generator_is_shown_without_a_traceback():
         raise RuntimeError("disk on fire")
     made = tf.data.Dataset.from_generator(generate, output_signature=spec((2,), ()))
     with pytest.raises(DataError, match=r"^it: reading the dataset failed: .*disk on fire") as caught:
-        read_dataset(made, "it")
+        read(made)
     assert "\n" not in str(caught.value)
 
 
@@ -159,7 +163,7 @@ def test_examples_of_different_shapes():
         yield X[0, :1], 1
     made = tf.data.Dataset.from_generator(generate, output_signature=spec((None,), ()))
     with pytest.raises(DataError, match=r"^it: reading the dataset failed: .*shape"):
-        read_dataset(made, "it")
+        read(made)
 
 
 def test_is_dataset():
