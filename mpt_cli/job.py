@@ -15,15 +15,17 @@ from mpt_cli.outcome import summarise, summarise_failure
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.cut_back import cut_back, events_before
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.expectations import expectation_lines
+from mpt_cli.runs.expectations import expectation_lines, is_as_written
 from mpt_cli.runs.provenance import RunFacts, collect_environment
 from mpt_cli.runs.resume import (
+    change_notes,
     check_checkpoints,
     check_resumable,
     find_run,
     finished_summary,
     past_attempts,
     stored_settings,
+    without_effect,
 )
 from mpt_cli.runs.summary import summary_dict, write_json, write_summary
 from mpt_cli.settings import resolved_yaml
@@ -34,8 +36,6 @@ from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.processes import hear_first, tell_others
-
-NEUTRAL = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute")  # keys that leave a recipe as it is
 
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
@@ -119,7 +119,6 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     step = checkpoint.step if checkpoint else 0
     notes.append(f"going on at step {step} of {run.path}" if checkpoint else
                  f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
-    notes += [f"changed since: {key} was {old!r}, is {new!r}" for key, (old, new) in changes.items()]
     start = Start(settings, run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
     events_before(run, *start.position)  # a damaged file is said before anything is loaded
     return start
@@ -152,13 +151,19 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
     if start.attempt > 1:
         telemetry.cut_back(*start.position)
-    for note in start.notes:
+    changes = change_notes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
+    for note in [*start.notes, *changes]:
         telemetry.message(note)
     return session
 
 
 def follow(settings: Settings) -> None:
     """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
+def _without_effect(start: Start, session: "Session") -> list[str]:
+    before = None if start.checkpoint is None else str(start.checkpoint.position["scaling_mode"])
+    return without_effect(start.changes, session.assembly.scaling.mode, before)
+
+
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
@@ -188,7 +193,7 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     attempt = {
         "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
         "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
-        "changes": start.changes,
+        "changes": start.changes, "without_effect": _without_effect(start, session),
     }  # fmt: skip
     environment["attempts"] = [*past_attempts(start.run), attempt]
     write_json(start.run.environment_json, environment)
@@ -196,11 +201,6 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
         write_json(start.run.preprocessing_json, parts.data.preprocessing)
     # where it ran is not part of what it was: the file can be run again as it is
     write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(settings, run_dir=None, resume=None)))
-
-
-def _is_as_written(words: Sequence[str]) -> bool:
-    """Whether no key on the command line changes what the recipe was expected to reach."""
-    return all(word.partition("=")[0].split(".")[0] in NEUTRAL for word in words if "=" in word)
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> Summary:
@@ -217,7 +217,7 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Seq
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome)
-    if summary.status == "finished" and _is_as_written(words):
+    if summary.status == "finished" and is_as_written(words):
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 WORDS = {"min", "max", "value", "tolerance"}
+NEUTRAL = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute")  # keys that leave a recipe as it is
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,11 @@ class Check:
     def __str__(self) -> str:
         got = self.unreported or f"got {value_words(self.got)}"
         return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
+
+
+def is_as_written(words: Sequence[str]) -> bool:
+    """Whether no key on the command line changes what the recipe was expected to reach."""
+    return all(word.partition("=")[0].split(".")[0] in NEUTRAL for word in words if "=" in word)
 
 
 def compare(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[Check]:

@@ -1,6 +1,7 @@
 """Going on with an earlier run: which one, whether the settings allow it, and whether anything is left to do."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,13 @@ FIXED = (
     "optimizer.gradient_accumulation_steps", "trainer.batch_size", "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip
 UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "requires", "expect.", "logger.", "backend.compile_cache")
+# The numbers of `loss_scale` that a run which goes on in this mode uses.
+SCALE_NUMBERS = {
+    "none": (),
+    "fixed": ("initial_scale",),
+    "dynamic": ("growth_steps", "growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"),
+    "logmax": ("log_max", "beta1", "beta2", "deviations", "min_scale", "max_scale"),
+}
 
 
 def find_run(settings: Settings) -> RunDirectory | None:
@@ -75,6 +83,33 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     if problems:
         raise ConfigError(problems)
     return changes(before, settings)
+
+
+def without_effect(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
+    """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use.
+
+    A scale that moves goes on from where it was; only where it begins anew does it begin at `initial_scale`.
+
+    >>> without_effect(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "dynamic", "dynamic")
+    ['loss_scale.initial_scale']
+    >>> without_effect(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
+    ['loss_scale.max_scale']
+    """
+    begins = mode not in ("none", mode_before)
+    used = {*SCALE_NUMBERS[mode], *(("initial_scale",) if begins else ())}
+    unused = {"initial_scale"}.union(*SCALE_NUMBERS.values()) - used
+    return [key for key in changed if key in {f"loss_scale.{name}" for name in unused}]
+
+
+def change_notes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
+    """A sentence for each changed key, with what is to be expected of the `idle` ones."""
+    notes = []
+    for key, (old, new) in changed.items():
+        moved = f"{key} was {old!r}, is {new!r}"
+        goes_on = key == "loss_scale.initial_scale" and mode != "none"
+        reason = f"{mode} scaling goes on from the scale it had" if goes_on else f"{mode} scaling does not use it"
+        notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
+    return notes
 
 
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:

@@ -49,6 +49,7 @@ class Origin:
 
     scaling_mode: str
     dataset: str
+    hysteresis: int = 1
 
 
 class Checkpointer:

@@ -1,5 +1,7 @@
 """Back to a checkpoint: when a run is taken up again, and when a health rule sends it back with lower rates."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from mpt_cli.errors import DataError
@@ -11,35 +13,31 @@ from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.checkpoint import Checkpoint
 from mpt_cli.training.optimizers import set_learning_rate
 from mpt_cli.training.progress import Progress
-from mpt_cli.training.state import SCALE, restore_state
+from mpt_cli.training.resumed_scale import restore_scale, saved_scale, scale_at
+from mpt_cli.training.state import restore_state
 from mpt_cli.training.trainer import Trainer
 
 
 def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     """Put everything back as it was at `checkpoint`, with the lower rates of the rollbacks so far.
 
-    What settings may change in between is set again afterwards: the learning rate and the growth of the scale. Returns
-    whether compiled steps have to be made anew. DataError when it is of another model or optimizer.
+    What settings may change in between is set again afterwards: the learning rate and the loss scale. Returns whether
+    compiled steps have to be made anew. DataError when it is of another model or optimizer.
     """
-    settings, optimizer = parts.settings, parts.optimizer
+    settings, rollbacks = parts.settings, trainer.telemetry.tally.rollbacks
     before = str(checkpoint.position["scaling_mode"])
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
     parts.engine.forget()
     trainer.checkpointer.resume(checkpoint)
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
     trainer.ledger.resume(checkpoint.position["ledger"])
-    if trainer.sampler is None or before != parts.scaling.mode:
+    trainer.ledger.scale = restore_scale(parts, checkpoint, rollbacks)
+    other_fixed = parts.scaling.mode == "fixed" and trainer.ledger.scale != saved_scale(checkpoint)
+    if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
-    if optimizer.dynamic_growth_steps is not None:
-        optimizer.dynamic_growth_steps = settings.loss_scale.growth_steps
-    rollbacks = trainer.telemetry.tally.rollbacks
-    if rollbacks and rollbacks[-1].step == checkpoint.step:
-        assert optimizer.scale_state is not None
-        optimizer.scale_state.scale.assign(rollbacks[-1].scale_after)
-        trainer.ledger.scale = rollbacks[-1].scale_after
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
-    return set_learning_rate(optimizer, settings.optimizer, parts.schedule_steps, factor)
+    return set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
 
 
 class Rollback:
@@ -81,20 +79,11 @@ class Rollback:
 
     def _event(self, stop: Stop, checkpoint: Checkpoint) -> Event:
         trainer = self.trainer
-        return Event(
+        event = Event(
             checkpoint.step, int(checkpoint.position["progress"]["epoch"]), ROLLBACK, trainer.ledger.scale,
-            self._scale(stop, checkpoint), cause=stop.key, from_step=trainer.ledger.seen,
+            trainer.ledger.scale, cause=stop.key, from_step=trainer.ledger.seen,
         )  # fmt: skip
-
-    def _scale(self, stop: Stop, checkpoint: Checkpoint) -> float:
-        """Lower than at the checkpoint after a rule of the loss scale, and each time more; others don't concern it."""
-        settings, rollbacks = self.parts.settings, self.trainer.telemetry.tally.rollbacks
-        scale = float(checkpoint.arrays[f"{SCALE}scale"])
-        if rollbacks and rollbacks[-1].step == checkpoint.step:
-            scale = rollbacks[-1].scale_after
-        if not stop.key.startswith("loss_scale."):
-            return scale
-        return max(scale * settings.trainer.rollback_scale_factor, min(scale, settings.loss_scale.min_scale))
+        return replace(event, scale_after=scale_at(self.parts, checkpoint, [*trainer.telemetry.tally.rollbacks, event]))
 
     def _words(self, stop: Stop, event: Event) -> str:
         trainer = self.parts.settings.trainer

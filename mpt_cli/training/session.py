@@ -1,6 +1,7 @@
 """One prepared run: what it is made of, its header, its record, and what happens after the last step."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,11 @@ class Session:
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
-        parts, settings = self.assembly, self.assembly.settings
+        parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        scaling = parts.scaling if math.isnan(ledger.scale) else replace(parts.scaling, initial_scale=ledger.scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model),
+            policy=_describe_policy(settings), loss_scale=describe_scaling(scaling, parts.model),
             model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
             optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
@@ -101,7 +103,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     health = Health(settings.loss_scale, trainer)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     rhythm = Rhythm.from_settings(trainer, names)
-    origin = Origin(parts.scaling.mode, parts.data.fingerprint)
+    origin = Origin(parts.scaling.mode, parts.data.fingerprint, settings.loss_scale.hysteresis)
     checkpointer = Checkpointer(store, rhythm, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)

@@ -1,0 +1,135 @@
+"""The loss scale of a run that is gone on with: what its settings say now, or what it had."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from test_health_runs import TINY, objects, train
+
+from mpt_cli import job
+from mpt_cli.precision import DynamicScale, LossScaleOptimizer
+from mpt_cli.runs.resume import change_notes, without_effect
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import LossScale, Settings, Trainer
+from mpt_cli.telemetry.records import Event, Scaling, Summary
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.resumed_scale import restore_scale, scale_at
+
+FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
+SKIPS, NAN = "loss_scale.max_consecutive_skips", "trainer.max_nonfinite_losses"
+
+
+def _parts(mode: str, loss_scale: LossScale, optimizer: Any = None) -> Any:
+    settings = Settings(loss_scale=loss_scale, trainer=Trainer(rollback_scale_factor=0.25))
+    return SimpleNamespace(settings=settings, scaling=Scaling(mode), optimizer=optimizer)
+
+
+def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10, left: int = 1, **position: Any) -> Checkpoint:
+    arrays = {"scale/scale": np.float32(scale), "scale/hysteresis_left": np.int32(left)}
+    return Checkpoint(40, arrays, {"scaling_mode": mode, **position})
+
+
+def _rollback(step: int, cause: str = SKIPS) -> Event:
+    return Event(step, 1, "rollback", 0.0, 0.0, cause=cause)
+
+
+@pytest.mark.parametrize(
+    ("mode", "before", "rollbacks", "scale"),
+    [
+        ("fixed", "fixed", [], 2.0**7),
+        ("fixed", "fixed", [_rollback(20), _rollback(40), _rollback(40, NAN), _rollback(60)], 2.0**3),
+        ("fixed", "dynamic", [], 2.0**7),
+        ("dynamic", "dynamic", [], 2.0**10),
+        ("dynamic", "dynamic", [_rollback(20), _rollback(40), _rollback(40, NAN)], 2.0**8),
+        ("dynamic", "fixed", [], 2.0**7),
+        ("logmax", "logmax", [_rollback(40), _rollback(40)], 2.0**6),
+        ("none", "dynamic", [_rollback(40)], 1.0),
+    ],
+)
+def test_the_scale_at_a_checkpoint(mode: str, before: str, rollbacks: list[Event], scale: float) -> None:
+    assert scale_at(_parts(mode, LossScale(initial_scale=2.0**7)), _checkpoint(before), rollbacks) == scale
+
+
+@pytest.mark.parametrize(("limits", "scale"), [({"max_scale": 2.0**9}, 2.0**9), ({"min_scale": 2.0**11}, 2.0**11)])
+def test_new_limits_hold_at_once(limits: dict[str, float], scale: float) -> None:
+    assert scale_at(_parts("dynamic", LossScale(**limits)), _checkpoint(), []) == scale
+
+
+def test_a_rollback_never_leads_below_the_floor() -> None:
+    parts = _parts("dynamic", LossScale(min_scale=2.0**9))
+    assert scale_at(parts, _checkpoint(), [_rollback(40), _rollback(40)]) == 2.0**9
+
+
+@pytest.mark.parametrize(
+    ("left", "position", "now"),
+    [(2, {"hysteresis": 2}, 4), (1, {"hysteresis": 2}, 3), (0, {"hysteresis": 2}, 2), (5, {"hysteresis": 9}, 0),
+     (1, {}, 1)],
+)  # fmt: skip
+def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth(left: int, position: dict, now: int) -> None:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(hysteresis=4))
+    optimizer.build([keras.Variable([1.0])])
+    parts = _parts("dynamic", LossScale(hysteresis=4, growth_steps=7), optimizer)
+    assert restore_scale(parts, _checkpoint(left=left, **position), []) == 2.0**10 == float(optimizer.loss_scale)
+    assert int(optimizer.scale_state.by_name["hysteresis_left"].numpy()) == now
+    assert optimizer.dynamic_growth_steps == 7
+
+
+def test_what_is_without_effect_is_said_to_be() -> None:
+    changes = {"loss_scale.initial_scale": (8.0, 4.0), "loss_scale.log_max": (16.0, 9.0), "trainer.epochs": (1, 2)}
+    idle = without_effect(changes, "dynamic", "dynamic")
+    assert change_notes(changes, idle, "dynamic") == [
+        "without effect: loss_scale.initial_scale was 8.0, is 4.0; dynamic scaling goes on from the scale it had",
+        "without effect: loss_scale.log_max was 16.0, is 9.0; dynamic scaling does not use it",
+        "changed since: trainer.epochs was 1, is 2",
+    ]
+    assert without_effect(changes, "none", "dynamic") == list(changes)[:2]
+    assert without_effect(changes, "logmax", None) == []
+
+
+class Heard(Sink):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.loss_scale = ""
+
+    def message(self, text: str) -> None:
+        self.said.append(text)
+
+    def start(self, header: Any) -> None:
+        self.loss_scale = header.loss_scale
+
+
+def _go_on(run_dir: Path, *words: str) -> tuple[Summary, Heard]:
+    heard = Heard()
+    settings = load_settings([*TINY, "policy=mixed_float16", *words, f"resume={run_dir}"])
+    return job.train(settings, audience=job.Audience(sinks=[heard])), heard
+
+
+@pytest.mark.slow
+def test_a_lower_fixed_scale_acts_when_the_run_goes_on(tmp_path: Path) -> None:
+    _, run_dir = train(tmp_path, *FIXED, "trainer.max_steps=30")
+    summary, heard = _go_on(run_dir, *FIXED, "loss_scale.initial_scale=2**7")
+    assert (summary.steps_seen, summary.applied_steps, summary.final_loss_scale) == (80, 80, 128.0)
+    lines = objects(run_dir / "metrics.jsonl")
+    assert {line["loss_scale"] for line in lines if line["step"] <= 30} == {32768.0}
+    assert {line["loss_scale"] for line in lines if line["step"] > 30} == {128.0}
+    assert heard.loss_scale.startswith("fixed at 128")
+    assert "changed since: loss_scale.initial_scale was 32768.0, is 128.0" in heard.said
+    newest = CheckpointStore(run_dir / "checkpoints").newest()
+    assert newest is not None and newest.arrays["scale/scale"] == 128.0
+
+
+@pytest.mark.slow
+def test_a_dynamic_scale_goes_on_from_where_it_was_and_says_so(tmp_path: Path) -> None:
+    _, run_dir = train(tmp_path, "loss_scale.initial_scale=2**12", "trainer.max_steps=30")
+    summary, heard = _go_on(run_dir, "loss_scale.initial_scale=2**7")
+    assert (summary.applied_steps, summary.final_loss_scale) == (80, 4096.0)
+    assert heard.loss_scale.startswith("dynamic from 4096")
+    goes_on = "dynamic scaling goes on from the scale it had"
+    assert f"without effect: loss_scale.initial_scale was 4096.0, is 128.0; {goes_on}" in heard.said
+    attempt = json.loads((run_dir / "environment.json").read_text())["attempts"][-1]
+    assert attempt["without_effect"] == ["loss_scale.initial_scale"]
