@@ -27,8 +27,11 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome") -> Summary:
         explanation += f" That is after {words} to a good checkpoint."
     status, exit_code = _status(outcome, verdict)
     unsaved = session.trainer.checkpointer.failure
-    if outcome.signal is not None and unsaved is not None:  # 130 and 143 promise that it can go on from here
-        exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
+    if unsaved is not None and outcome.stop is None:
+        if outcome.signal is not None:  # 130 and 143 promise that it can go on from here
+            exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
+        else:
+            explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, (status, exit_code, verdict, explanation))
     return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
 

@@ -57,7 +57,7 @@ class Ledger:
     counter: int = 0
     learning_rate: float = math.nan
     floor_skips: int = 0
-    is_sound: bool = True  # whether loss and gradients of the last applied step were finite, and not all zero
+    is_sound: bool = True  # whether loss and gradients of the last applied step were finite
     peak_skips: int = 0
     peak_bad_losses: int = 0
     peak_zero_steps: int = 0
@@ -129,7 +129,7 @@ class Ledger:
         zero = block.column("zero").astype(bool)
         self.zero_steps, self.peak_zero_steps = _streaks(zero[applied], self.zero_steps)
         if skipped < len(block):
-            self.is_sound = bool((block.finite & ~lost & ~zero)[applied][-1])
+            self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
         if skipped:

@@ -27,7 +27,7 @@ class Rhythm:
     epochs: int | None
     seconds: float | None
     monitor: str | None = None
-    settled_only: bool = False  # not within a streak of skips: a rollback needs a place before the trouble
+    settled_only: bool = False  # not within a streak of skips or zeros: a rollback needs a place before the trouble
 
     @classmethod
     def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "Rhythm":
@@ -84,14 +84,15 @@ class Checkpointer:
         return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        in_trouble = self.rhythm.settled_only and ledger.consecutive_skips > 0
+        in_trouble = self.rhythm.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
         if self._is_due(progress, ledger) and not in_trouble:
             self.save(progress, ledger)
 
     def save(self, progress: Progress, ledger: Ledger) -> None:
-        """Save now, unless this step is saved already or spoiled: the last good checkpoint stays the latest."""
+        """Save now, unless this step is saved already. A spoiled one is not: the last good checkpoint stays the latest.
+        """
         here = ledger.seen, progress.step_in_epoch
-        if self._saved_position == here or not ledger.is_sound:
+        if self._saved_position == here:
             return
         started = time.monotonic()
         if self._try(lambda: self.store.save(self._checkpoint(collect_state(self.model), progress, ledger))):
@@ -101,10 +102,13 @@ class Checkpointer:
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.rhythm.monitor in improved and ledger.is_sound:
+        if self.rhythm.monitor in improved:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
 
     def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
+        """DataError where the last applied step has spoiled the weights."""
+        if not ledger.is_sound:
+            raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
                     "monitor": self.rhythm.monitor, "times": self.stopwatch.position()}
         return Checkpoint(ledger.seen, arrays, position)
@@ -117,7 +121,8 @@ class Checkpointer:
         except (OSError, DataError) as error:
             reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
             if self.failure is None:
-                kept = f"that of step {self.saved_step} is kept" if self.saved_step else "there is none before it"
+                before = self.saved_step
+                kept = "there is none before it" if before is None else f"that of step {before} is kept"
                 self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training goes on")
             self.failure = reason
             return False

@@ -3,6 +3,7 @@
 import errno
 import math
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -88,6 +89,30 @@ def test_a_failed_save_is_said_once_and_so_is_the_first_that_works_again(tmp_pat
     checkpointer.save(*_at(30))
     assert said[1:] == ["checkpoints can be written again"]
     assert (checkpointer.failure, checkpointer.store.steps()) == (None, [10, 30])
+
+
+def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    checkpointer.save(*_at(10))
+    progress, ledger = _at(20)
+    ledger.is_sound = False
+    checkpointer.save(progress, ledger)
+    checkpointer.keep_if_best({"val_loss"}, progress, ledger)
+    reason = "the loss or a gradient of the last applied step was not finite"
+    assert said == [f"a checkpoint could not be written ({reason}); that of step 10 is kept, training goes on"]
+    assert (checkpointer.failure, checkpointer.saved_step) == (reason, 10)
+    assert (checkpointer.store.steps(), checkpointer.store.steps("best-")) == ([10], [])
+
+
+def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
+    checkpointer = _checkpointer(tmp_path / "c", said)
+    checkpointer.rhythm = replace(checkpointer.rhythm, settled_only=True)
+    progress, ledger = _at(10)
+    ledger.zero_steps = 1
+    checkpointer.save_if_due(progress, ledger)
+    assert checkpointer.saved_step is None
+    checkpointer.save_if_due(*_at(20))
+    assert checkpointer.saved_step == 20
 
 
 def test_a_folder_that_is_gone_is_said_and_training_goes_on(tmp_path: Path, said) -> None:

@@ -250,6 +250,12 @@ def test_whether_the_last_applied_step_was_sound(mark, loss, sound):
     assert ledger.is_sound == sound
 
 
+def test_gradients_that_are_all_zero_spoil_nothing():
+    ledger = Ledger(LedgerRules())
+    ledger.absorb(block_of(steps_of(".."), zero=1), 1)
+    assert ledger.is_sound and ledger.zero_steps == 2
+
+
 def test_a_skipped_step_spoils_nothing():
     ledger = Ledger(LedgerRules())
     ledger.absorb(block_of(steps_of(".x"), [0.5, NAN]), 1)
