@@ -149,6 +149,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.cut_files = partial(cut_back, start.run)
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+    else:
+        store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
         telemetry.cut_back(*start.position)
     changes = change_notes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
@@ -157,13 +159,13 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     return session
 
 
-def follow(settings: Settings) -> None:
-    """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
 def _without_effect(start: Start, session: "Session") -> list[str]:
     before = None if start.checkpoint is None else str(start.checkpoint.position["scaling_mode"])
     return without_effect(start.changes, session.assembly.scaling.mode, before)
 
 
+def follow(settings: Settings) -> None:
+    """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)

@@ -75,7 +75,7 @@ class Checkpointer:
                 f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
                 f"{self.origin.dataset[:12]}…). Bring back the data of then, or start a new run."
             )
-        self.store.cut_back(checkpoint.step)
+        self.store.go_on_from(checkpoint)
         self.saved_step = checkpoint.step
         self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
 

@@ -1,0 +1,76 @@
+"""Whether the end of a run is saved, and what is left of a past that was given up."""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from test_health_runs import NAN_TO_THE_END, TINY, train
+
+from mpt_cli import job
+from mpt_cli.errors import BAD_DATA, NUMERICAL, OK, TERMINATED
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training.checkpoint import CheckpointStore
+
+UNSAVED = "the loss or a gradient of the last applied step was not finite"
+
+
+class Terminate(Sink):
+    """Sends SIGTERM after step 30, once."""
+
+    def __init__(self) -> None:
+        self.sent = False
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        if step >= 30 and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def terminated(run_dir: Path, *words: str) -> Summary:
+    settings = load_settings([*TINY, "policy=float32", "trainer.steps_per_execution=1", *words, f"run_dir={run_dir}"])
+    return job.train(settings, audience=job.Audience(sinks=[Terminate()]))
+
+
+def newest_step(run_dir: Path) -> int | None:
+    found = CheckpointStore(run_dir / "checkpoints").newest()
+    return None if found is None else found.step
+
+
+@pytest.mark.slow
+def test_a_run_terminated_at_a_step_without_gradients_is_saved_there(tmp_path: Path) -> None:
+    summary = terminated(tmp_path / "run", "fault=overflow", "fault.kind=zero", "fault.at_steps=[30]")
+    assert (summary.exit_code, summary.steps_seen, summary.applied_steps) == (TERMINATED, 30, 30)
+    assert newest_step(tmp_path / "run") == 30
+
+
+def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(tmp_path: Path) -> None:
+    spoiled = ["fault=overflow", "fault.at_steps=[25]", "trainer.checkpoint_every_steps=20"]
+    summary = terminated(tmp_path / "run", *NAN_TO_THE_END, *spoiled)
+    assert (summary.exit_code, summary.steps_seen, summary.applied_steps) == (BAD_DATA, 30, 30)
+    assert summary.explanation == f"It ended on SIGTERM and could not be saved: {UNSAVED}"
+    assert newest_step(tmp_path / "run") == 20
+
+
+@pytest.mark.slow
+def test_a_finished_run_whose_end_could_not_be_saved_says_so(tmp_path: Path) -> None:
+    summary, run_dir = train(tmp_path, *NAN_TO_THE_END, "fault=overflow", "fault.at_steps=[25]")
+    assert (summary.status, summary.exit_code, summary.applied_steps) == ("finished", NUMERICAL, 80)
+    ending = f" Its end could not be saved ({UNSAVED}): more epochs would go on from before it."
+    assert summary.explanation.endswith(ending)
+    assert newest_step(run_dir) is None
+
+
+@pytest.mark.slow
+def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -> None:
+    """It was stopped at step 60, after an epoch and before any checkpoint."""
+    fixed = ["loss_scale=fixed", "loss_scale.initial_scale=2**10"]
+    aborted = [*fixed, "fault=overflow", "fault.at_steps=[60]", "loss_scale.on_overflow=abort"]
+    summary, run_dir = train(tmp_path, *aborted, "trainer.steps_per_execution=1")
+    store = CheckpointStore(run_dir / "checkpoints")
+    assert (summary.exit_code, store.steps(), store.steps("best-")) == (NUMERICAL, [], [40])
+    again = [*TINY, "policy=mixed_float16", *fixed, "trainer.monitor=null", f"resume={run_dir}"]
+    summary = job.train(load_settings(again))
+    assert (summary.exit_code, summary.applied_steps, store.steps("best-")) == (OK, 80, [])
