@@ -33,6 +33,7 @@ from mpt_cli.training.engine import (
     order_of,
 )  # fmt: skip
 from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
+from mpt_cli.training.processes import place_everywhere
 
 Tensor = Any
 
@@ -78,7 +79,7 @@ class JaxEngine(Engine):
         self._train_one = self._compiled(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def place(self, arrays: Any) -> Any:
-        return jax.tree.map(lambda a: jax.device_put(a, self._everywhere), arrays)
+        return jax.tree.map(lambda a: place_everywhere(a, self._everywhere), arrays)
 
     def train(
         self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008

@@ -15,6 +15,7 @@ from signal import Signals
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.checks import check_several_processes
@@ -85,6 +86,30 @@ def have_met() -> bool:
     """Whether `connect` has brought this process together with the others."""
     jax = sys.modules.get("jax")
     return jax is not None and jax.distributed.is_initialized()
+
+
+def check_same_data(fingerprint: str) -> None:
+    """DataError, in every process, where they have not all loaded the data with this fingerprint (64 letters)."""
+    from jax.experimental import multihost_utils
+
+    found = multihost_utils.process_allgather(np.frombuffer(fingerprint.encode(), np.uint8))
+    if len(np.unique(found, axis=0)) > 1:
+        texts = ", ".join(f"{row.tobytes().decode()[:12]}…" for row in found)
+        raise DataError(f"The processes have not loaded the same data (fingerprints {texts}). They must all read the "
+                        "same files, and a data.loader must return the same for the same seed.")
+
+
+def place_everywhere(array: NDArray[Any], sharding: Any) -> Any:
+    """An array that is the same in every process, on all devices of a `sharding` (None: on the device of this one).
+
+    To be called from any thread: unlike jax.device_put it does not send the array to the other processes to compare,
+    which would get in between the messages of a training step.
+    """
+    import jax
+
+    if sharding is None:
+        return jax.device_put(array)
+    return jax.make_array_from_callback(array.shape, sharding, lambda _: array)
 
 
 class Together:

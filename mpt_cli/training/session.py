@@ -19,7 +19,7 @@ from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
 from mpt_cli.training.memory import peak_memory
 from mpt_cli.training.postmortem import examine
-from mpt_cli.training.processes import Together
+from mpt_cli.training.processes import Together, check_same_data
 from mpt_cli.training.rollback import Rollback, restore
 from mpt_cli.training.sampling import Sampler
 from mpt_cli.training.scaling import describe_scaling
@@ -89,6 +89,8 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
     data = load_data(settings.data, settings.seed)
+    if platform.place is not None:
+        check_same_data(data.fingerprint)
     parts = assemble(settings, platform, data)
     rules = LedgerRules(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),

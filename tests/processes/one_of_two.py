@@ -6,6 +6,7 @@
 import hashlib
 import json
 import sys
+import threading
 
 import numpy as np
 
@@ -20,6 +21,7 @@ def main() -> None:
     from mpt_cli.training.checkpoint import NoStore
     from mpt_cli.training.session import prepare
 
+    elsewhere = threads_that_exchange()
     telemetry = Telemetry([])
     session = prepare(settings, platform, telemetry, NoStore())
     session.fit()
@@ -28,8 +30,23 @@ def main() -> None:
     print(json.dumps({
         "replicas": session.assembly.replicas, "seen": ledger.seen, "skips": telemetry.tally.skip_steps,
         "scales": [ledger.lowest_scale, ledger.highest_scale, ledger.scale], "weights": digest,
-        "loss": session.trainer.progress.metrics["loss"],
+        "elsewhere": elsewhere, "loss": session.trainer.progress.metrics["loss"],
     }))  # fmt: skip
+
+
+def threads_that_exchange() -> list[str]:
+    """Names of the threads but the main one that exchange something with the other process, from now on."""
+    from jax.experimental import multihost_utils
+
+    exchange, names = multihost_utils.process_allgather, list[str]()
+
+    def watched(*given: object, **named: object) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            names.append(threading.current_thread().name)
+        return exchange(*given, **named)
+
+    multihost_utils.process_allgather = watched
+    return names
 
 
 if __name__ == "__main__":

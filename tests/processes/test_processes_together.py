@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from finished_run import FINISHED
+from pair import TINY, TWO, mpt, two_seen
 
 from mpt_cli import launch
 from mpt_cli.cli import main
@@ -20,15 +21,7 @@ from mpt_cli.runs.summary import write_json
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.training.processes import Place, check_place, find_place
 
-TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
-TWO = ["distribute=data_parallel", "distribute.processes=2"]
-HERE = Path(__file__).parent
 slow = pytest.mark.slow
-
-
-def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "mpt_cli", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -103,14 +96,8 @@ def test_a_slurm_step_ends_at_once_where_its_first_task_has_nothing_to_train(run
 
 @slow
 def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Path) -> None:
-    words = [*TINY, *TWO, "trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
-    meeting_point = f"127.0.0.1:{free_port()}"
-    running = [
-        subprocess.Popen([sys.executable, str(HERE / "one_of_two.py"), *words], cwd=tmp_path, text=True,
-                         env={**os.environ, "MPT_PROCESS": str(Place(i, 2, meeting_point))}, stdout=subprocess.PIPE)
-        for i in range(2)
-    ]  # fmt: skip
-    first, second = (json.loads(process.communicate(timeout=200)[0]) for process in running)
+    words = ["trainer.epochs=2", "fault=overflow", "fault.at_steps=[3,7]", "loss_scale.growth_steps=15"]
+    first, second = two_seen(tmp_path, *words)
     assert first == second
     assert (first["replicas"], first["seen"], first["skips"]) == (2, 46, [3, 7])
     assert first["scales"] == [2**13, 2**15, 2**15]  # lowest, highest, last: grown at steps 22 and 37
