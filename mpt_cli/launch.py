@@ -12,12 +12,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, OK
+from mpt_cli.errors import BAD_DATA, INTERRUPTED, OK, TERMINATED
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.processes import VARIABLE, Place, find_place, have_met, tell_others
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
+_ASKED_TO_END = {-signal.SIGINT: INTERRUPTED, -signal.SIGTERM: TERMINATED}
 
 
 def must_launch(settings: Settings) -> bool:
@@ -30,7 +31,8 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
     """`mpt train` with these `arguments` as several processes; the exit code of the first, which alone is heard.
 
     Ctrl-C and SIGTERM go to the first process, which tells the others. When one of the others ends badly, the exit code
-    is 3, its last words are shown, and the first is ended.
+    is 3, its last words are shown, and the first is ended. When a signal ends the first, that is said, and the code is
+    3 too, or 130 and 143 where it was the signal it was sent, which it can't hear while it still imports.
     """
     count = settings.distribute.processes or 1
     meeting_point = f"127.0.0.1:{free_port()}"
@@ -93,20 +95,20 @@ def _wait(processes: Sequence["subprocess.Popen[str]"], words_of_others: IO[str]
     lost_at: float | None = None
     while (code := leader.poll()) is None:
         time.sleep(POLL_SECONDS)
-        if lost_at is None and any(other.poll() not in (None, OK) for other in others):
+        if lost_at is None and any(other.poll() not in (None, OK) for other in others) and leader.poll() is None:
             lost_at = time.monotonic()
         if lost_at is not None and time.monotonic() - lost_at > GRACE_SECONDS:
             leader.kill()
     lost = [(i, ended) for i, other in enumerate(processes) if i and (ended := other.poll())]
-    if code == OK or lost_at is None:
+    if code == OK or (lost_at is None and code > 0):
         return code
-    _tell_loss(*lost[0], len(processes), words_of_others)
-    return BAD_DATA
+    _tell_loss(*(lost[0] if lost_at else (0, code)), len(processes), words_of_others)
+    return _ASKED_TO_END.get(code, BAD_DATA)
 
 
 def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> None:
     words_of_others.seek(0)
-    last = [line for line in words_of_others.read().splitlines() if line.strip()][-3:]
+    last = [line for line in words_of_others.read().splitlines() if index and line.strip()][-3:]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     first = f"mpt train: process {index} of {count} (counted from 0) {how}, so the run was ended."
     print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)

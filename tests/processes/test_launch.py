@@ -1,0 +1,48 @@
+"""How a run of several processes ends when one of them does; the processes are stand-ins."""
+
+import io
+import signal
+
+import pytest
+
+from mpt_cli import launch
+
+
+class Process:
+    """One that has ended with `code`; None: it runs until it is killed."""
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def kill(self) -> None:
+        self.code = -signal.SIGKILL
+
+
+def wait(*codes: int | None, words: str = "") -> int:
+    return launch._wait([Process(code) for code in codes], io.StringIO(words))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGKILL", 3), ("SIGSEGV", 3), ("SIGTERM", 143), ("SIGINT", 130)])
+@pytest.mark.parametrize("other", [None, 3])  # 3: it met the end of the first
+def test_a_first_process_that_a_signal_ends_is_said_with_the_code_of_a_run(name, code, other, capsys) -> None:
+    assert wait(-signal.Signals[name], other, words="[Gloo] connection closed by peer\n") == code
+    assert capsys.readouterr().err == (
+        f"mpt train: process 0 of 2 (counted from 0) was ended by {name}, so the run was ended.\n"
+        "  resume= goes on from its last checkpoint.\n")  # fmt: skip
+
+
+def test_another_that_ends_badly_is_named_with_its_last_words(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(launch, "GRACE_SECONDS", 0.1)
+    assert wait(None, 0, 7, words="one\n\nmpt train: no memory\n") == 3
+    assert capsys.readouterr().err == (
+        "mpt train: process 2 of 3 (counted from 0) ended with exit code 7, so the run was ended.\n"
+        "  resume= goes on from its last checkpoint.\n  one\n  mpt train: no memory\n")  # fmt: skip
+
+
+@pytest.mark.parametrize("code", [0, 3, 4, 130, 143])
+def test_what_the_first_process_itself_ends_with_is_the_code_and_nothing_is_added(code, capsys) -> None:
+    assert wait(code, None) == code
+    assert capsys.readouterr().err == ""
