@@ -19,7 +19,8 @@ def key(
 ) -> Any:
     """A dataclass field with its meaning and the range or choices it must keep.
 
-    `above` and `below` exclude the bound, `at_least` and `at_most` include it. A list is checked element by element.
+    `above` and `below` exclude the bound, `at_least` and `at_most` include it. A list is checked element by element. A
+    whole number that `at_most` says nothing of must be one that steps and sizes can be (`values.LARGEST_COUNT`).
     `None` is allowed where the type says Optional. `settings.checks` does the checking.
     """
     bounds = {"above": above, "at_least": at_least, "below": below, "at_most": at_most}

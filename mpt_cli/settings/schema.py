@@ -11,6 +11,7 @@ from mpt_cli.settings.optimizers import OPTIMIZERS, Adam, OptimizerSettings
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 SCALE_MODES = ("auto", "dynamic", "fixed", "logmax", "none")
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
 
 
 @dataclass
@@ -30,12 +31,14 @@ class LossScale:
     """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run."""
 
     mode: str = key("auto", "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
-    initial_scale: float = key(2.0**15, "first (fixed: only) scale", above=0)
+    initial_scale: float = key(2.0**15, "first (fixed: only) scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
     growth_steps: int = key(2000, "applied steps without overflow before the scale grows", at_least=1)
-    growth_factor: float = key(2.0, "factor of a growth", above=1)
-    backoff_factor: float = key(0.5, "factor after an overflow", above=0, below=1)
-    min_scale: float = key(2.0**-14, "the scale never falls below this", above=0)
-    max_scale: float = key(2.0**32, "the scale never grows above this", above=0)
+    growth_factor: float = key(2.0, "factor of a growth", above=1, at_most=LARGEST_SCALE)
+    backoff_factor: float = key(0.5, "factor after an overflow", at_least=SMALLEST_SCALE, below=1)
+    min_scale: float = key(2.0**-14, "the scale never falls below this", at_least=SMALLEST_SCALE,
+                           at_most=LARGEST_SCALE)
+    max_scale: float = key(2.0**32, "the scale never grows above this", at_least=SMALLEST_SCALE,
+                           at_most=LARGEST_SCALE)
     hysteresis: int = key(1, "overflows since the last growth before the scale falls", at_least=1)
     log_max: float = key(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
     beta1: float = key(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
@@ -67,7 +70,8 @@ class Trainer:
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
     jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device",
                                         choices=("auto", True, False))
-    steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1")
+    steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1",
+                                                at_most=2**16)
     feed: str = key("auto", "resident: data on the device; stream: sent batch by batch; auto decides by size",
                     choices=("auto", "resident", "stream"))
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
@@ -96,8 +100,9 @@ class Trainer:
         1.0, "minutes between checkpoints, longer where saving would take over 2 % of the time; null = not by time",
         above=0)
     keep_checkpoints: int = key(2, "how many of the latest checkpoints are kept", at_least=1)
-    monitor: Optional[str] = key("auto", "metric whose best epoch is kept too: auto = the first of val_accuracy, "
-                                 "val_loss, accuracy, loss that there is; null = none")
+    monitor: Optional[str] = key("auto", "metric whose best epoch (lowest loss or error, highest of the others) is "
+                                 "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
+                                 "null = none")
     stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights")
     save_model: bool = key(True, "write model.keras at the end")
 

@@ -14,6 +14,7 @@ from mpt_cli.settings.suggest import did_you_mean
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 _PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 _SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
+LARGEST_COUNT = 2**30  # devices count in int32, with room to add two
 
 
 class BadValue(Exception):
@@ -99,22 +100,30 @@ def _check_choice(key: Key, value: Any) -> None:
 def _check_range(key: Key, value: Any) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         return
-    if not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise BadValue("must be a finite number.")
-    bounds = key.bounds
     holds = {  # written as what must hold, so that NaN would fail each
         "above": lambda bound: value > bound,
         "at_least": lambda bound: value >= bound,
         "below": lambda bound: value < bound,
         "at_most": lambda bound: value <= bound,
     }
-    if not all(holds[kind](bound) for kind, bound in bounds.items()):
+    if not all(holds[kind](bound) for kind, bound in key.bounds.items()):
         raise BadValue(f"must be {'each ' if key.is_list else ''}{range_text(key)}.")
+    if isinstance(value, int) and value > LARGEST_COUNT and "at_most" not in key.bounds and not key.is_mapping:
+        raise BadValue(f"must be {'each ' if key.is_list else ''}<= {_bound_words(LARGEST_COUNT)}.")
 
 
 def range_text(key: Key) -> str:
     """Its bounds as text, as in "> 0 and <= 1"."""
-    return " and ".join(f"{_SIGNS[kind]} {as_whole(bound)}" for kind, bound in key.bounds.items())
+    return " and ".join(f"{_SIGNS[kind]} {_bound_words(bound)}" for kind, bound in key.bounds.items())
+
+
+def _bound_words(bound: float) -> str:
+    """2**127 rather than its 39 digits."""
+    mantissa, exponent = math.frexp(bound)
+    is_large = mantissa == 0.5 and abs(exponent) > 20
+    return f"2**{exponent - 1}" if is_large else str(as_whole(bound))
 
 
 def noun(key: Key) -> str:

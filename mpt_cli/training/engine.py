@@ -1,5 +1,6 @@
 """The compiled loop: what the trainer needs of a backend, and the choice of it."""
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,6 +9,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
 from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines, Streaks, Watch
 from mpt_cli.training.distribution import Distribution
@@ -145,8 +147,16 @@ def build_engine(model: Any, jit_compile: bool, distribution: Distribution, arou
 
 
 def metric_vector(results: dict[str, Any]) -> Any:
-    """Keras's metric results as one float32 vector on the device, in their order."""
-    return keras.ops.stack([keras.ops.reshape(keras.ops.cast(value, "float32"), ()) for value in results.values()])
+    """Keras's metric results as one float32 vector on the device, in their order; ConfigError for one that is not a
+    single number."""
+    return keras.ops.stack([_single(name, keras.ops.cast(value, "float32")) for name, value in results.items()])
+
+
+def _single(name: str, value: Any) -> Any:
+    if math.prod(value.shape) != 1:
+        raise ConfigError(Problem("model", f"its metric {name} must be one number, not shape {tuple(value.shape)}.",
+                                  None, "Let its result() return a mean."))
+    return keras.ops.reshape(value, ())
 
 
 def named_metrics(names: list[str], vector: Any) -> dict[str, float]:

@@ -109,7 +109,8 @@ def _auto_metrics(loss: keras.losses.Loss, context: _Context) -> list[str]:
 def _build_metric(name: str, loss: keras.losses.Loss, context: _Context) -> keras.metrics.Metric:
     kind = _accuracy(loss) if name == "accuracy" else _find("trainer.metrics", name, keras.metrics)
     parameters = inspect.signature(kind).parameters
-    missing = [key for key, value in parameters.items() if value.default is value.empty]
+    # without `average` the scores F1Score and FBetaScore are one number per class
+    missing = [key for key, value in parameters.items() if value.default is value.empty or key == "average"]
     if missing:
         raise ConfigError(Problem("trainer.metrics", f"{kind.__name__} needs {', '.join(missing)}, which a name alone "
                                   "can't give.", name, "Choose a metric without."))

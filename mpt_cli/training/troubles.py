@@ -7,6 +7,11 @@ from contextlib import contextmanager
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem
 
 _LOST_PROCESS = re.compile("gloo|nccl|connection|coordination|distributed", re.IGNORECASE)
+# of TensorFlow's and JAX's allocators, of a copy to the GPU that finds no room, and of NumPy
+_OUT_OF_MEMORY = re.compile(
+    "RESOURCE_EXHAUSTED|out of memory|OOM when allocating|Dst tensor is not initialized|unable to allocate",
+    re.IGNORECASE,
+)
 _UNSUPPORTED = re.compile(r"precision '(\w+)' is not supported by dot_general on (\w+)")
 
 
@@ -32,6 +37,12 @@ def _explain(text: str, several_processes: bool) -> MptError | None:
         return ConfigError(Problem(
             "policy", f"JAX has no products of {found[1]} on a {found[2]}, which attention needs there.", None,
             "Use policy=mixed_bfloat16 or float32, backend=tensorflow, or a GPU.",
+        ))  # fmt: skip
+    if found := _OUT_OF_MEMORY.search(text):
+        return ConfigError(Problem(
+            "trainer.batch_size", "the memory is too small for the model, its data and a batch of this size "
+            f"({text[found.start():].splitlines()[0][:200].rstrip('.')}).", None,
+            "Lower it, or choose a smaller model. Where the data takes the memory, set trainer.feed=stream.",
         ))  # fmt: skip
     if several_processes and _LOST_PROCESS.search(text):
         return DataError(f"The connection to another process of this run broke, so it was ended ({first}). Go on with "

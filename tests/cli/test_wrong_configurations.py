@@ -91,7 +91,9 @@ _WRONG = [
     # out of range
     ([_CNN, "trainer.epochs=0"], "trainer.epochs", "must be >= 1"),
     ([_CNN, "seed=-1"], "seed", ">= 0 and <= 4294967295"),
-    ([_CNN, "loss_scale.initial_scale=0"], "loss_scale.initial_scale", "must be > 0"),
+    ([_CNN, "loss_scale.initial_scale=0"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
+    ([_CNN, "loss_scale.initial_scale=2**130"], "loss_scale.initial_scale", "must be >= 2**-126 and <= 2**127"),
+    ([_CNN, "loss_scale.max_scale=1e39"], "loss_scale.max_scale", "must be >= 2**-126 and <= 2**127"),
     ([_CNN, "loss_scale.initial_scale=nan"], "loss_scale.initial_scale", "finite"),
     ([_CNN, "loss_scale.max_scale=inf"], "loss_scale.max_scale", "finite"),
     ([_CNN, "loss_scale.growth_factor=1"], "loss_scale.growth_factor", "must be > 1"),

@@ -7,12 +7,13 @@ from backends import BACKEND
 from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.telemetry.block import Lines
 from mpt_cli.telemetry.ledger import Ledger, LedgerRules
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.distribution import Distribution
-from mpt_cli.training.engine import build_engine
+from mpt_cli.training.engine import build_engine, metric_vector
 from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.state import collect_state, restore_state
 
@@ -128,6 +129,12 @@ def test_events_name_the_variable():
     (event,) = run.ledger.absorb(run.engine.train(piece.source, piece.rows, piece.count).wait(), 1)
     assert (event.kind, event.cause, event.variable) == ("overflow", "forward", run.model.trainable_variables[0].path)
     assert event.nan > 0
+
+
+def test_a_metric_is_one_number():
+    assert metric_vector({"loss": 2.0, "share": np.ones(1)}).shape == (2,)
+    with pytest.raises(ConfigError, match=r"^model: its metric scores must be one number, not shape \(3,\)\. Let its"):
+        metric_vector({"loss": 1.0, "scores": np.zeros(3)})
 
 
 @pytest.mark.slow

@@ -134,6 +134,8 @@ WRONG = [
     ({"metrics": ["acuracy"]}, r"trainer.metrics: Keras has none of this name. Received: 'acuracy'. Did you mean acc"),
     ({"metrics": ["mean"]}, r"trainer.metrics: Keras has none of this name. Received: 'mean'"),
     ({"metrics": ["mean_iou"]}, r"trainer.metrics: MeanIoU needs num_classes, which a name alone can't give"),
+    ({"metrics": ["f1_score"]}, r"trainer.metrics: F1Score needs average, which a name alone can't give.*'f1_score'"),
+    ({"metrics": ["fbeta_score"]}, r"trainer.metrics: FBetaScore needs average, which a name alone can't give"),
     ({"loss": "mse", "metrics": ["accuracy"]}, r"trainer.metrics: accuracy can't be told from loss mean_squared_error"),
     ({"metrics": ["precision"]}, r"trainer.metrics: Precision needs probabilities, and the model ends without softmax"),
     ({"loss": "kl_divergence"}, r"trainer.loss: KLDivergence needs probabilities, and the model ends without softmax"),

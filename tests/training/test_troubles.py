@@ -9,6 +9,11 @@ TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept: x/xla.*backend.compile_cache=null"),
     ("UNKNOWN: Gloo all-reduce failed:\nreset by peer", True, DataError, r"another process .* broke.*resume="),
     ("The precision 'F16_F16_F32' is not supported by dot_general on CPU", False, ConfigError, r"policy: JAX has no"),
+    ("Graph error:\n\nOOM when allocating tensor with shape[65536,4096] on GPU:0\n[[node]]", True, ConfigError,
+     r"^trainer.batch_size: the memory .* \(OOM when allocating .*GPU:0\)\. Lower it.*trainer.feed=stream\.$"),
+    ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 343597 bytes.", False, ConfigError, r"343597 bytes"),
+    ("Failed copying input tensor from CPU:0 to GPU:0: Dst tensor is not initialized.", False, ConfigError, r"=stream"),
+    ("Unable to allocate 3.2 TiB for an array with shape (9,)", False, ConfigError, r"batch_size: the memory is too"),
     ("Connection reset", False, RuntimeError, "^Connection reset$"),
     ("something else", True, RuntimeError, "^something else$"),
 ]

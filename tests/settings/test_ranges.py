@@ -1,0 +1,59 @@
+"""No number that passes the schema is beyond what the compiled loop computes with."""
+
+from typing import get_args
+
+import pytest
+
+from mpt_cli.settings.keys import all_keys, key_versions
+from mpt_cli.settings.values import BadValue, range_text, read_value
+
+OF_THE_HOST = ("data.max_bytes", "seed")  # never on a device as they are
+SCALES = ("initial_scale", "min_scale", "max_scale")
+
+
+def whole_keys():
+    return [key for key in key_versions() if int in (get_args(key.options[0]) if key.is_list else key.options)]
+
+
+@pytest.mark.parametrize("key", [key for key in whole_keys() if key.path not in OF_THE_HOST], ids=lambda key: key.path)
+@pytest.mark.parametrize("beyond", [2**30 + 1, "10000000000", 10**400])
+def test_a_whole_number_beyond_what_steps_are_counted_in_is_refused(key, beyond) -> None:
+    with pytest.raises(BadValue, match=r"must be (each )?(one of|.*<=? )"):
+        read_value(key, [beyond] if key.is_list else beyond)
+
+
+@pytest.mark.parametrize("path", ["loss_scale.growth_steps", "trainer.log_every_steps", "trainer.max_zero_gradients"])
+def test_the_largest_whole_number(path) -> None:
+    assert read_value(all_keys()[path], "2**30") == 2**30
+    with pytest.raises(BadValue, match=r"^must be <= 2\*\*30\.$"):
+        read_value(all_keys()[path], 2**30 + 1)
+
+
+def test_what_the_host_alone_uses_may_be_larger() -> None:
+    assert read_value(all_keys()["seed"], 2**32 - 1) == 2**32 - 1
+    assert read_value(all_keys()["data.max_bytes"], 2**33) == 2**33
+    assert read_value(all_keys()["model.kwargs"], {"tokens": 2**40}) == {"tokens": 2**40}
+
+
+@pytest.mark.parametrize("name", SCALES)
+@pytest.mark.parametrize("value", ["2**-127", "2**130", "1e39"])
+def test_a_scale_that_no_float32_can_be(name, value) -> None:
+    key = all_keys()[f"loss_scale.{name}"]
+    assert range_text(key) == ">= 2**-126 and <= 2**127"
+    with pytest.raises(BadValue, match=r"must be >= 2\*\*-126 and <= 2\*\*127\."):
+        read_value(key, value)
+
+
+@pytest.mark.parametrize(("name", "value"), [("growth_factor", 2.0**128), ("backoff_factor", 2.0**-127)])
+def test_a_factor_that_no_float32_can_be(name, value) -> None:
+    with pytest.raises(BadValue, match=r"2\*\*(-126|127)"):
+        read_value(all_keys()[f"loss_scale.{name}"], value)
+
+
+def test_the_rule_takes_what_the_schema_takes() -> None:
+    from mpt_cli.precision import DynamicScale
+
+    extremes = {"initial_scale": 2**127, "growth_steps": 2**30, "growth_factor": 2**127, "backoff_factor": 2.0**-126,
+                "min_scale": 2.0**-126, "max_scale": 2**127, "hysteresis": 2**30}  # fmt: skip
+    read = {name: read_value(all_keys()[f"loss_scale.{name}"], value) for name, value in extremes.items()}
+    assert DynamicScale(**read).initial()["scale"] == 2.0**127
