@@ -1,5 +1,6 @@
 """Jobs other than training: evaluate and export a finished run, build a model without training it."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,10 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.distribution import undistributed
 from mpt_cli.training.export_target import check_target
+
+BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 if TYPE_CHECKING:
     from mpt_cli.training.build_check import BuildCheck
@@ -25,7 +29,7 @@ def evaluate(
     `best`: with the weights of the best epoch by `trainer.monitor` instead of the last, and which epoch that is.
     """
     run = RunDirectory.open(run_path)
-    settings = stored_settings(run)
+    settings = undistributed(stored_settings(run))
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     from mpt_cli.training.backend import prepare_backend
@@ -54,7 +58,7 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     Nothing that exists is overwritten.
     """
     run = RunDirectory.open(run_path)
-    settings = stored_settings(run)
+    settings = undistributed(stored_settings(run))
     target = Path(output) if output else run.exported(kind)
     check_target(kind, target)
     check_model(run)
@@ -69,11 +73,18 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
 
 
 def check_build(settings: Settings) -> "BuildCheck":
-    """Build the model under its policy without training; raises what `train` would raise before its first step."""
+    """Build the model under its policy without training; raises what `train` would raise before its first step.
+
+    Where several processes are to train it, this one builds it alone, with a warning that it did.
+    """
     settings = with_drawn_seed(settings)
+    several = (settings.distribute.processes or 1) > 1
+    if several:
+        settings = undistributed(settings)
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
     from mpt_cli.training.build_check import check
 
-    return check(settings, platform)
+    built = check(settings, platform)
+    return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built

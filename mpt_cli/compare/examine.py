@@ -36,8 +36,9 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
     """What this process finds; imports Keras on the backend of the first run."""
     all_settings = {path: stored_settings(RunDirectory.open(path)) for path in paths}
     from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.training.distribution import undistributed
 
-    platform = prepare_backend(next(iter(all_settings.values())))
+    platform = prepare_backend(undistributed(next(iter(all_settings.values()))))
     found: dict[str, Any] = {"device": platform.device, "kind": "gpu" if platform.gpus else "cpu", "runs": {}}
     for path, settings in all_settings.items():
         try:
@@ -48,19 +49,20 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
-    """Bytes of weights, optimizer and a batch's activations, and what may stand in the way of speed."""
+    """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
     from mpt_cli.data.load import load_data
-    from mpt_cli.training.assembly import assemble
+    from mpt_cli.training.assembly import assemble, choose_jit
+    from mpt_cli.training.distribution import undistributed
 
     assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    parts = assemble(undistributed(settings), platform, load_data(settings.data, settings.seed))
     return {
         "weights_bytes": _bytes_of(parts.model.variables),
         "optimizer_bytes": _bytes_of(parts.optimizer.variables),
         "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
                                               settings.trainer.batch_size),
         "resident": parts.resident,
-        "jit_compile": parts.jit_compile,
+        "jit_compile": choose_jit(settings, platform, parts.model),
         "uneven": uneven_layers(parts.model),
     }
 

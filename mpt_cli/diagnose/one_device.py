@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from mpt_cli.settings.schema import Distribute, Settings
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training.distribution import undistributed
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -11,4 +12,4 @@ def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
     if settings.distribute.name != "none":
         say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")
     trainer = replace(settings.trainer, save_model=False)
-    return replace(settings, distribute=Distribute(), trainer=trainer)
+    return replace(undistributed(settings), trainer=trainer)

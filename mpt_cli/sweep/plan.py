@@ -199,9 +199,10 @@ def job_count(jobs: Sequence[Job]) -> str:
 def wanted_gpus(settings: Settings) -> int:
     if settings.backend.device == "cpu":
         return 0
-    if settings.distribute.name == "none":
+    wanted = settings.distribute
+    if wanted.name == "none":
         return 1
-    return settings.distribute.devices or 1_000  # all there are
+    return wanted.devices * (wanted.processes or 1) if wanted.devices else 1_000  # all there are
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:

@@ -1,11 +1,11 @@
 """Splitting each batch over several devices of this machine: the same weights everywhere, one decision per step."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Distribute, Settings
 from mpt_cli.training.processes import find_place
 
 
@@ -20,6 +20,11 @@ class Distribution:
     def scope(self) -> AbstractContextManager[Any]:
         """The context in which model, metrics and optimizer have to be made."""
         return self.strategy.scope() if self.strategy is not None else nullcontext()
+
+
+def undistributed(settings: Settings) -> Settings:
+    """`settings` for one device of one process: what trains nothing needs no more, and often has no more."""
+    return replace(settings, distribute=Distribute())
 
 
 def build_distribution(settings: Settings, gpus: int) -> Distribution:

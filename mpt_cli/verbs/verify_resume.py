@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpt_cli.errors import MISMATCH, OK
+from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings import load_settings
 from mpt_cli.verbs.common import add_json, add_words, print_json
 
@@ -30,8 +30,11 @@ def run(arguments: argparse.Namespace) -> int:
     from mpt_cli.job import with_drawn_seed
     from mpt_cli.runs.verify_resume import verify_resume
 
-    seed = with_drawn_seed(load_settings(arguments.words)).seed  # the same for both runs
-    words = [*arguments.words, f"seed={seed}"]
+    settings = with_drawn_seed(load_settings(arguments.words))
+    if (settings.distribute.processes or 1) > 1:
+        rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
+        raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
+    words = [*arguments.words, f"seed={settings.seed}"]  # the same for both runs
     if arguments.output:
         return _report(verify_resume(words, Path(arguments.output), arguments.at), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
