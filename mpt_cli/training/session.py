@@ -91,7 +91,8 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     data = load_data(settings.data, settings.seed)
     if platform.place is not None:
         check_same_data(data.fingerprint)
-    parts = assemble(settings, platform, data)
+    with troubles_explained(platform.place is not None):
+        parts = assemble(settings, platform, data)
     rules = LedgerRules(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),
         min_scale=settings.loss_scale.min_scale, max_scale=settings.loss_scale.max_scale,

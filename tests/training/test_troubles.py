@@ -1,8 +1,13 @@
 """Errors of frameworks whose cause is known come as a sentence; all others as they are."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training import session
 from mpt_cli.training.troubles import troubles_explained
 
 TABLE = [
@@ -28,3 +33,14 @@ def test_what_is_raised(text: str, several: bool, kind: type[Exception], words: 
 def test_our_own_errors_pass() -> None:
     with pytest.raises(DataError, match=r"^a connection of our own$"), troubles_explained(True):
         raise DataError("a connection of our own")
+
+
+def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assemble(*given: Any) -> None:
+        raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
+
+    monkeypatch.setattr(session, "load_data", lambda data, seed: None)
+    monkeypatch.setattr(session, "assemble", assemble)
+    unused: Any = SimpleNamespace(place=None)
+    with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor with .*\)\. Lower it"):
+        session.prepare(Settings(), unused, unused, unused)
