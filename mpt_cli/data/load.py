@@ -12,6 +12,7 @@ from mpt_cli.data.loader import load_loader
 from mpt_cli.data.npz import load_npz
 from mpt_cli.data.synthetic import load_synthetic
 from mpt_cli.data.text import load_text
+from mpt_cli.data.tf_seed import tensorflow_seeded
 from mpt_cli.data.tfrecord import load_tfrecord
 from mpt_cli.settings.data import DataSettings
 
@@ -32,4 +33,5 @@ def load_data(settings: DataSettings, seed: int) -> DataSet:
     >>> load_data(Digits(), seed=0).description
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
-    return SOURCES[settings.name](settings, seed)
+    with tensorflow_seeded(seed):
+        return SOURCES[settings.name](settings, seed)
