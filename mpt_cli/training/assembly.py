@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
 from mpt_cli.data.targets import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
@@ -25,6 +25,7 @@ from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
 from mpt_cli.training.objective import build_objective
 from mpt_cli.training.optimizers import build_optimizer, warn_of_learning_rate
+from mpt_cli.training.own_order import first_batch, warn_of_own_order
 from mpt_cli.training.scaling import resolve_scaling, warn_of_scaling, wrap_optimizer
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
@@ -79,7 +80,8 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         inner = build_optimizer(settings.optimizer, total_steps)
         optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
         compile_model(settings, model, data, optimizer)
-        build_metrics(model, data.train, settings.trainer.batch_size)
+        first = build_metrics(model, data.train, settings.trainer.batch_size)
+    warnings += warn_of_own_order(data.train, first)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps)  # fmt: skip
@@ -200,16 +202,12 @@ def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     return tuple(names + ([f"val_{name}" for name in ["loss", *names]] if with_validation else []))
 
 
-def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
-    """Make the variables of losses and metrics from the shapes of one batch.
+def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch:
+    """Make the variables of losses and metrics from the shapes of the first batch, which is returned.
 
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
     """
-    if isinstance(data, Examples):
-        first = data.take(slice(0, batch_size))
-        batch = first.x, first.y, first.sample_weight
-    else:
-        batch = next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
+    batch = first_batch(data, batch_size)
     try:
         model._symbolic_build(data_batch=batch if batch[2] is not None else batch[:2])
     except (ValueError, TypeError, RuntimeError) as error:
@@ -218,3 +216,4 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> None:
             "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         )) from error
+    return batch
