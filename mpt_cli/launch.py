@@ -12,7 +12,8 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, INTERRUPTED, OK, TERMINATED
+from mpt_cli.errors import BAD_DATA, INTERRUPTED, OK, TERMINATED, ConfigError, Problem
+from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.processes import VARIABLE, Place, find_place, have_met, tell_others
 
@@ -35,9 +36,10 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
     3 too, or 130 and 143 where it was the signal it was sent, which it can't hear while it still imports.
     """
     count = settings.distribute.processes or 1
-    meeting_point = f"127.0.0.1:{free_port()}"
+    shares, meeting_point = gpu_shares(settings, visible_gpus(os.environ)), f"127.0.0.1:{free_port()}"
     with tempfile.TemporaryFile("w+") as words_of_others:
-        processes = [_start(Place(i, count, meeting_point), arguments, words_of_others) for i in range(count)]
+        processes = [_start(Place(i, count, meeting_point), arguments, words_of_others, share)
+                     for i, share in enumerate(shares)]  # fmt: skip
         to_leader = _passed_on(processes[0])
         handlers = {number: signal.signal(number, to_leader) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -75,8 +77,25 @@ def _release(settings: Settings) -> None:
     tell_others({"trains": False})
 
 
-def _start(place: Place, arguments: Sequence[str], words_of_others: IO[str]) -> "subprocess.Popen[str]":
-    environment = {**os.environ, VARIABLE: str(place)}
+def gpu_shares(settings: Settings, gpus: list[str]) -> list[dict[str, str]]:
+    """The variables by which each process takes its own of the visible `gpus`; ConfigError where they are too few.
+
+    Two processes on the same GPU could not exchange anything.
+    """
+    count = settings.distribute.processes or 1
+    if settings.backend.device == "cpu" or not gpus:
+        return [{}] * count
+    each = settings.distribute.devices or len(gpus) // count
+    if not 0 < each * count <= len(gpus):
+        rule = f"needs {max(each, 1)} GPU for each process, and this machine has {len(gpus)} visible."
+        raise ConfigError(Problem("distribute.processes", rule, count, "Start fewer, or set backend.device=cpu."))
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(count)]
+
+
+def _start(
+    place: Place, arguments: Sequence[str], words_of_others: IO[str], share: dict[str, str]
+) -> "subprocess.Popen[str]":
+    environment = {**os.environ, **share, VARIABLE: str(place)}
     command = [sys.executable, "-P", "-m", "mpt_cli", "train", *arguments]
     heard, said = (None, None) if place.leads else (subprocess.DEVNULL, words_of_others)
     return subprocess.Popen(command, env=environment, process_group=0, text=True, stdout=heard, stderr=said)

@@ -3,6 +3,7 @@
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,14 @@ def nvidia_gpus() -> list[dict[str, str]]:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [dict(zip(("name", "driver", "memory"), row, strict=True)) for row in rows if len(row) == 3]
+
+
+def visible_gpus(environment: Mapping[str, str]) -> list[str]:
+    """Names for CUDA_VISIBLE_DEVICES: those it holds already, else the number of each NVIDIA GPU."""
+    given = environment.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
+    return [str(number) for number in range(len(nvidia_gpus()))]
 
 
 def _cpu_info(label: str) -> str:

@@ -5,7 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from mpt_cli.runs.machine import memory_bytes, nvidia_gpus
+from mpt_cli.runs.machine import memory_bytes
 
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
@@ -30,14 +30,6 @@ def available_bytes() -> int | None:
     if limit.isdigit() and used.isdigit():
         found.append(max(0, int(limit) - int(used)))
     return min(found, default=None)
-
-
-def visible_gpus(environment: Mapping[str, str]) -> list[str]:
-    """Names for CUDA_VISIBLE_DEVICES: those it holds already, else the number of each NVIDIA GPU."""
-    given = environment.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        return [name.strip() for name in given.split(",") if name.strip() not in ("", "-1")]
-    return [str(number) for number in range(len(nvidia_gpus()))]
 
 
 def fitting_workers(jobs: int, gpus: int) -> int:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
-from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, usable_cores, visible_gpus
+from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, usable_cores
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.files import write_results

@@ -6,6 +6,10 @@ import signal
 import pytest
 
 from mpt_cli import launch
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings
+
+TWO = ["conf=digits_mlp", "backend=jax", "distribute=data_parallel", "distribute.processes=2"]
 
 
 class Process:
@@ -46,3 +50,20 @@ def test_another_that_ends_badly_is_named_with_its_last_words(monkeypatch, capsy
 def test_what_the_first_process_itself_ends_with_is_the_code_and_nothing_is_added(code, capsys) -> None:
     assert wait(code, None) == code
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "gpus", "shares"),
+    [([], ["4", "5", "6", "7"], ["4,5", "6,7"]), (["distribute.devices=1"], ["4", "5", "6"], ["4", "5"]),
+     ([], ["GPU-a", "GPU-b"], ["GPU-a", "GPU-b"]), ([], [], [None, None]),
+     (["backend.device=cpu"], ["0"], [None, None])],
+)  # fmt: skip
+def test_each_process_has_gpus_of_its_own(words, gpus, shares) -> None:
+    settings = load_settings([*TWO, *words])
+    assert [share.get("CUDA_VISIBLE_DEVICES") for share in launch.gpu_shares(settings, gpus)] == shares
+
+
+@pytest.mark.parametrize(("words", "each"), [([], 1), (["distribute.devices=2"], 2)])
+def test_too_few_gpus_are_refused(words, each) -> None:
+    with pytest.raises(ConfigError, match=rf"needs {each} GPU for each process, and this machine has 1 visible"):
+        launch.gpu_shares(load_settings([*TWO, *words]), ["0"])

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from mpt_cli.runs import machine
+from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.sweep import capacity, median
-from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, threads_per_job, visible_gpus
+from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, threads_per_job
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.gpus import GpuPool
 from mpt_cli.sweep.median import MedianRule
@@ -49,7 +51,7 @@ def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):
 
 
 def test_gpus_are_those_that_the_user_shows(monkeypatch):
-    monkeypatch.setattr(capacity, "nvidia_gpus", lambda: [{}, {}])
+    monkeypatch.setattr(machine, "nvidia_gpus", lambda: [{}, {}])
     assert visible_gpus({}) == ["0", "1"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "3, GPU-ab"}) == ["3", "GPU-ab"]
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "-1"}) == [] == visible_gpus({"CUDA_VISIBLE_DEVICES": ""})
