@@ -18,6 +18,7 @@ from mpt_cli.telemetry.console.words import seconds_words
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
+_SIGNALLED = {130: "SIGINT", 143: "SIGTERM"}  # exit codes of a job that has saved, or that its launcher has lost
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for it where it runs elsewhere
 
@@ -99,6 +100,9 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
         return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {seconds_words(ending.seconds)}"
     if code == OK:
         return FAILED, BAD_DATA, "it left no summary.json"
+    if code in _SIGNALLED:
+        why = f"{_SIGNALLED[code]} ended it after {seconds_words(ending.seconds)}"
+        return KILLED, TERMINATED, f"{why}, saved" if summary else last_sentence(sweep.log(job)) or why
     return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
 
 

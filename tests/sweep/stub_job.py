@@ -47,6 +47,8 @@ def main(manner: str, run_dir: Path, value: float) -> None:
     if manner == "hangs" or (manner == "goes on" and not run_dir.exists()):
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
         time.sleep(60)
+    if manner == "saves" and not run_dir.exists():
+        terminated(run_dir)
     if manner == "deaf":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(60)

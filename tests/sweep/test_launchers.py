@@ -13,7 +13,9 @@ from sweep_stubs import signal_when, started
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.launchers import proxy
 from mpt_cli.sweep.launchers.launcher import Launcher
+from mpt_cli.sweep.launchers.remote import Lost
 
 HERE = {"joblib": [], "submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
@@ -94,6 +96,20 @@ def test_the_job_of_a_proxy_that_was_killed_ends_too(stubs, tmp_path):
     threading.Thread(target=kill_the_proxy).start()
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
     assert found.results[0].status == "killed" and none_is_left(tmp_path)
+
+
+class LostJob:
+    """A job whose machine has gone away."""
+
+    def poll(self) -> int | None:
+        raise Lost("submitit's job 77 ended as NODE_FAIL")
+
+    def stop(self) -> None: ...
+
+
+def test_a_lost_job_ends_as_one_that_goes_on(tmp_path, capsys):
+    assert proxy._wait(LostJob(), tmp_path / "stop", lambda: False) == 143
+    assert capsys.readouterr().err == "mpt sweep: the job was lost. submitit's job 77 ended as NODE_FAIL\n"
 
 
 @pytest.mark.slow

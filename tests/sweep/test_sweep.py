@@ -118,6 +118,15 @@ def test_a_sweep_whose_parent_was_killed_goes_on(stubs, tmp_path):
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["003"]
 
 
+def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
+    stubs.manners = {1: "saves"}  # where it finds nothing, as it would afresh
+    found, code = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    assert (code, statuses(found)) == (143, {1: "killed"})
+    assert found.results[0].reason.startswith("SIGTERM ended it after") and found.results[0].reason.endswith(", saved")
+    _, code = stubs.resume(tmp_path / "s")
+    assert code == 0 and not (tmp_path / "s" / "earlier").exists()
+
+
 def test_a_sweep_can_be_resumed_from_another_directory(stubs, tmp_path, monkeypatch):
     stubs.manners = {1: "raises"}
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])

@@ -9,14 +9,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, TERMINATED
+from mpt_cli.errors import TERMINATED
 from mpt_cli.sweep.launchers.errand import Errand
 from mpt_cli.sweep.launchers.remote import Lost, Remote
 from mpt_cli.training.interruption import Interruption
 
 
 def main(order: dict[str, Any]) -> int:
-    """The exit code of the job's command, negative for a signal; 143 where it was asked to end and left none."""
+    """The exit code of the job's command, negative for a signal; 143 where it left none: it can go on."""
     with Interruption() as early:
         remote = _submit(order)
         with Interruption() as late:  # again: Ray puts handlers of its own in the place of ours
@@ -33,10 +33,9 @@ def _wait(remote: Remote, stop: Path, is_asked: Callable[[], bool]) -> int:
         try:
             code = remote.poll()
         except Lost as lost:
-            if is_told:
-                return TERMINATED
-            print(f"mpt sweep: the job was lost. {lost}", file=sys.stderr)
-            return BAD_DATA
+            if not is_told:
+                print(f"mpt sweep: the job was lost. {lost}", file=sys.stderr)
+            return TERMINATED
         if code is not None:
             return code
 
