@@ -1,5 +1,6 @@
 """Stops jobs that are far behind the others at the same step."""
 
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,48 +27,48 @@ def is_far_behind(objective: Objective, value: float, others: Sequence[float]) -
     >>> is_far_behind(Objective("val_accuracy", falls=False), 0.89, [0.90, 0.92, 0.94])
     False
     """
-    if len(others) < FEWEST_OTHERS:
+    sound = [other for other in others if math.isfinite(other)]
+    if len(sound) < FEWEST_OTHERS:
         return False
-    median = statistics.median(others)
-    deviation = statistics.median(abs(other - median) for other in others)
+    median = statistics.median(sound)
+    deviation = statistics.median(abs(other - median) for other in sound)
     behind = value - median if objective.falls else median - value
     return not behind <= FAR * max(deviation, _SMALLEST_SHARE * abs(median))  # nan is far behind
 
 
 class MedianRule(Watch):
-    """Looks at the ends of epochs in metrics.jsonl; a job that is far behind at two in a row is stopped."""
+    """Looks at the ends of epochs in metrics.jsonl; a job that is far behind at two in a row is stopped.
+
+    `jobs` are those of the sweep: what earlier ones reached counts too where it is resumed.
+    """
 
     def __init__(self, sweep: SweepDirectory, jobs: Sequence[Job], objective: Objective | None) -> None:
-        self._sweep, self._jobs, self._objective = sweep, jobs, objective
+        self._sweep, self._objective = sweep, objective or _first_usual(sweep, jobs)
         self._courses: dict[int, list[tuple[int, float]]] = {}
         self._looked_at = 0.0
+        self._read(jobs)
 
     def tick(self, running: Sequence[Child]) -> None:
         if time.monotonic() - self._looked_at < _EVERY_SECONDS or not running:
             return
         self._looked_at = time.monotonic()
-        objective = self._objective or self._first_usual(running)
-        if objective is None:
+        jobs = [child.work.job for child in running]
+        self._objective = self._objective or _first_usual(self._sweep, jobs)
+        if self._objective is None:
             return
-        self._objective = objective
-        for job in [child.work.job for child in running]:
-            self._read(job, objective)
+        self._read(jobs)
         for child in running:
-            if self._is_hopeless(child.work.job.number, objective):
+            if self._is_hopeless(child.work.job.number, self._objective):
                 child.stop("median")
 
     def ended(self, work: Work, ending: Ending) -> None:
-        if self._objective is not None:
-            self._read(work.job, self._objective)
+        self._read([work.job])
 
-    def _read(self, job: Job, objective: Objective) -> None:
-        self._courses[job.number] = metric_course(self._sweep.run(job).metrics_jsonl, objective.name)
-
-    def _first_usual(self, running: Sequence[Child]) -> Objective | None:
-        for name in MONITORED:
-            if any(metric_course(self._sweep.run(child.work.job).metrics_jsonl, name) for child in running):
-                return Objective(name, falls(name))
-        return None
+    def _read(self, jobs: Sequence[Job]) -> None:
+        if self._objective is None:
+            return
+        for job in jobs:
+            self._courses[job.number] = metric_course(self._sweep.run(job).metrics_jsonl, self._objective.name)
 
     def _is_hopeless(self, number: int, objective: Objective) -> bool:
         """At the two latest ends of an epoch."""
@@ -84,3 +85,11 @@ class MedianRule(Watch):
                 before = [value for at, value in course if at <= step]
                 found += before[-1:]
         return found
+
+
+def _first_usual(sweep: SweepDirectory, jobs: Sequence[Job]) -> Objective | None:
+    """By the first usual metric that one of the jobs has had so far."""
+    for name in MONITORED:
+        if any(metric_course(sweep.run(job).metrics_jsonl, name) for job in jobs):
+            return Objective(name, falls(name))
+    return None

@@ -1,6 +1,8 @@
 """How many jobs at a time, with how many threads, on which GPUs, and which are stopped early."""
 
 import json
+import math
+from pathlib import Path
 
 import pytest
 
@@ -80,19 +82,39 @@ class Running:
         self.cause = cause
 
 
+def jobs_with(folder: Path, courses: dict[int, list[float]]) -> list[Job]:
+    """Jobs by their number, with val_accuracy at the end of each epoch of ten steps."""
+    jobs = [Job(number, f"job{number}", {}, []) for number in courses]
+    for job in jobs:
+        (folder / job.name).mkdir()
+        lines = [{"step": 10 * (index + 1), "epoch_end": True, "val_accuracy": value}
+                 for index, value in enumerate(courses[job.number])]  # fmt: skip
+        (folder / job.name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return jobs
+
+
 def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path):
     courses = {1: [0.5, 0.90, 0.95], 2: [0.5, 0.91, 0.95], 3: [0.5, 0.92, 0.95], 4: [0.5, 0.20, 0.21], 5: [0.5, 0.20],
                6: [0.5, 0.20, 0.94]}  # fmt: skip
-    jobs = [Job(number, f"job{number}", {}, []) for number in courses]
-    for job in jobs:
-        (tmp_path / job.name).mkdir()
-        lines = [{"step": 10 * (index + 1), "epoch_end": True, "val_accuracy": value}
-                 for index, value in enumerate(courses[job.number])]  # fmt: skip
-        (tmp_path / job.name / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    running = [Running(job) for job in jobs]
-    MedianRule(SweepDirectory(tmp_path), jobs, None).tick(running)
+    running = [Running(job) for job in jobs_with(tmp_path, courses)]
+    MedianRule(SweepDirectory(tmp_path), [], None).tick(running)
     # 5 has been far behind only once; 6 has caught up
     assert [child.work.job.number for child in running if child.cause == "median"] == [4]
+
+
+def test_the_jobs_that_ended_before_a_sweep_was_resumed_count_for_the_median(tmp_path):
+    jobs = jobs_with(tmp_path, {1: [0.90, 0.95], 2: [0.91, 0.95], 3: [0.92, 0.95], 4: [0.20, 0.21]})
+    left = Running(jobs[3])
+    MedianRule(SweepDirectory(tmp_path), jobs, None).tick([left])
+    assert left.cause == "median"
+
+
+@pytest.mark.parametrize("unsound", [[math.nan], [math.inf, math.inf, math.inf]])
+def test_numbers_that_are_none_do_not_count_for_the_median(unsound):
+    objective = Objective("val_loss", falls=True)
+    others = [*unsound, 0.09, 0.10, 0.11]
+    assert not median.is_far_behind(objective, 0.1, others) and median.is_far_behind(objective, 9.0, others)
+    assert not median.is_far_behind(objective, 9.0, [*unsound, 0.1, 0.1])
 
 
 def test_few_others_are_no_median():
