@@ -21,11 +21,15 @@ class ChildRun:
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The content of its summary.json; None where it didn't come to one."""
+        """The content of its summary.json; None where it didn't come to one.
+
+        One that tells another exit code is that of another run, or of an attempt before.
+        """
         try:
-            return read_summary(self.run.summary_json)
+            found = read_summary(self.run.summary_json)
         except DataError:
             return None
+        return found if found.get("exit_code") == self.exit_code else None
 
     @property
     def environment(self) -> dict[str, Any]:

@@ -1,13 +1,17 @@
 """Runs again, held against what was expected of them."""
 
+import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mpt_cli.errors import DataError
 from mpt_cli.runs.child import Children, ChildRun
+from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.environment import attempts_line, environment_differences
 from mpt_cli.runs.expectations import Check, compare
 from mpt_cli.runs.targets import Target
@@ -43,6 +47,26 @@ class Reproduction:
             "environment_differences": self.differences,
             "remarks": self.remarks,
         }
+
+
+def create_folder(path: str | None) -> Path:
+    """A folder for the runs: `path`, or runs/reproduce/<time>-<id>. DataError where it holds anything or can't be made.
+
+    An earlier run in it would keep that of the same name from beginning.
+    """
+    chosen = Path(path).expanduser() if path is not None else _default_folder()
+    try:
+        chosen.mkdir(parents=True, exist_ok=path is not None)  # two never share a drawn name
+        taken = any(chosen.iterdir())
+    except OSError as error:
+        raise DataError(f"{chosen} can't be written: {error.strerror}. Choose another --output.") from error
+    if taken:
+        raise DataError(f"{chosen} is not empty. Nothing in it was changed; choose another --output.")
+    return chosen
+
+
+def _default_folder() -> Path:
+    return Path(DEFAULT_PARENT) / "reproduce" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def reproduce(

@@ -4,7 +4,6 @@ import argparse
 import difflib
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +31,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
-    parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME")
+    parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)
     parser.epilog = _EXAMPLES
@@ -40,13 +39,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.junit import write_junit
-    from mpt_cli.runs.reproduction import reproduce
+    from mpt_cli.runs.reproduction import create_folder, reproduce
     from mpt_cli.verbs.reproduce_print import Reporter
 
     targets, left_out = _targets(arguments)
+    folder = create_folder(arguments.output)
     reporter = Reporter(sys.stderr if arguments.json else sys.stdout)
     reporter.start(targets, left_out)
-    folder = Path(arguments.output or f"runs/reproduce/{time.strftime('%Y%m%d-%H%M%S')}")
     lock = threading.Lock()
 
     def tell(result: "Reproduction") -> None:

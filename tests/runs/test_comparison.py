@@ -78,7 +78,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if verb != "train":
             return ChildRun(RunDirectory(run_dir), plan["killed"], "mpt: it ended")
         made = _run(run_dir, **(plan["changes"] if "resume=auto" in words else {}))
-        write_json(made.summary_json, {"status": plan["status"], "steps_seen": plan["steps"]})
+        write_json(made.summary_json, {"status": plan["status"], "exit_code": 0, "steps_seen": plan["steps"]})
         write_json(made.environment_json, {"attempts": [{"from_step": 0}, {"from_step": 4}]})
         return ChildRun(made, 0, "mpt: why")
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -52,7 +53,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         if found["summary"]:
             write_json(run_dir / "summary.json", found["summary"])
         write_json(run_dir / "environment.json", found["environment"])
-        code = found["summary"]["exit_code"] if found["summary"] else 3
+        code = found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
         return ChildRun(RunDirectory(run_dir), code, "mpt train: there is no such file")
 
     monkeypatch.setattr(Children, "run", run)
@@ -123,6 +124,31 @@ def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
     assert "there is no such file" in capsys.readouterr().out
     outcome["summary"] = {**SUMMARY, "exit_code": 4}
     assert main(["reproduce", "./mine.yaml", "--output", "again"]) == 5
+
+
+def test_a_run_that_ends_otherwise_than_its_summary_says_reproduces_nothing(outcome, capsys) -> None:
+    outcome["code"] = 3
+    assert main(["reproduce", "./mine.yaml"]) == 5
+    row = next(line.split() for line in capsys.readouterr().out.splitlines() if "MISSED" in line)
+    assert row == ["./mine.yaml", "run", "a", "summary", "exit", "code", "3", "MISSED"]
+
+
+def test_a_folder_that_holds_an_earlier_run_is_refused_before_anything_runs(outcome, capsys) -> None:
+    Path("empty").mkdir()
+    assert main(["reproduce", "./mine.yaml", "--output", "empty"]) == 0
+    assert main(["reproduce", "./mine.yaml", "--output", "empty"]) == 3
+    assert "empty is not empty. Nothing in it was changed; choose another --output." in capsys.readouterr().err
+    assert main(["reproduce", "./mine.yaml", "--output", "mine.yaml"]) == 3
+    assert "mine.yaml can't be written: File exists. Choose another --output." in capsys.readouterr().err
+    assert len(outcome["words"]) == 1
+
+
+def test_the_default_folder_is_another_one_each_time(outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "strftime", lambda form: "20260101-000000")
+    assert [main(["reproduce", "./mine.yaml"]) for _ in range(2)] == [0, 0]
+    first, second = (words[-1].removeprefix("run_dir=") for words in outcome["words"])
+    assert first != second
+    assert re.fullmatch(r"runs/reproduce/20260101-000000-[0-9a-f]{4}/1-mine", first)
 
 
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
