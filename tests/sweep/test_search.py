@@ -14,13 +14,13 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from sweep_stubs import Stubs, signal_when, started, stub_command
 
-from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import plots
 from mpt_cli.sweep.objective import Objective
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.ranking import SweepResults
+from mpt_cli.sweep.search import study as studies
 from mpt_cli.sweep.search.run import resume_search, start_search
 from mpt_cli.sweep.search.settings import Search
 from mpt_cli.sweep.search.space import read_space
@@ -174,51 +174,6 @@ def test_no_combination_is_run_twice_and_none_left_ends_the_search(searches, tmp
     assert "all 6 combinations have been tried" in searches.said
 
 
-def test_the_space_in_the_grammar_of_hydra():
-    words = ["conf=digits_mlp", "a=interval(2**-3,2**4)", "b=tag(log,int(interval(1,64)))", "c=choice(x,y)",
-             "d=range(0,10,5)", "e=2**range(8,25,8)", "f=3,4", "g=range(0.5,1.6,0.5)", "h=1"]  # fmt: skip
-    space = read_space(words)
-    assert space.fixed == ["conf=digits_mlp", "h=1"]
-    assert [str(dimension) for dimension in space.dimensions] == [
-        "0.125 … 16", "1 … 64, on a log scale", "x, y", "0 … 5, in steps of 5", "2**8 … 2**24, in steps of 8", "3, 4",
-        "0.5 … 1.5, in steps of 0.5",
-    ]  # fmt: skip
-    assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": 5, "e": 16, "f": "3", "g": 1.0})["e"] == "2**16"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["seed=0,1"], "seed: must not be varied: a search would settle on a lucky one."),
-        ([], "--trials: must have something to vary."),
-        (["optimizer.learning_rate=interval(1e-1,1e-4)"], "learning_rate: must go from a smaller to a larger number."),
-        (["optimizer.learning_rate=interval(-1,1e-4)"], "optimizer.learning_rate: must be >"),
-        (["loss_scale.initial_scale=2**interval(8,24)"], "a whole exponent. Received: '2**interval(8,24)'."),
-        (["optimizer.name=adam,adma"], "adma"),
-        ([RATE, "data=npz", "data.path=nowhere.npz"], "data.path: there is no file nowhere.npz."),
-        ([RATE, "--sampler-seed", "1", "--resume", "s"], "--sampler-seed: is for a new search"),
-        ([RATE, "--trials", "0"], "--trials: must be >= 1. Received: 0."),
-    ],
-)  # fmt: skip
-def test_what_can_not_be_searched_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", "conf=digits_mlp", "--trials", "3", *words]) == 2
-    assert message in capsys.readouterr().err
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["sweep", *WORDS, "--trials", "30", "--sampler", "random", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "optimizer.learning_rate   0.0001 … 0.1, on a log scale",
-        "loss_scale.initial_scale  2**8 … 2**24",
-        "optimizer.name            adam, sgd",
-        "30 trials, random",
-    ]
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_without_optuna_the_extra_is_named(monkeypatch, searches):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=r"--trials: optuna is not installed\. pip install 'mpt-cli\[optuna\]'"):
@@ -240,3 +195,13 @@ def test_an_objective_that_no_job_has_ends_the_search_and_resume_may_name_anothe
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["002"]
     values = [trial.value for trial in study_in(tmp_path / "s").get_trials()]
     assert values == pytest.approx([value_of(result.job) for result in found.results])
+
+
+@pytest.mark.slow
+def test_a_search_that_finds_nothing_new_says_so_and_is_not_complete(searches, tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "_MOST_COMBINATIONS", 1)
+    words = ["conf=digits_mlp", "optimizer.name=adam,sgd", "sweep_dir=s"]
+    found, code = searches.search(words, 5, workers=1, sampler="random")
+    assert code == 0 and len(found.results) == 2 and not found.is_complete
+    assert "no new combination came up in 100 proposals: 3 of 5 trials were not made. Widen the space" in searches.said
+    assert "combinations have been tried" not in searches.said

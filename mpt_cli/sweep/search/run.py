@@ -27,7 +27,7 @@ from mpt_cli.sweep.run import (
     split_words,
 )
 from mpt_cli.sweep.screen import Screen
-from mpt_cli.sweep.search.settings import Search, check_optuna
+from mpt_cli.sweep.search.settings import MOST_ASKED, Search, check_optuna
 from mpt_cli.sweep.search.space import check_space, read_space
 from mpt_cli.sweep.search.trials import Trials
 
@@ -84,11 +84,19 @@ def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[Sweep
     with session(options, limits.workers) as opened:
         work = _work(trials, left, opened, Path(facts["working_directory"]))
         stopped_by = run_work(sweep, work, progress, limits, [trials, *median_watches(sweep, plan, options)])
-    if trials.plan.trials < plan.trials:
-        screen.say(f"all {trials.plan.trials} combinations have been tried")
+    if stopped_by is None and len(trials.plan.jobs) < plan.trials:
+        screen.say(_why_fewer(trials.plan, plan.trials))
     found = read_results(sweep, options.objective)
     write_results(found)
     return found, exit_code(stopped_by, found.results)
+
+
+def _why_fewer(plan: Plan, wanted: int) -> str:
+    """Why a search that nobody stopped made fewer trials than were wanted."""
+    if not plan.missing:
+        return f"all {plan.trials} combinations have been tried"
+    made = f"{plan.missing} of {wanted} trials were not made"
+    return f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
 
 
 def _open(sweep: SweepDirectory, plan: Plan, options: Options, count: int) -> Trials:

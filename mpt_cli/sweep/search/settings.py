@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from mpt_cli.errors import ConfigError, Problem
 
 SAMPLERS = ("tpe", "random")
+MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
@@ -37,15 +38,19 @@ class Span:
 
     @property
     def values(self) -> Sequence[Value] | None:
-        """All of them, None where they are too many to count."""
-        if not self.is_whole:
+        """All of them; None for an interval of real numbers."""
+        if self.is_whole:
+            return range(int(self.low), int(self.high) + 1, int(self.step or 1))
+        if self.step is None:
             return None
-        return range(int(self.low), int(self.high) + 1, int(self.step or 1))
+        return [_plain(self.low + at * self.step) for at in range(round((self.high - self.low) / self.step) + 1)]
 
     def text(self, value: Value) -> str:
-        """Six digits, which a person can read and type; all of them where these would leave the span."""
+        """Six digits, which a person can read and type; all of them where these would leave the span or its steps."""
         if self.base or not isinstance(value, float):
             return f"{self.base}**{value}" if self.base else str(value)
+        if self.step is not None:
+            return f"{value:.12g}"
         short = f"{value:.6g}"
         return short if self.low <= float(short) <= self.high else repr(value)
 
@@ -160,19 +165,36 @@ def _read_span(word: str, problems: list[Problem]) -> Span | None:
         override = OverridesParser.create().parse_override(text)
     except HydraException:
         return None
-    found, key = override.value(), override.key_or_group
+    span = _span_of(override.key_or_group, override.value(), base)
+    if span is not None:
+        problems += _problems_of(span, word.partition("=")[2])
+    return span
+
+
+def _span_of(key: str, found: Any, base: str) -> Span | None:
     if isinstance(found, IntervalSweep) and found.start is not None and found.end is not None:
-        span = Span(key, found.start, found.end, None, "log" in found.tags, base)
-        if base and not span.is_whole:
-            rule = "must be a power with a whole exponent."
-            problems.append(Problem(key, rule, word.partition("=")[2], f"Write {base}**int(interval(8,24))."))
-        if not span.low < span.high or (span.is_log and not span.low > 0):
-            rule = f"must go from a smaller to a larger number{', both > 0' if span.is_log else ''}."
-            problems.append(Problem(key, rule, word.partition("=")[2]))
-        return span
+        return Span(key, found.start, found.end, None, "log" in found.tags, base)
     if isinstance(found, RangeSweep) and (values := sorted(found.range())) and len(values) > 1:
-        return Span(key, values[0], values[-1], abs(found.step), "log" in found.tags, base)
+        return Span(key, _plain(values[0]), _plain(values[-1]), abs(found.step), "log" in found.tags, base)
     return None
+
+
+def _problems_of(span: Span, received: str) -> Iterator[Problem]:
+    if span.base and not span.is_whole:
+        rule = "must be a power with a whole exponent."
+        yield Problem(span.key, rule, received, f"Write {span.base}**int(interval(8,24)).")
+    if not span.low < span.high or (span.is_log and not span.low > 0):
+        rule = f"must go from a smaller to a larger number{', both > 0' if span.is_log else ''}."
+        yield Problem(span.key, rule, received)
+    if span.is_log and span.step is not None and not (span.is_whole and span.step == 1):
+        rule = "must be an interval to be on a log scale: a range has equal steps."
+        power, ends = f"{span.base}**" if span.base else "", f"interval({span.low},{span.high})"
+        yield Problem(span.key, rule, received, f"Write {power}tag(log,{f'int({ends})' if span.is_whole else ends}).")
+
+
+def _plain(value: float | int) -> float | int:
+    """Without the last digits, in which sums of steps like 0.001 go astray."""
+    return float(f"{value:.12g}") if isinstance(value, float) else value
 
 
 def _numbers(found: re.Match[str]) -> str:

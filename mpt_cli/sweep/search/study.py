@@ -3,10 +3,8 @@
 import math
 import random
 import warnings
-from collections.abc import Mapping
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -15,7 +13,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.sweep.objective import Objective
-from mpt_cli.sweep.search.settings import Search
+from mpt_cli.sweep.search.settings import MOST_ASKED, Search
 from mpt_cli.sweep.search.space import Dimension, Space, Span, Value
 
 NAME = "mpt"
@@ -49,17 +47,17 @@ class Study:
         return {trial.number: trial.user_attrs.get(_JOB) for trial in running}
 
     def propose(self, job: int) -> dict[str, Value] | None:
-        """Values for this job that no job before had; None when all combinations have been tried."""
-        trial = self._ask()
-        if self._is_known(trial.params):
-            self.tell_failure(trial.number)
-            untried = self._untried()
-            if not untried:
-                return None
-            self._study.enqueue_trial(random.Random(self._seed()).choice(untried))
-            trial = self._ask()
+        """Values for this job that no job before had; None where MOST_ASKED proposals, or all there are, had none."""
+        trial = self._new_trial()
+        if trial is None:
+            return None
         trial.set_user_attr(_JOB, job)
         return dict(trial.params)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all combinations have been tried; not where they are too many to list."""
+        return self._untried() == []
 
     def tell(self, job: int, objective: Objective, value: float | None) -> None:
         """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
@@ -92,6 +90,21 @@ class Study:
         """The latest of this job."""
         return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(_JOB) == job)
 
+    def _new_trial(self) -> optuna.Trial | None:
+        """A proposal that repeats an earlier one is void; where all can be listed, the next is one of the others."""
+        tried = self._tried()
+        for _ in range(MOST_ASKED):
+            trial = self._ask()
+            if self._words(trial.params) not in tried:
+                return trial
+            self.tell_failure(trial.number)
+            untried = self._untried()
+            if untried == []:
+                return None
+            if untried is not None:
+                self._study.enqueue_trial(random.Random(self._seed()).choice(untried))
+        return None
+
     def _ask(self) -> optuna.Trial:
         self._study.sampler = _sampler(self._search.sampler, self._seed())
         return self._study.ask(self._distributions)
@@ -100,17 +113,22 @@ class Study:
         """One for each trial, so that a search that is resumed goes on as if it had not been interrupted."""
         return random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
 
-    def _is_known(self, params: Mapping[str, Any]) -> bool:
-        return any(trial.params == params for trial in self.trials if _JOB in trial.user_attrs)
+    def _words(self, values: dict[str, Value]) -> tuple[str, ...]:
+        """What a job is given: values that differ in what is not written are the same to it."""
+        return tuple(self._space.overrides(values).values())
 
-    def _untried(self) -> list[dict[str, Value]]:
+    def _tried(self) -> set[tuple[str, ...]]:
+        return {self._words(trial.params) for trial in self.trials if _JOB in trial.user_attrs}
+
+    def _untried(self) -> list[dict[str, Value]] | None:
+        """None where the combinations can't be listed."""
         known = [dimension.values for dimension in self._space.dimensions]
         counted = [values for values in known if values is not None]
         if len(counted) < len(known) or math.prod(map(len, counted)) > _MOST_COMBINATIONS:
-            return []
+            return None
         combinations = [dict(zip(self._space.keys, values, strict=True)) for values in product(*counted)]
-        tried = [trial.params for trial in self.trials if _JOB in trial.user_attrs]
-        return [combination for combination in combinations if combination not in tried]
+        tried = self._tried()
+        return [combination for combination in combinations if self._words(combination) not in tried]
 
 
 def _distribution(dimension: Dimension) -> BaseDistribution:

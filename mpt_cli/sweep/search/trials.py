@@ -32,12 +32,13 @@ class Trials(Watch):
     template: Job
 
     def new_jobs(self) -> Iterator[Job]:
-        """Until there are as many as wanted, or no combination of values is left."""
+        """Until there are as many as wanted, or no combination of values is left, or no new one came up."""
         while self.plan.missing:
             number = len(self.plan.jobs) + 1
             values = self.study.propose(number)
             if values is None:
-                self._settle_for(len(self.plan.jobs))
+                if self.study.is_exhausted:
+                    self._settle_for(len(self.plan.jobs))
                 return
             job = self._job(number, self.space.overrides(values))
             self.plan.jobs.append(job)

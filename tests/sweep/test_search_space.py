@@ -1,0 +1,92 @@
+"""The space of a search: what is read from the words, what can't be searched, and that all of it can be tried."""
+
+from pathlib import Path
+
+import pytest
+from test_search import RATE, WORDS
+
+from mpt_cli.cli import main
+from mpt_cli.sweep.search import study as studies
+from mpt_cli.sweep.search.settings import Search
+from mpt_cli.sweep.search.space import read_space
+from mpt_cli.sweep.search.study import Study
+
+LOG_RANGE = "trainer.batch_size=tag(log,range(16,257,16))"
+
+
+def test_the_space_in_the_grammar_of_hydra():
+    words = ["conf=digits_mlp", "a=interval(2**-3,2**4)", "b=tag(log,int(interval(1,64)))", "c=choice(x,y)",
+             "d=range(0,10,5)", "e=2**range(8,25,8)", "f=3,4", "g=range(0.5,1.6,0.5)", "h=1"]  # fmt: skip
+    space = read_space(words)
+    assert space.fixed == ["conf=digits_mlp", "h=1"]
+    assert [str(dimension) for dimension in space.dimensions] == [
+        "0.125 … 16", "1 … 64, on a log scale", "x, y", "0 … 5, in steps of 5", "2**8 … 2**24, in steps of 8", "3, 4",
+        "0.5 … 1.5, in steps of 0.5",
+    ]  # fmt: skip
+    assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": 5, "e": 16, "f": "3", "g": 1.0})["e"] == "2**16"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=0,1"], "seed: must not be varied: a search would settle on a lucky one."),
+        ([], "--trials: must have something to vary."),
+        (["optimizer.learning_rate=interval(1e-1,1e-4)"], "learning_rate: must go from a smaller to a larger number."),
+        (["optimizer.learning_rate=interval(-1,1e-4)"], "optimizer.learning_rate: must be >"),
+        (["loss_scale.initial_scale=2**interval(8,24)"], "a whole exponent. Received: '2**interval(8,24)'."),
+        (["optimizer.name=adam,adma"], "adma"),
+        ([RATE, "data=npz", "data.path=nowhere.npz"], "data.path: there is no file nowhere.npz."),
+        ([RATE, "--sampler-seed", "1", "--resume", "s"], "--sampler-seed: is for a new search"),
+        ([RATE, "--trials", "0"], "--trials: must be >= 1. Received: 0."),
+        ([LOG_RANGE], "trainer.batch_size: must be an interval to be on a log scale: a range has equal steps."),
+        ([LOG_RANGE, "--dry-run"], "Write tag(log,int(interval(16,256)))."),
+        (["optimizer.learning_rate=tag(log,range(0.1,1.0,0.1))"], "Write tag(log,interval(0.1,0.9))."),
+        (["loss_scale.growth_steps=tag(log,range(0,9))"], "must go from a smaller to a larger number, both > 0."),
+    ],
+)  # fmt: skip
+def test_what_can_not_be_searched_is_said_before_anything_starts(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", "conf=digits_mlp", "--trials", "3", *words]) == 2
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["sweep", *WORDS, "--trials", "30", "--sampler", "random", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "optimizer.learning_rate   0.0001 … 0.1, on a log scale",
+        "loss_scale.initial_scale  2**8 … 2**24",
+        "optimizer.name            adam, sgd",
+        "30 trials, random",
+    ]
+    assert list(tmp_path.iterdir()) == []
+
+
+def texts(journal: Path, words: list[str], count: int) -> tuple[list[tuple[str, ...]], Study]:
+    """What is proposed for jobs 1 to `count`, as the jobs would be told it, as far as there is anything."""
+    space = read_space(words)
+    study = Study(journal, space, Search(count, "random"), None)
+    found = [study.propose(number) for number in range(1, count + 1)]
+    return [tuple(space.overrides(values).values()) for values in found if values is not None], study
+
+
+def test_a_range_of_real_numbers_is_searched_to_its_end(tmp_path):
+    words = ["optimizer.learning_rate=range(0.001,0.01,0.001)", "optimizer.name=adam,sgd"]
+    rates = ["0.001", "0.002", "0.003", "0.004", "0.005", "0.006", "0.007", "0.008", "0.009"]
+    tried, study = texts(tmp_path / "journal", words, 19)
+    assert sorted(tried) == [(rate, name) for rate in rates for name in ("adam", "sgd")] and study.is_exhausted
+
+
+def test_what_can_not_be_listed_is_asked_for_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(studies, "_MOST_COMBINATIONS", 3)
+    monkeypatch.setattr(studies, "MOST_ASKED", 30)
+    words = ["loss_scale.growth_steps=range(10,40,10)", "optimizer.name=adam,sgd"]
+    tried, study = texts(tmp_path / "journal", words, 6)
+    assert len(set(tried)) == len(tried) == 6
+    assert study.propose(7) is None and not study.is_exhausted
+
+
+def test_steps_keep_their_digits():
+    (span,) = read_space(["x=range(10000,10000.5,0.01)"]).dimensions
+    assert len({span.text(value) for value in span.values or ()}) == 50
