@@ -100,6 +100,11 @@ def _in_turns(jobs: Sequence[Job]) -> list[Job]:
     return [job for members in turns for job in members]
 
 
+def read_workers(facts: dict[str, Any]) -> int:
+    """How many jobs at a time, from compare.json."""
+    return int(facts.get("workers", 1))
+
+
 def read_setups(facts: dict[str, Any]) -> list[Setup]:
     """Back from compare.json."""
     return [Setup(**entry) for entry in facts["setups"]]

@@ -6,7 +6,7 @@ from typing import Any
 
 from mpt_cli.compare.directory import CompareDirectory
 from mpt_cli.compare.noise import NOISY_SHARE
-from mpt_cli.compare.plan import Setup, read_setups, without_seed
+from mpt_cli.compare.plan import Setup, read_setups, read_workers, without_seed
 from mpt_cli.compare.quality import Quality, compare_quality
 from mpt_cli.compare.speed import SpeedUp, StepTime, speed_up, step_time
 from mpt_cli.errors import DataError
@@ -79,7 +79,7 @@ class Comparison:
 
     @property
     def workers(self) -> int:
-        return int(self.facts.get("workers", 1))
+        return read_workers(self.facts)
 
     @property
     def compared(self) -> list[Entry]:

@@ -2,7 +2,7 @@
 
 import signal
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ from mpt_cli.compare.directory import CompareDirectory
 from mpt_cli.compare.examine import examine_runs
 from mpt_cli.compare.files import write_comparison
 from mpt_cli.compare.noise import NoiseMeter
-from mpt_cli.compare.plan import make_comparison
+from mpt_cli.compare.plan import make_comparison, read_workers
 from mpt_cli.compare.reasons import narrow_dtype
 from mpt_cli.compare.results import Comparison, Entry, read_comparison
 from mpt_cli.runs.probe import probe_backend
@@ -45,11 +45,12 @@ def start_compare(
 
 
 def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Comparison, int]:
-    """Runs what is missing or not good in an earlier comparison."""
+    """Runs what is missing or not good in an earlier comparison, as many jobs at a time as there."""
     folder = CompareDirectory.open(path)
     with folder.lock():
-        plan, _ = folder.read_plan()
-        return _run(folder, jobs_left(folder, plan), options, screen)
+        plan, facts = folder.read_plan()
+        own = replace(options, workers=read_workers(facts))
+        return _run(folder, jobs_left(folder, plan), own, screen)
 
 
 def _run(

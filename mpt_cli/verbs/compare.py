@@ -24,7 +24,7 @@ gives other results, is a finding and no failure."""
 def configure(parser: argparse.ArgumentParser) -> None:
     add_words(parser)
     parser.epilog = _EXAMPLES
-    parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="jobs at a time; default: 1. With more, "
+    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: 1. With more, "
                         "speeds are not compared")  # fmt: skip
     parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds, from the recipe's on; default: 1")
     parser.add_argument("--tolerance", type=float, metavar="X", help="how far the objective may be from the baseline's "
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mpt_cli.sweep.screen import Screen
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs, arguments.timeout, arguments.objective)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
     if arguments.resume is not None:
         found, code = resume_compare(arguments.resume, options, screen)
     else:
@@ -61,14 +61,15 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _check(arguments: argparse.Namespace) -> None:
     problems = []
-    if arguments.jobs < 1:
+    if arguments.jobs is not None and arguments.jobs < 1:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
-    if arguments.resume is not None and (arguments.words or arguments.seeds or arguments.tolerance is not None):
+    fixed = (arguments.words or None, arguments.jobs, arguments.seeds, arguments.tolerance)
+    if arguments.resume is not None and any(value is not None for value in fixed):
         remedy = "The comparison's own stand in its compare.json."
-        problems.append(Problem("--resume", "must be given without words, --seeds and --tolerance.", None, remedy))
+        problems.append(Problem("--resume", "must be given without words, -j, --seeds and --tolerance.", None, remedy))
     if problems:
         raise ConfigError(problems)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from mpt_cli.compare import noise
+from mpt_cli.compare import noise, run
 from mpt_cli.compare.directory import CompareDirectory
 from mpt_cli.compare.noise import NoiseMeter
 from mpt_cli.compare.results import read_comparison
@@ -124,6 +124,22 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
     found, _ = outcomes.compare(THREE, workers=3)
     assert overall(found).startswith("Speed was not compared, as jobs ran at the same time. Quality against the")
     assert "3 at a time" in " ".join(sentences(found)) and cells(found, "mixed_float16")["verdict"] == "equal; healthy"
+
+
+def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, tmp_path, monkeypatch):
+    outcomes.code = {"mixed_float16": 4}
+    outcomes.compare(THREE, workers=3)
+    outcomes.code, at_a_time = {}, []
+    run_jobs = run.run_jobs
+
+    def noted(folder, jobs, options, screen, watches):
+        at_a_time.append((options.workers, list(watches)))
+        return run_jobs(folder, jobs, options, screen, watches)
+
+    monkeypatch.setattr(run, "run_jobs", noted)
+    found, _ = outcomes.resume(tmp_path / "c")
+    assert at_a_time == [(3, [])]  # no meter of noise: the jobs disturb each other
+    assert found.workers == 3 and overall(found).startswith("Speed was not compared")
 
 
 def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
