@@ -16,6 +16,7 @@ from mpt_cli.errors import MptError
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.calls import calls_through
 
 LIMIT_SECONDS = 600.0
 TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
@@ -71,23 +72,17 @@ def activation_bytes(model: Any, inputs: Any, batch_size: int) -> int | None:
     """The outputs of all innermost layers for one batch, each in the dtype it has, added up.
 
     `inputs` is an example of the model's input, arrays with a batch dimension of any size; the model is traced with the
-    shapes of a batch and not run. It is what a plain backward pass keeps; a compiler may
-    keep less of it. None where the model can't be traced.
+    shapes of a batch and not run. It is what a plain backward pass keeps; a compiler may keep less of it. None where
+    the model can't be traced.
     """
     import keras
 
-
     sizes: list[int] = []
-    originals = [(layer, layer.call) for layer in innermost_layers(model)]
     try:
-        for layer, call in originals:
-            layer.call = _counting(call, sizes)
-        _traced_layer(model)(keras.tree.map_structure(lambda one: _batch_of(one, batch_size), inputs))
+        with calls_through(innermost_layers(model), lambda _, call: _counting(call, sizes)):
+            _traced_layer(model)(keras.tree.map_structure(lambda one: _batch_of(one, batch_size), inputs))
     except Exception:  # whatever a user's own layers raise when they are traced: the figure is left out
         return None
-    finally:
-        for layer, _ in originals:
-            del layer.call  # the one of its class shows again
     return sum(sizes)
 
 

@@ -16,6 +16,7 @@ from keras import ops
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.gradients import SINK_SIZE, gradient_statistics
 from mpt_cli.precision.gradients.definition import define_gradient
+from mpt_cli.training.calls import calls_through
 
 Tensor = Any
 GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and, where it has a second row, of the value itself
@@ -52,18 +53,8 @@ class Watch:
     def around(self, sinks: Sequence[Tensor]) -> Iterator[None]:
         """The parts call through probes inside; afterwards each has the `call` it had."""
         self._traces = _Traces()
-        replaced = [(part, _name_of_call(part)) for part in self.parts]
-        kept = [vars(part).get(name) for part, name in replaced]
-        try:
-            for index, (part, name) in enumerate(replaced):
-                setattr(part, name, self._probed(index, getattr(part, name), sinks))
+        with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
             yield
-        finally:
-            for (part, name), own in zip(replaced, kept, strict=True):
-                if own is not None:
-                    setattr(part, name, own)
-                elif name in vars(part):
-                    delattr(part, name)
 
     def _probed(self, index: int, call: Callable[..., Any], sinks: Sequence[Tensor]) -> Callable[..., Any]:
         into = sinks[index] if self.inputs else None
@@ -176,10 +167,6 @@ def _compiled_count() -> Callable[[Tensor], Tensor]:
 
     compiled: Callable[[Tensor], Tensor] = tf.function(gradient_statistics, jit_compile=True, autograph=False)
     return compiled
-
-
-def _name_of_call(part: Any) -> str:
-    return "quantized_call" if getattr(part, "quantization_mode", None) else "call"
 
 
 def _float_tensors(structure: Any) -> list[Tensor]:

@@ -34,6 +34,13 @@ def test_activations_are_the_outputs_of_all_innermost_layers_for_a_batch(build, 
     assert model(inputs).shape == (1, 3) and "call" not in vars(model.layers[-1])  # as it was before
 
 
+def test_layers_that_multiply_in_float8_count_as_the_others():
+    model, inputs = graph("mixed_bfloat16"), np.zeros((1, 8), "float32")
+    model.layers[0].quantize("float8")
+    assert activation_bytes(model, inputs, 32) == 32 * 16 * 2 + 32 * 3 * 4
+    assert "quantized_call" not in vars(model.layers[0])
+
+
 def test_layers_inside_layers_are_counted_once():
     inner = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(4)])
     model = keras.Sequential([keras.Input((8,)), inner])
