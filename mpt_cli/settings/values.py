@@ -71,7 +71,7 @@ def _convert_part(key: Key, value: Any, hint: Any, allowed: tuple[Any, ...]) -> 
 
 
 def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
-    """Reads numbers given as text, and refuses what OmegaConf would accept too kindly: 1 for true, 1.0 for text."""
+    """Reads numbers given as text, and refuses what OmegaConf would accept too kindly: 1 for true, 1 for text."""
     if (int in allowed or float in allowed) and isinstance(value, str):
         number = read_number(value)
         value = value if number is None else number
@@ -79,9 +79,7 @@ def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
         value = as_whole(value)
     if isinstance(value, bool) != (bool in allowed) and not isinstance(value, str):
         raise BadValue(f"must be {noun(key)}.", _in_quotes(allowed))
-    if isinstance(value, float) and str(value) in key.choices:
-        return str(value)  # fault.kind=nan, which Hydra reads as a number
-    if allowed == (str,) and isinstance(value, float):
+    if allowed == (str,) and isinstance(value, int | float):
         raise BadValue(f"must be {noun(key)}.", _in_quotes(allowed))
     return value
 

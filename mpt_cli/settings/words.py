@@ -1,17 +1,19 @@
 """The words after the verb: `conf=…`, group choices and `key=value`, parsed with Hydra's own grammar."""
 
 import re
+import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from mpt_cli.errors import Problem
 from mpt_cli.settings.choices import CHOOSING_KEYS, IMPLIED, Choice, add_choice
+from mpt_cli.settings.command import conf_word
 from mpt_cli.settings.keys import all_keys, emptied_paths
 from mpt_cli.settings.locate import group_names, recipe_paths, recipe_remedy
+from mpt_cli.settings.override import parse_override, unquoted
 from mpt_cli.settings.unknown import unknown_key_problem
 
 _PATH = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
@@ -42,20 +44,19 @@ def sort_words(words: list[str]) -> Words:
 
 
 def _take_conf(word: str, result: Words) -> None:
-    conf = word.removeprefix("conf=").strip("'\"")
+    conf = unquoted(word.removeprefix("conf="))
     if result.conf is not None:
         result.problems.append(Problem("conf", f"must be given once; conf={result.conf} was given before.", conf))
     result.conf = result.conf or conf
 
 
 def _parse(word: str, problems: list[Problem]) -> Override | None:
-    parser = OverridesParser.create()
     try:
-        return parser.parse_override(word)
+        return parse_override(word)
     except HydraException as error:
         quoted = _quote_plain_text(word)
         if quoted:
-            return parser.parse_override(quoted)
+            return parse_override(quoted)
         problems.append(_syntax_problem(word, error))
         return None
 
@@ -89,10 +90,10 @@ def _bare_word_remedy(word: str) -> str:
     if word in recipe_paths():
         return f"Write conf={word}."
     if Path(word).is_file():
-        return f"Write conf={word if '/' in word else './' + word}."
+        return f"Write {shlex.quote(conf_word(Path(word)))}."
     own = Path(word) / "config.yaml"
     if own.is_file():
-        return f"It is the directory of a run; write conf={own} for its configuration."
+        return f"It is the directory of a run; write {shlex.quote(conf_word(own))} for its configuration."
     return "" if "." in word or word in all_keys() else recipe_remedy(word)
 
 

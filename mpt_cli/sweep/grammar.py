@@ -13,6 +13,7 @@ from mpt_cli.settings.choices import CHOOSING_KEYS
 from mpt_cli.settings.keys import all_keys
 from mpt_cli.settings.locate import group_choices, group_names, recipe_paths
 from mpt_cli.settings.numbers import read_number
+from mpt_cli.settings.override import parse_override
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _RANGE = re.compile(r"\brange\(([^()]*)\)")
@@ -66,7 +67,7 @@ def _read_word(word: str, problems: list[Problem]) -> Assignment:
     prefix = f"{powers[2]}**" if powers else ""
     text = f"{powers[1]}={powers[3]}" if powers else _RANGE.sub(_numbers_of_range, word)
     try:
-        override = OverridesParser.create().parse_override(text)
+        override = parse_override(text)
     except HydraException:
         return Assignment(word.partition("=")[0].lstrip("+~"), (word,))
     key = override.key_or_group

@@ -84,7 +84,7 @@ _WRONG = [
     ([_CNN, "model.filters=8"], "model.filters", "Write model.filters=[8]."),
     ([_CNN, "model.filters=[8,x]"], "model.filters", "list of whole numbers"),
     ([_CNN, "model.filters=[8,null]"], "model.filters", "list of whole numbers"),
-    ([_CNN, "run_dir=true"], "run_dir", "Put it in quotes."),
+    ([_CNN, "run_dir=[a]"], "run_dir", "must be text"),
     ([_CNN, "optimizer.schedule=cosine"], "optimizer.schedule", "optimizer.schedule.name=cosine"),
     ([_CNN, "model.builder=a:b", "model.kwargs=3"], "model.kwargs", "Write model.kwargs.NAME=VALUE."),
     ([_CNN, "trainer.epochs=${nope}"], "trainer.epochs", "cannot be resolved"),

@@ -26,6 +26,7 @@ from mpt_cli.sweep.grammar import read_grid
         ("loss_scale.on_overflow=glob(a*)", ["loss_scale.on_overflow=apply", "loss_scale.on_overflow=abort"]),
         ("conf=a.yaml,dir/b.yaml", ["conf=a.yaml", "conf=dir/b.yaml"]),
         ("data.path='a,b.csv'", ["data.path='a,b.csv'"]),
+        ("data.path=2024_11_21,1e5", ['data.path="2024_11_21"', 'data.path="1e5"']),
         ("conf=./größe.yaml", ["conf=./größe.yaml"]),
         ("~fault.at_steps", ["~fault.at_steps"]),
     ],
