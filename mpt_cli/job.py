@@ -199,6 +199,7 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
     }  # fmt: skip
     environment["attempts"] = [*past_attempts(start.run), attempt]
     write_json(start.run.environment_json, environment)
+    start.run.clear_ending()
     if parts.data.preprocessing:
         write_json(start.run.preprocessing_json, parts.data.preprocessing)
     # where it ran is not part of what it was: the file can be run again as it is
@@ -206,7 +207,6 @@ def _write_record(start: Start, session: "Session", words: Sequence[str]) -> Non
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> Summary:
-    run.postmortem_json.unlink(missing_ok=True)  # of an attempt before this one
     try:
         outcome = session.fit()
         session.finish(outcome, run.model_keras)

@@ -101,6 +101,11 @@ class RunDirectory:
                 return
             parent.rmdir()
 
+    def clear_ending(self) -> None:
+        """Take away what the end of an earlier attempt left: a run that trains again has not ended."""
+        self.summary_json.unlink(missing_ok=True)
+        self.postmortem_json.unlink(missing_ok=True)
+
     @property
     def config_yaml(self) -> Path:
         return self.path / "config.yaml"

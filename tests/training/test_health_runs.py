@@ -7,10 +7,11 @@ import pytest
 from backends import BACKEND
 
 from mpt_cli import job
-from mpt_cli.errors import NUMERICAL, OK
+from mpt_cli.errors import NUMERICAL, OK, ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry import verdict as v
 from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import CheckpointStore
 
 TINY = [
@@ -135,6 +136,30 @@ def test_a_run_that_was_stopped_goes_on_without_the_fault(tmp_path):
     assert (again.status, again.exit_code, again.steps_seen) == ("finished", OK, 80)
     assert again.applied_steps == 80 - again.skipped_steps > 40
     assert not (run_dir / "postmortem.json").exists()
+
+
+class SeenAtStart(Sink):
+    """Which files that tell of an end lay in the run directory when an attempt began."""
+
+    def __init__(self):
+        self.files = []
+
+    def start(self, header):
+        names = ("summary.json", "postmortem.json")
+        self.files.append([name for name in names if (Path(header.run_dir) / name).exists()])
+
+
+@pytest.mark.slow
+def test_what_tells_of_the_end_of_an_attempt_goes_when_the_next_one_begins_and_not_before(tmp_path):
+    """A run that is killed in its second attempt would count as finished else."""
+    summary, run_dir = train(tmp_path, "trainer.max_steps=4")
+    assert (summary.status, summary.applied_steps) == ("finished", 4)
+    words, seen = [*TINY, "policy=mixed_float16", f"resume={run_dir}"], SeenAtStart()
+    with pytest.raises(ConfigError, match="seed: can't change in the middle of a run"):
+        job.train(load_settings([*words, "seed=9"]), audience=job.Audience(sinks=[seen]))
+    assert (run_dir / "summary.json").exists() and seen.files == []
+    again = job.train(load_settings([*words, "trainer.max_steps=8"]), audience=job.Audience(sinks=[seen]))
+    assert (again.status, again.applied_steps, seen.files) == ("finished", 8, [[]])
 
 
 UNDERFLOWS = [
