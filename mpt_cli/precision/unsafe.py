@@ -17,6 +17,7 @@ LAST_ODD = 2048  # from here on adding 1 to a float16 changes nothing
 ROUNDS_TO_ZERO = 2.0**-25
 SQUARES = "the sum of squares overflows at 65504, a norm of 256"
 SQUARING = ("Var", "Std", "Norm", "Normalize")
+COUNTING = ("Sum", "Cumsum", "Softmax")  # `axis` of other operations may be one of the output (ExpandDims, Stack)
 WITH_CONSTANT = ("Add", "Subtract", "Maximum")
 
 
@@ -95,8 +96,8 @@ def _dtype(operation: Any, node: Any, output: Any, known: dict[int, str]) -> str
 
 
 def _operation_risk(operation: Any, node: Any) -> str:
-    kind, axis = type(operation).__name__, getattr(operation, "axis", None)
-    count = _elements(node.input_tensors[0].shape, axis)
+    kind = type(operation).__name__
+    count = _elements(node.input_tensors[0].shape, operation.axis) if kind in COUNTING else 0
     if kind in SQUARING and _is_euclidean(operation):
         return SQUARES
     if kind == "Sum" and count > LARGEST:

@@ -128,6 +128,15 @@ def test_an_unsafe_operation_is_wrong_in_float16_and_right_after_a_cast(words):
     assert not np.allclose(result(model, fill), expected, rtol=0.1, atol=1e-7)
 
 
+@pytest.mark.parametrize("function", [
+    lambda x: ops.expand_dims(x, axis=2), lambda x: ops.expand_dims(x, axis=-3), lambda x: ops.stack([x, x], axis=2),
+], ids=["after the last", "before the first", "stacked"])  # fmt: skip
+def test_an_axis_of_the_output_alone_is_no_trouble(function):
+    with Policy("mixed_float16").scope():
+        inputs = keras.Input((4,))
+        assert found(keras.Model(inputs, function(layers.Dense(2)(inputs)))) == []
+
+
 def test_the_dtypes_are_those_of_the_policies_and_not_those_the_graph_was_made_with():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, ops.norm(layers.Dense(4, name="hidden")(inputs), axis=-1))
