@@ -133,6 +133,8 @@ def _head_of_chain(operations: Iterable[Any]) -> list[Any]:
             return heads
         if isinstance(operation, keras.Layer):
             heads.append(operation)
+            if isinstance(operation, keras.layers.Wrapper):
+                heads += _head_of_chain([operation.layer])
             if operation.weights:
                 return heads
     return heads

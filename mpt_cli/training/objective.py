@@ -5,6 +5,7 @@ bits; a float64 model keeps float64.
 """
 
 import inspect
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,8 +64,20 @@ def build_objective(trainer: Trainer, model: keras.Model, task: str, policy_name
 
 def gives_logits(model: keras.Model) -> bool:
     """Whether the model ends without softmax or sigmoid; of a subclassed model, whether its last layer does."""
-    last: list[Any] = head_layers(model) or model.layers[-1:]
-    return not any(_gives_probabilities(part) for part in [*last, *getattr(model, "operations", [])[-1:]])
+    return not any(_gives_probabilities(part) for part in _last_parts(model))
+
+
+def _last_parts(part: Any) -> Iterator[Any]:
+    """The layers and operations that give the output of a model or layer, looked for inside models and wrappers."""
+    if isinstance(part, keras.Model):
+        last = [*(head_layers(part) or part.layers[-1:]), *getattr(part, "operations", [])[-1:]]
+    elif isinstance(part, keras.layers.Wrapper):
+        last = [part.layer]
+    else:
+        yield part
+        return
+    for inner in last:
+        yield from _last_parts(inner)
 
 
 def _gives_probabilities(operation: Any) -> bool:

@@ -35,6 +35,15 @@ def test_probabilities_in_a_narrow_head_are_a_fatal_risk(policy, activation):
     assert find_bad_combinations(apply_policy(network(policy, last=activation), Policy(policy)), "sgd") == []
 
 
+def test_probabilities_inside_a_wrapper_are_found():
+    with Policy("mixed_float16").scope():
+        dense = keras.layers.Dense(2, activation="softmax", name="inside")
+        model = keras.Sequential([keras.Input((3, 4)), keras.layers.TimeDistributed(dense)], name="net")
+    (finding,) = find_bad_combinations(model, "sgd")
+    assert (finding.key, finding.fatal) == ("policy.head", True)
+    assert "inside: probabilities in float16" in finding.what
+
+
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "nadam", "lamb", "adamax", "adafactor"])
 def test_adaptive_optimizers_on_narrow_weights_are_fatal(policy, optimizer):

@@ -148,6 +148,16 @@ def test_the_head_of_a_nested_model_is_inside_it():
     assert [layer.name for layer in head_layers(model)] == ["softmax", "last"]
 
 
+def test_the_head_in_a_wrapper_is_the_layer_inside_it_too():
+    with Policy("mixed_float16").scope():
+        inputs = keras.Input((3, 8))
+        last = keras.layers.TimeDistributed(keras.layers.Dense(2, activation="softmax", name="inside"), name="wrapper")
+        model = apply_policy(keras.Model(inputs, last(inputs)), Policy("mixed_float16"))
+    assert [layer.name for layer in head_layers(model)] == ["wrapper", "inside"]
+    assert policies(model) == {"wrapper": "float32", "inside": "float32"}
+    assert keras.backend.standardize_dtype(model(np.ones((1, 3, 8))).dtype) == "float32"
+
+
 def test_the_head_of_a_subclassed_model_is_the_layer_of_that_name():
     assert [layer.name for layer in head_layers(built(Subclassed()))] == ["head"]
     assert head_layers(built(Subclassed(head="other"))) == []

@@ -53,9 +53,9 @@ def test_other_data_must_name_its_loss():
 
 
 class Subclassed(keras.Model):
-    def __init__(self):
+    def __init__(self, last=None):
         super().__init__()
-        self.last = layers.Dense(3, activation="softmax")
+        self.last = last or layers.Dense(3, activation="softmax")
 
     def call(self, x):
         return self.last(x)
@@ -78,7 +78,17 @@ def functional(*operations) -> keras.Model:
     (functional(layers.Dense(3), keras.ops.softmax), False),
     (functional(layers.Dense(3, activation="softmax"), layers.Dense(3)), True),
     (functional(net(activation="softmax")), False),
+    (functional(functional(layers.Dense(3), keras.ops.softmax)), False),
+    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Dense(3, activation="softmax"))), False),
+    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Dense(3))), True),
+    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(layers.Softmax())), False),
+    (functional(layers.Reshape((1, 2)), layers.TimeDistributed(net(activation="softmax"))), False),
     (Subclassed(), False),
+    (Subclassed(net()), True),
+    (Subclassed(net(activation="softmax")), False),
+    (Subclassed(keras.Sequential([layers.Dense(3, activation="softmax")])), False),
+    (Subclassed(Subclassed()), False),
+    (Subclassed(layers.SpectralNormalization(layers.Dense(3, activation="softmax"))), False),
 ])
 def test_logits_are_told_from_the_last_layer(model, logits):
     model(keras.KerasTensor((None, 2)))
