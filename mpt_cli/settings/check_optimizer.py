@@ -17,15 +17,27 @@ _OWNERS = {
     "values": ("piecewise",),
 }
 _NEEDED = {"exponential": ("decay_steps", "decay_rate"), "piecewise": ("boundaries", "values")}
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
 
 
 def check_clipping(settings: Settings) -> Iterator[Problem]:
     """Keras takes at most one way of clipping."""
-    names = ("clipnorm", "clipvalue", "global_clipnorm")
-    given = [name for name in names if getattr(settings.optimizer, name) is not None]
+    given = [name for name in _CLIPPING if getattr(settings.optimizer, name) is not None]
     if len(given) > 1:
         rule = f"must be the only way of clipping; optimizer.{' and optimizer.'.join(given[:-1])} is given too."
         yield Problem(f"optimizer.{given[-1]}", rule, getattr(settings.optimizer, given[-1]), "Keep one of them.")
+
+
+def check_clipping_on_replicas(settings: Settings) -> Iterator[Problem]:
+    """Each of N replicas may keep gradients as large as the limit, so that their sum is up to N times that."""
+    if settings.distribute.name != "mirrored":
+        return
+    for name in _CLIPPING:
+        value = getattr(settings.optimizer, name)
+        if value is not None:
+            rule = "must be null with distribute=mirrored: Keras clips on each replica, before gradients are added up."
+            remedy = "Use backend=jax distribute=data_parallel, or distribute=none."
+            yield Problem(f"optimizer.{name}", rule, value, remedy)
 
 
 def check_ema(settings: Settings) -> Iterator[Problem]:
@@ -36,6 +48,21 @@ def check_ema(settings: Settings) -> Iterator[Problem]:
         if getattr(optimizer, name) != getattr(OptimizerSettings, name):
             rule = "must be left out when optimizer.use_ema is false: nothing uses it."
             yield Problem(f"optimizer.{name}", rule, getattr(optimizer, name), "Set optimizer.use_ema=true.")
+
+
+def check_ema_in_float8(settings: Settings) -> Iterator[Problem]:
+    """Keras keeps None as the average of float8 statistics; on TensorFlow it never looks before it assigns one."""
+    optimizer = settings.optimizer
+    if not (settings.policy.float8 and optimizer.use_ema):
+        return
+    why = "Keras has no averages of float8 statistics and fails as it looks for them."
+    if settings.backend.name == "tensorflow":
+        rule = f"must be false with policy.float8=true and backend=tensorflow: {why}"
+        yield Problem("optimizer.use_ema", rule, True, f"Use backend=jax, or policy={settings.policy.name}.")
+    elif optimizer.ema_overwrite_frequency is not None:
+        rule = f"must be null with policy.float8=true: {why}"
+        remedy = "Leave it out: the averages become weights after the last step."
+        yield Problem("optimizer.ema_overwrite_frequency", rule, optimizer.ema_overwrite_frequency, remedy)
 
 
 def check_schedule(settings: Settings) -> Iterator[Problem]:

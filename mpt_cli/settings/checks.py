@@ -7,7 +7,13 @@ from typing import Any
 from mpt_cli.errors import Problem
 from mpt_cli.settings.check_data import check_keras_dataset, check_synthetic
 from mpt_cli.settings.check_expect import check_expect
-from mpt_cli.settings.check_optimizer import check_clipping, check_ema, check_schedule
+from mpt_cli.settings.check_optimizer import (
+    check_clipping,
+    check_clipping_on_replicas,
+    check_ema,
+    check_ema_in_float8,
+    check_schedule,
+)
 from mpt_cli.settings.check_references import check_builder, check_loader
 from mpt_cli.settings.fault import check_fault, check_fault_replica
 from mpt_cli.settings.keras_names import check_loss, check_metrics
@@ -201,7 +207,10 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_metrics, ("trainer.metrics",)),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
+    (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",
+                                  "optimizer.global_clipnorm")),
     (check_ema, ("optimizer.use_ema", "optimizer.ema_momentum", "optimizer.ema_overwrite_frequency")),
+    (check_ema_in_float8, ("policy", "optimizer.use_ema", "optimizer.ema_overwrite_frequency", "backend.name")),
     (check_schedule, ("optimizer.schedule",)),
     (check_synthetic, ("data",)),
     (check_keras_dataset, ("data",)),

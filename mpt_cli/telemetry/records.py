@@ -76,7 +76,8 @@ class GradientSample:
     """What the gradients of one batch were like, after `step`. Shares are of the elements that are not really zero.
 
     `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before the
-    largest one passes 65504, None where all are zero.
+    largest one passes 65504, None where all are zero. On N replicas (`distribute=mirrored`) the gradients are those of
+    the first before they are added up: of its share of the batch, divided by N.
     """
 
     step: int

@@ -69,6 +69,18 @@ _WRONG = [
     (["distribute=mirrored", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps: must be null with distribute=mirrored: Keras cannot accumulate there. "
      "Received: 2. Raise trainer.batch_size instead."),
+    *((["distribute=mirrored", f"optimizer.{name}=2"],
+       f"optimizer.{name}: must be null with distribute=mirrored: Keras clips on each replica, before gradients are "
+       "added up. Received: 2.0. Use backend=jax distribute=data_parallel, or distribute=none.")
+      for name in ("clipnorm", "clipvalue", "global_clipnorm")),
+    (["policy=float8_mixed_bfloat16", "optimizer.use_ema=true"],
+     "optimizer.use_ema: must be false with policy.float8=true and backend=tensorflow: Keras has no averages of float8 "
+     "statistics and fails as it looks for them. Received: True. "
+     "Use backend=jax, or policy=mixed_bfloat16."),
+    (["policy=float8_mixed_float16", "backend=jax", "optimizer.use_ema=true", "optimizer.ema_overwrite_frequency=5"],
+     "optimizer.ema_overwrite_frequency: must be null with policy.float8=true: Keras has no averages of float8 "
+     "statistics and fails as it looks for them. Received: 5. Leave it out: the averages become weights after the last "
+     "step."),
     (["model=transformer", "model.width=130"],
      "model.width: must be a multiple of model.heads=4. Received: 130."),
     (["model=resnet", "model.blocks=[1,1]"],
@@ -130,7 +142,9 @@ _NEIGHBOURS = [
     (["policy=bfloat16", "optimizer=rmsprop"], "optimizer.name", "rmsprop"),
     (["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps", 2),
+    (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),
     (["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"], "optimizer.ema_momentum", 0.5),
+    (["policy=float8_mixed_bfloat16", "backend=jax", "optimizer.use_ema=true"], "optimizer.use_ema", True),
     (["optimizer.schedule.name=exponential", "optimizer.schedule.decay_rate=.5", "optimizer.schedule.decay_steps=3"],
      "optimizer.schedule.decay_steps", 3),
     (["optimizer.schedule.name=piecewise", "optimizer.schedule.boundaries=[3]", "optimizer.schedule.values=[1,0]"],
