@@ -1,13 +1,19 @@
 """What the jobs are ranked by, and which way is better."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.suggest import did_you_mean
+from mpt_cli.telemetry.records import GradientSample, Summary
 from mpt_cli.training.progress import MONITORED, falls
+
+_AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
+_NUMBERS = (int, float, int | None, float | None)
+_OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
 
 @dataclass(frozen=True)
@@ -54,6 +60,25 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
         remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
         raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
     return objective
+
+
+def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
+    """ConfigError for a name that no run of these settings can have, before any has begun.
+
+    With a model of the user's only its form is checked: what that reports is known once it has run.
+    """
+    is_known = not any(each.model.name in _OF_THE_USER for each in settings)
+    choose_objective(word, [_numbers_of(settings)] if is_known else [])
+
+
+def _numbers_of(settings: Sequence[Settings]) -> dict[str, Any]:
+    """A summary with every number that runs of these settings may report."""
+    words = [word for each in settings for word in each.trainer.metrics]
+    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
+    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
+    gradients = {field.name: 0.0 for field in fields(GradientSample)}
+    own = {field.name: 0.0 for field in fields(Summary) if field.type in _NUMBERS}
+    return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
 
 
 def _read(word: str) -> Objective:

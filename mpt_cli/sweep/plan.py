@@ -17,6 +17,7 @@ from mpt_cli.settings.data import DataSettings
 from mpt_cli.settings.numbers import read_number
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.grammar import Grid, read_grid
+from mpt_cli.sweep.objective import check_objective
 
 MOST_JOBS = 10_000  # more could only be a slip; checking them alone would take a quarter of an hour
 _NAME_LENGTH = 80
@@ -67,11 +68,12 @@ class Plan:
 
 
 def make_plan(
-    words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True
-) -> Plan:
+    words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True,
+    objective: str | None = None,
+) -> Plan:  # fmt: skip
     """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
 
-    Where the jobs run on this machine (`is_here`) their data must be on it.
+    Where the jobs run on this machine (`is_here`) their data must be on it; `objective` must be one they can report.
     """
     grid = read_grid(words)
     count = math.prod(len(assignment.words) for assignment in grid.assignments)
@@ -82,6 +84,7 @@ def make_plan(
     if count >= 100:
         tell(f"checking {count:,} configurations")
     loaded = _load_all([list(combination) for combination in _combinations(grid)])
+    check_objective(objective, [settings for _, settings in loaded])
     if is_here:
         check_sources([settings.data for _, settings in loaded])
     return _distinct(grid, loaded)

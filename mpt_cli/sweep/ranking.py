@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mpt_cli.errors import ConfigError
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.objective import Objective, choose_objective
 from mpt_cli.sweep.plan import Plan
@@ -42,13 +43,17 @@ class Configuration:
 
 @dataclass(frozen=True)
 class SweepResults:
-    """A whole sweep as it stands on disk; `configurations` are in order of their rank."""
+    """A whole sweep as it stands on disk; `configurations` are in order of their rank.
+
+    `complaint` says why they are not ranked by what was asked for.
+    """
 
     sweep: SweepDirectory
     plan: Plan
     objective: Objective
     results: list[JobResult]
     configurations: list[Configuration]
+    complaint: str = ""
 
     @property
     def best(self) -> JobResult | None:
@@ -72,13 +77,28 @@ class SweepResults:
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def read_results(sweep: SweepDirectory, objective: str | None = None) -> SweepResults:
-    """Everything about a sweep from its directory alone; `objective` where not the one it was started with."""
+def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: bool = False) -> SweepResults:
+    """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
+
+    ConfigError for an `objective` that no job reports. Where a sweep ends (`is_final`), and where it is the one on
+    record, the default takes its place.
+    """
     plan, facts = sweep.read_plan()
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
-    chosen = choose_objective(objective or facts.get("objective"), finished)
-    return SweepResults(sweep, plan, chosen, results, rank(results, chosen))
+    try:
+        chosen, complaint = choose_objective(objective or facts.get("objective"), finished), ""
+    except ConfigError as error:
+        if objective and not is_final:
+            raise
+        chosen, complaint = choose_objective(None, finished), str(error)
+    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
+
+
+def check_reported(sweep: SweepDirectory, objective: str | None) -> None:
+    """ConfigError for an objective named anew that none of the finished jobs reports."""
+    if objective is not None:
+        read_results(sweep, objective)
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:

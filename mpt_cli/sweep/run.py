@@ -22,7 +22,7 @@ from mpt_cli.sweep.objective import choose_objective
 from mpt_cli.sweep.plan import Job, Plan, duplicate_lines, job_count, make_plan
 from mpt_cli.sweep.progress import Progress
 from mpt_cli.sweep.queue import GRACE_SECONDS, Limits, Queue, Watch
-from mpt_cli.sweep.ranking import SweepResults, read_results
+from mpt_cli.sweep.ranking import SweepResults, check_reported, read_results
 from mpt_cli.sweep.results import FAILED, GOOD, JobResult, gravest_code, read_job
 from mpt_cli.sweep.screen import Screen
 
@@ -66,9 +66,8 @@ def split_words(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str]
 
 def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """A new sweep: all configurations are checked before the first job starts. Returns results and exit code."""
-    choose_objective(options.objective, [])  # its form, before anything runs
     own, place = split_words(words)
-    plan = make_plan(own, screen.say, options.is_here)
+    plan = make_plan(own, screen.say, options.is_here, options.objective)
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
         plan = begin(sweep, plan, plan_facts(["mpt", "sweep", *words], options), options)
@@ -80,6 +79,7 @@ def resume_sweep(path: str, options: Options, screen: Screen) -> tuple[SweepResu
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         plan, _ = sweep.read_plan()
+        check_reported(sweep, options.objective)
         return _run(sweep, plan, jobs_left(sweep, plan), options, screen)
 
 
@@ -108,9 +108,15 @@ def _run(
     for line in duplicate_lines(plan):
         screen.say(line)
     stopped_by = run_jobs(sweep, jobs, options, screen, median_watches(sweep, plan, options))
-    found = read_results(sweep, options.objective)
-    write_results(found)
+    found = finish(sweep, options)
     return found, exit_code(stopped_by, found.results)
+
+
+def finish(sweep: SweepDirectory, options: Options) -> SweepResults:
+    """Write the results as they stand: they are there whatever the objective was to be."""
+    found = read_results(sweep, options.objective, is_final=True)
+    write_results(found)
+    return found
 
 
 def median_watches(sweep: SweepDirectory, plan: Plan, options: Options) -> list[Watch]:

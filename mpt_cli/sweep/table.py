@@ -17,8 +17,16 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.show(rich_table(narrow(wanted, rows, screen.live.width), rows, _style))
     for line in [] if screen.live is not None else plain_lines(wanted, rows):
         screen.say(line)
-    for line in [*best_lines(found), *failure_lines(found), _line("files", str(found.sweep.report_html))]:
+    said = [*objective_lines(found), *best_lines(found), *failure_lines(found)]
+    for line in [*said, _line("files", str(found.sweep.report_html))]:
         screen.say(line)
+
+
+def objective_lines(found: SweepResults) -> list[str]:
+    """Said only where they are ranked by another than was asked for."""
+    if not found.complaint:
+        return []
+    return [_line("objective", found.complaint), _line("", f"ranked by {found.objective.name} in its place")]
 
 
 def best_lines(found: SweepResults) -> list[str]:
@@ -66,7 +74,8 @@ def counts_sentence(found: SweepResults) -> str:
     statuses = [result.status for result in found.results]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     better = "the lower the better" if found.objective.falls else "the higher the better"
-    return f"{len(statuses)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
+    sentence = f"{len(statuses)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
+    return f"{sentence} {found.complaint}".rstrip()
 
 
 def _not_good(found: SweepResults) -> list[JobResult]:

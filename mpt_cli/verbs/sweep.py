@@ -40,7 +40,7 @@ launchers, and their settings as launcher.KEY=VALUE:
 A cluster's machines must see the sweep directory. --timeout counts from where a job begins, not from where it waits.
 
 exit code: 0 when every job is good; 4 when those that failed did so numerically; else the gravest of theirs (1 before
-3, 2 and 143, which stands for killed or timed out). The table and the files are complete all the same."""
+3, 2 and 143, which stands for killed, lost or timed out). The table and the files are complete all the same."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
     from mpt_cli.sweep.files import results_dict
     from mpt_cli.sweep.run import Options
     from mpt_cli.sweep.screen import Screen
-    from mpt_cli.sweep.table import print_results
+    from mpt_cli.sweep.table import objective_lines, print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
@@ -82,6 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _dry_run(arguments, words, options)
     found, code = _resume(arguments, options, screen) if arguments.resume else _start(arguments, words, options, screen)
     if arguments.json:
+        for line in objective_lines(found):
+            screen.say(line)
         print_json(results_dict(found))
     else:
         print_results(found, screen)
@@ -136,12 +138,12 @@ def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options"
 
     search = _search(arguments)
     if search is not None:
-        lines = space_lines(given, search)
+        lines = space_lines(given, search, options.objective)
         print_json({"search": lines}) if arguments.json else print("\n".join(lines))
         return OK
 
     words, _ = split_words(given)
-    plan = make_plan(words, is_here=options.is_here)
+    plan = make_plan(words, is_here=options.is_here, objective=options.objective)
     if arguments.json:
         print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
     else:

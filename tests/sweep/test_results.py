@@ -8,13 +8,11 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mpt_cli.errors import ConfigError
 from mpt_cli.report.columns import plain_lines
 from mpt_cli.report.traces import latest_line, settled_step
 from mpt_cli.sweep import page, plots
 from mpt_cli.sweep.columns import columns, narrow
 from mpt_cli.sweep.files import write_results
-from mpt_cli.sweep.objective import choose_objective
 from mpt_cli.sweep.ranking import read_results
 from mpt_cli.sweep.results import last_sentence
 
@@ -147,32 +145,6 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
 
 
 @pytest.mark.parametrize(
-    ("word", "name", "direction"),
-    [
-        (None, "val_loss", "min"),
-        ("accuracy", "accuracy", "max"),
-        ("best_metrics.accuracy", "best_metrics.accuracy", "max"),
-        ("skipped_steps", "skipped_steps", "min"),
-        ("examples_per_second", "examples_per_second", "max"),
-        ("accuracy:min", "accuracy", "min"),
-    ],
-)
-def test_the_objective_and_its_direction(word, name, direction):
-    summary = {"metrics": {"val_loss": 1.0, "accuracy": 0.5}, "best_metrics": {"accuracy": 0.75}, "skipped_steps": 3,
-               "examples_per_second": 10.0}  # fmt: skip
-    objective = choose_objective(word, [summary])
-    assert (objective.name, objective.direction) == (name, direction)
-    assert objective.value(summary) is not None
-
-
-def test_an_objective_that_no_job_has_is_an_error():
-    with pytest.raises(ConfigError, match=r"--objective: must be a number that the jobs report\. .* mean val_accuracy"):
-        choose_objective("val_acuracy", [{"metrics": {"val_accuracy": 1.0}}])
-    with pytest.raises(ConfigError, match="must end in :min or :max"):
-        choose_objective("loss:up", [])
-
-
-@pytest.mark.parametrize(
     ("kinds", "seen", "applied", "step"),
     [
         ([], 50, 50, 0),
@@ -221,5 +193,9 @@ def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
     ending.write_text(ending.read_text().replace('"exit_code": 4', '"exit_code": -9'))
     result = read_results(found.sweep).results[0]
     assert (result.status, result.summary) == ("killed", {})
+    ending.write_text(ending.read_text().replace('"exit_code": -9', '"exit_code": 143'))
+    found.sweep.log(found.plan.jobs[0]).write_text("mpt sweep: the job was lost. Its machine is gone.\n")
+    result = read_results(found.sweep).results[0]
+    assert (result.status, result.reason) == ("killed", "the job was lost. Its machine is gone.")
     ending.write_text("{half")
     assert read_results(found.sweep).results[0].status == "not run"

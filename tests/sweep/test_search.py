@@ -189,8 +189,9 @@ def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
 
 
 def test_an_objective_that_no_job_has_ends_the_search_and_resume_may_name_another(searches, tmp_path):
-    with pytest.raises(ConfigError, match=r"--objective: must be a number that the jobs report\. Received: 'val_acc'"):
-        searches.search([*WORDS, "sweep_dir=s"], 2, workers=1, objective="val_acc")
+    with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
+        searches.search([*WORDS, "sweep_dir=s"], 2, workers=1, objective="val_mean_absolute_error:max")
+    assert "Ranked by val_accuracy" in (tmp_path / "s" / "results.md").read_text()
     found, code = searches.resume_search(tmp_path / "s", objective="val_accuracy:max")
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["002"]
     values = [trial.value for trial in study_in(tmp_path / "s").get_trials()]

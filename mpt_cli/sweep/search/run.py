@@ -5,16 +5,17 @@ from dataclasses import asdict, replace
 from itertools import chain
 from pathlib import Path
 
+from mpt_cli.errors import ConfigError
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.files import write_results
-from mpt_cli.sweep.objective import choose_objective
+from mpt_cli.sweep.objective import check_objective, choose_objective
 from mpt_cli.sweep.plan import Job, Plan, check_sources, wanted_gpus
 from mpt_cli.sweep.progress import Progress
-from mpt_cli.sweep.ranking import SweepResults, read_results
+from mpt_cli.sweep.ranking import SweepResults, check_reported
 from mpt_cli.sweep.run import (
     Options,
     exit_code,
+    finish,
     jobs_left,
     limits_for,
     make_work,
@@ -35,10 +36,10 @@ from mpt_cli.sweep.search.trials import Trials
 def start_search(words: Sequence[str], search: Search, options: Options, screen: Screen) -> tuple[SweepResults, int]:
     """A new search: the edges of its space are checked before the first job starts. Returns results and exit code."""
     check_optuna()
-    choose_objective(options.objective, [])  # its form, before anything runs
     own, place = split_words(words)
     space = read_space(own)
-    settings = check_space(space)
+    settings, *others = check_space(space)
+    check_objective(options.objective, [settings, *others])
     if options.is_here:
         check_sources([settings.data])
     sweep = SweepDirectory.create(place, settings.recipe)
@@ -54,6 +55,7 @@ def resume_search(path: str, trials: int | None, options: Options, screen: Scree
     sweep = SweepDirectory.open(path)
     with sweep.lock():
         plan, facts = sweep.read_plan()
+        check_reported(sweep, options.objective)
         if trials is not None:
             facts["search"]["trials"] = trials
         if options.objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
@@ -62,10 +64,10 @@ def resume_search(path: str, trials: int | None, options: Options, screen: Scree
         return _run(sweep, options, screen)
 
 
-def space_lines(words: Sequence[str], search: Search) -> list[str]:
+def space_lines(words: Sequence[str], search: Search, objective: str | None) -> list[str]:
     """What is varied, as --dry-run lists it."""
     space = read_space(split_words(words)[0])
-    check_space(space)
+    check_objective(objective, check_space(space))
     width = max(map(len, space.keys))
     lines = [f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions]
     return [*lines, f"{search.trials} trials, {search.sampler}"]
@@ -83,11 +85,15 @@ def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[Sweep
     progress = Progress(screen, sweep, count, limits.workers)
     with session(options, limits.workers) as opened:
         work = _work(trials, left, opened, Path(facts["working_directory"]))
-        stopped_by = run_work(sweep, work, progress, limits, [trials, *median_watches(sweep, plan, options)])
+        watches = [trials, *median_watches(sweep, plan, options)]
+        try:
+            stopped_by = run_work(sweep, work, progress, limits, watches)
+        except ConfigError:  # no job reports what the search is for
+            finish(sweep, options)
+            raise
     if stopped_by is None and len(trials.plan.jobs) < plan.trials:
         screen.say(_why_fewer(trials.plan, plan.trials))
-    found = read_results(sweep, options.objective)
-    write_results(found)
+    found = finish(sweep, options)
     return found, exit_code(stopped_by, found.results)
 
 
@@ -105,7 +111,7 @@ def _open(sweep: SweepDirectory, plan: Plan, options: Options, count: int) -> Tr
     facts = sweep.read_plan()[1]
     search = Search(**{name: facts["search"][name] for name in Search.__dataclass_fields__})
     space = read_space(search.words)
-    first = Job(0, "", {}, search.words, wanted_gpus(check_space(space)))
+    first = Job(0, "", {}, search.words, wanted_gpus(check_space(space)[0]))
     workers = limits_for([first], options, most=count).workers
     named = facts["objective"]
     study = Study(sweep.study, space, search, choose_objective(named, []) if named else None)

@@ -132,8 +132,8 @@ def read_space(words: Sequence[str]) -> Space:
     return space
 
 
-def check_space(space: Space) -> Settings:
-    """Loads the configurations at its edges, before anything runs. Returns the first; ConfigError with all problems."""
+def check_space(space: Space) -> list[Settings]:
+    """Loads the configurations at its edges, before anything runs. Returns them; ConfigError with all problems."""
     loaded, problems = list[Settings](), dict[str, Problem]()
     for words in space.edges:
         try:
@@ -142,7 +142,7 @@ def check_space(space: Space) -> Settings:
             problems.update({str(problem): problem for problem in error.problems})
     if problems:
         raise ConfigError(list(problems.values()))
-    return loaded[0]
+    return loaded
 
 
 def _problems(space: Space) -> list[Problem]:
