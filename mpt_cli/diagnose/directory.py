@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.atomic import write_atomic
+from mpt_cli.runs.folders import make_folder, remove_empty
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.telemetry.strict_json import strict_json
 
@@ -18,37 +19,31 @@ class DiagnosisDirectory:
     """A directory of its own beside the runs of the recipe; it holds no config.yaml, so that no run is looked for."""
 
     path: Path
+    made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
 
     @classmethod
     def create(cls, path: str | None, parent: Path) -> Self:
         """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
         chosen = Path(path).expanduser() if path is not None else _unused(parent / f"diagnose-{_now()}")
         try:
-            chosen.mkdir(parents=True, exist_ok=True)
+            made = make_folder(chosen)
             taken = any(chosen.iterdir())
         except OSError as error:
             raise DataError(f"{chosen} can't be written: {error.strerror}. Choose another --out.") from error
         if taken:
             raise DataError(f"{chosen} is not empty. Nothing in it was changed; choose another --out.")
-        return cls(chosen)
+        return cls(chosen, made)
 
     @classmethod
     @contextmanager
     def making(cls, path: str | None, parent: Path) -> Iterator[Self]:
-        """`create`, and taken back where the block ends with an error."""
+        """`create`; where the block ends with an error and nothing in it, the folders that were made go again."""
         directory = cls.create(path, parent)
         try:
             yield directory
         except BaseException:
-            directory.discard()
+            remove_empty(directory.made)
             raise
-
-    def discard(self) -> None:
-        """Take back a directory nothing was written into, and the two above it where they are empty then."""
-        for folder in (self.path, *list(self.path.parents)[:2]):
-            if folder.resolve() == Path.cwd() or any(folder.iterdir()):
-                return
-            folder.rmdir()
 
     @property
     def diagnosis_json(self) -> Path:

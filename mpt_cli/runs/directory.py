@@ -6,12 +6,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TextIO
 
 from mpt_cli.errors import DataError
+from mpt_cli.runs.folders import make_folder, remove_empty
 from mpt_cli.telemetry.setup import TelemetryFiles
 
 DEFAULT_PARENT = "runs"
@@ -25,6 +26,7 @@ class RunDirectory:
     """A directory made by `create` or found by `open`, and the paths in it (a contract: scripts read them)."""
 
     path: Path
+    made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
 
     @classmethod
     def create(cls, path: str | Path | None, recipe: str) -> Self:
@@ -34,7 +36,7 @@ class RunDirectory:
         """
         chosen = Path(path).expanduser() if path is not None else _default_path(recipe)
         try:
-            chosen.mkdir(parents=True, exist_ok=path is not None)  # two runs never share a drawn name
+            made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
             taken = any(path.name != LOCK for path in chosen.iterdir())
         except OSError as error:
             raise _cannot_create(chosen, error) from error
@@ -44,7 +46,7 @@ class RunDirectory:
                 "or leave it out for a new one."
             )
         _check_writable(chosen)
-        return cls(chosen)
+        return cls(chosen, made)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -86,20 +88,24 @@ class RunDirectory:
         if self.config_yaml.exists() or not (self.path / LOCK).exists() or not names <= UNSTARTED:
             return False
         with self.lock():
-            for path in self.path.iterdir():
-                if path.is_dir():
-                    shutil.rmtree(path)
-                elif path.name != LOCK:
-                    path.unlink()
+            self._clear(LOCK)
         return True
 
     def discard(self) -> None:
-        """Take back a directory whose run never started: its files, and the folders that are empty then."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        for parent in self.path.parents[:2]:
-            if parent.name == "" or parent == Path.cwd() or any(parent.iterdir()):
-                return
-            parent.rmdir()
+        """Take back a directory whose run never started: its files, and the folders that `create` made.
+
+        Never fails: what kept the run from starting is what the user has to hear.
+        """
+        with suppress(OSError):
+            self._clear()
+        remove_empty(self.made)
+
+    def _clear(self, kept: str = "") -> None:
+        for path in self.path.iterdir():
+            if path.is_dir():
+                shutil.rmtree(path)
+            elif path.name != kept:
+                path.unlink()
 
     def clear_ending(self) -> None:
         """Take away what the end of an earlier attempt left: a run that trains again has not ended."""

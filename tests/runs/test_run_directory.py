@@ -69,6 +69,38 @@ def test_a_place_that_cannot_be_written_is_named() -> None:
         RunDirectory.create("/proc/mpt", "tiny")
 
 
+def test_a_run_that_never_started_takes_back_the_folders_it_made_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    run = RunDirectory.create(tmp_path / "mine" / "a" / "b" / "run", "tiny")
+    with run.lock():
+        run.metrics_jsonl.touch()
+        run.tensorboard.mkdir()
+        run.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine"]
+
+
+def test_an_empty_directory_of_the_user_is_given_back_empty(tmp_path: Path) -> None:
+    (tmp_path / "mine" / "run").mkdir(parents=True)
+    run = RunDirectory.create(tmp_path / "mine" / "run", "tiny")
+    run.metrics_jsonl.touch()
+    run.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "run"]
+
+
+def test_what_cannot_be_taken_back_is_left_without_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mounted volume is busy, a folder of somebody else is not to be removed from."""
+
+    def busy(path: Path) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    run = RunDirectory.create(tmp_path / "out" / "run", "tiny")
+    run.metrics_jsonl.touch()
+    monkeypatch.setattr(Path, "rmdir", busy)
+    run.discard()
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "run"]
+    RunDirectory(tmp_path / "gone").discard()
+
+
 def test_an_earlier_run_is_found_again(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("seed: 0\n")
     assert RunDirectory.open(str(tmp_path)).config_yaml == tmp_path / "config.yaml"
