@@ -4,8 +4,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from mpt_cli.errors import DataError
 from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.reproduction import Reproduction
+
+
+def check_junit(path: Path) -> None:
+    """Its folder is there from now on; DataError where the file can't be written, before the runs take their time."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_new = not path.exists()
+        path.open("ab").close()
+        if is_new:
+            path.unlink()
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error.strerror}. Give another --junit.") from error
 
 
 def write_junit(path: Path, results: Sequence[Reproduction], left_out: Mapping[str, str]) -> None:

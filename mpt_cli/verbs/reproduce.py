@@ -38,11 +38,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.junit import write_junit
+    from mpt_cli.runs.junit import check_junit, write_junit
     from mpt_cli.runs.reproduction import create_folder, reproduce
     from mpt_cli.verbs.reproduce_print import Reporter
 
     targets, left_out = _targets(arguments)
+    if arguments.junit:
+        check_junit(Path(arguments.junit))
     folder = create_folder(arguments.output)
     reporter = Reporter(sys.stderr if arguments.json else sys.stdout)
     reporter.start(targets, left_out)
@@ -53,12 +55,12 @@ def run(arguments: argparse.Namespace) -> int:
             reporter.tell(result)
 
     results = reproduce(targets, folder, arguments.jobs, tell)
-    if arguments.junit:
-        write_junit(Path(arguments.junit), results, left_out)
     missed = [result for result in results if not result.passed]
     reporter.finish(results)
     if arguments.json:
         print_json({"passed": not missed, "left_out": left_out, "results": [result.as_dict() for result in results]})
+    if arguments.junit:
+        write_junit(Path(arguments.junit), results, left_out)
     if arguments.update:
         return MISMATCH if [result for result in missed if not _update(result)] else OK
     return MISMATCH if missed else OK

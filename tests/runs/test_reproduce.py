@@ -118,6 +118,16 @@ def test_junit_is_read_by_a_standard_parser(outcome, recipe: Path) -> None:
     assert failure is not None and "expected at least 0.99, got 0.98" in str(failure.get("message"))
 
 
+def test_junit_makes_its_folder_and_is_refused_before_anything_runs_where_it_cannot_be_written(outcome, capsys) -> None:
+    assert main(["reproduce", "./mine.yaml", "--junit", "reports/ci/out.xml"]) == 0
+    assert [path.name for path in Path("reports/ci").iterdir()] == ["out.xml"]
+    for place, why in (("reports", "Is a directory"), ("mine.yaml/out.xml", "File exists"), ("n" * 300, "too long")):
+        assert main(["reproduce", "./mine.yaml", "--junit", place, "--output", "2"]) == 3
+        said = capsys.readouterr().err
+        assert f"{place} can't be written: " in said and f"{why}. Give another --junit." in said
+    assert len(outcome["words"]) == 1 and not Path("2").exists()
+
+
 def test_a_run_that_fails_reproduces_nothing(outcome, capsys) -> None:
     outcome["summary"] = None
     assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
