@@ -37,10 +37,15 @@ def find_target(word: str, overrides: list[str], rtol: float) -> Target:
 
     ConfigError where the word names nothing, its configuration is wrong or nothing is expected of it.
     """
-    if Path(word).expanduser().is_dir():
+    if names_run(word):
         return _of_run(RunDirectory.open(word), overrides, rtol)
     words = [f"conf={word}", *overrides]
     return _of_recipe(word, words, load_settings(words))
+
+
+def names_run(word: str) -> bool:
+    """Whether the word means a run directory; the name of a shipped recipe never does, whatever folder lies about."""
+    return word not in recipe_paths() and Path(word).expanduser().is_dir()
 
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> Target:

@@ -25,7 +25,8 @@ _EXAMPLES = """examples:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="NAME|FILE|RUN_DIR … key=value …",
-                        help="recipes, recipe files, run directories; changes to all of them")  # fmt: skip
+                        help="recipes, recipe files, run directories (./NAME where a recipe is called "
+                        "NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every shipped recipe that can run on this machine")
     parser.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
@@ -67,23 +68,23 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _targets(arguments: argparse.Namespace) -> "tuple[list[Target], dict[str, str]]":
-    from mpt_cli.runs.targets import all_targets, find_target
+    from mpt_cli.runs.targets import all_targets, find_target, names_run
 
     changes = [word for word in arguments.words if "=" in word and not Path(word).exists()]
     names = [word for word in arguments.words if word not in changes]
-    problems = list(_problems(arguments, names))
+    problems = _problems(arguments, names, any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
     targets, left_out = all_targets(changes) if arguments.all else ([], {})
     return [*targets, *(find_target(name, changes, arguments.rtol) for name in names)], left_out
 
 
-def _problems(arguments: argparse.Namespace, names: list[str]) -> "list[Problem]":
+def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> "list[Problem]":
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.jobs >= 1, Problem("-j", "must be at least 1.", arguments.jobs)),
         (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
-        (not (arguments.update and any(Path(name).is_dir() for name in names)),
+        (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
     ]  # fmt: skip
     return [problem for holds, problem in checks if not holds]

@@ -24,6 +24,7 @@ from mpt_cli.runs.summary import write_json
 from mpt_cli.runs.targets import all_targets, expected_of, find_target
 from mpt_cli.runs.update import new_figures, updated_text, written_value
 from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.locate import recipe_paths
 
 SUMMARY: dict[str, Any] = {
     "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
@@ -219,6 +220,15 @@ def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier
     assert "what is different from the first run:" in shown
     assert "versions.keras: 3.12 -> 3.15" in shown
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "3"]) == 0
+
+
+def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
+    earlier.rename("digits_mlp")
+    assert find_target("digits_mlp", [], 0.0).recipe == recipe_paths()["digits_mlp"]
+    assert find_target("./digits_mlp", [], 0.0).expect["steps_seen"] == 345
+    assert main(["reproduce", "./digits_mlp", "--update"]) == 2
+    assert main(["reproduce", "./digits_mlp"]) == 0
+    assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
 
 
 def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
