@@ -1,12 +1,16 @@
 """The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
+
+from mpt_cli.precision.autocast import refuse_what_cannot_act, run_without_a_call
+from mpt_cli.precision.cloning import clone_in
+from mpt_cli.precision.global_policy import global_policy
 
 
 @dataclass(frozen=True)
@@ -15,7 +19,8 @@ class Policy:
 
     `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
     leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
-    match wins; `float8` lets Dense and EinsumDense layers multiply in float8 on top of a mixed policy.
+    match wins. Both hold for all layers inside one (an LSTM's cell, the projections of an attention layer), too.
+    `float8` lets the Dense and EinsumDense layers that have `name` multiply in float8 on top of a mixed policy.
 
     >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
     ('float16', 'float32')
@@ -48,22 +53,14 @@ class Policy:
         """Policy of the output layer; a float64 model keeps a float64 head."""
         return self.name if self.head is None or self.compute_dtype == "float64" else self.head
 
-    @contextmanager
-    def scope(self) -> Iterator[None]:
+    def scope(self) -> AbstractContextManager[None]:
         """Keras's global policy inside; the one before is put back, also after an exception.
 
         >>> with Policy("mixed_bfloat16").scope():
         ...     keras.layers.Dense(1).compute_dtype
         'bfloat16'
-        >>> keras.layers.Dense(1).compute_dtype
-        'float32'
         """
-        before = keras.config.dtype_policy()
-        keras.config.set_dtype_policy(self.name)
-        try:
-            yield
-        finally:
-            keras.config.set_dtype_policy(before)
+        return global_policy(self.name)
 
 
 def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
@@ -73,7 +70,8 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
 
     Layers whose variables keep their dtype change in place. Where a variable's dtype changes (an override of a pure
     float16 model), a functional or Sequential model is cloned with the same weights. Raises ValueError for an override
-    that matches no layer, for float8 without a layer for it, and where a subclassed model would have to be cloned.
+    that matches no layer or can't act, for float8 without a layer for it, and where a subclassed model, or a layer that
+    can't be made anew, would have to be cloned.
 
     >>> with Policy("mixed_float16").scope():
     ...     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
@@ -86,12 +84,13 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     moved = [layer for layer, name in changed.items()
              if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
     if moved:
-        model = _clone_with(model, {layer.name: name for layer, name in changed.items()}, moved)
+        with policy.scope():
+            model = clone_in(model, wanted, moved[0])
     else:
         for layer, name in changed.items():
             layer.dtype_policy = name
     if policy.float8:
-        _use_float8(model, exclude={layer.name for layer, name in wanted.items() if name != policy.name})
+        _use_float8(model, policy.name)
     return model
 
 
@@ -168,32 +167,19 @@ def _wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
     layers = layers_of(model)
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:
-        wanted.update(dict.fromkeys(head_layers(model), policy.head_policy))
+        wanted.update(dict.fromkeys(_with_all_inside(head_layers(model)), policy.head_policy))
     for pattern, name in policy.overrides.items():
         matches = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
         if not matches:
             names = ", ".join(sorted({layer.name for layer in layers}))
             raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
-        wanted.update(dict.fromkeys(matches, name))
+        wanted.update(dict.fromkeys(_with_all_inside(matches), name))
+    refuse_what_cannot_act(wanted, layers)
     return wanted
 
 
-def _clone_with(model: Any, policies: dict[str, str], moved: list[Any]) -> Any:
-    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
-        raise ValueError(
-            f"the variables of layer {moved[0].name!r} are {moved[0].variable_dtype} and can't change dtype after the "
-            f"subclassed model {type(model).__name__} is built. Give the layer a dtype where the model makes it."
-        )
-
-    def clone(layer: Any) -> Any:
-        config = layer.get_config()
-        if layer.name in policies:
-            config["dtype"] = policies[layer.name]
-        return type(layer).from_config(config)
-
-    copy = keras.models.clone_model(model, clone_function=clone)
-    copy.set_weights(model.get_weights())
-    return copy
+def _with_all_inside(layers: list[Any]) -> list[Any]:
+    return [part for layer in layers for part in (layer, *layers_of(layer))]
 
 
 def takes_float8(layer: Any) -> bool:
@@ -205,11 +191,14 @@ def takes_float8(layer: Any) -> bool:
     return type(layer) in (keras.layers.Dense, keras.layers.EinsumDense)
 
 
-def _use_float8(model: Any, exclude: set[str]) -> None:
-    supported = [x for x in layers_of(model) if takes_float8(x)]
-    chosen = [layer for layer in supported if layer.name not in exclude]
+def _use_float8(model: Any, name: str) -> None:
+    layers = layers_of(model)
+    supported = [layer for layer in layers if takes_float8(layer)]
+    plain = {id(part) for layer in layers for part in run_without_a_call(layer)}
+    chosen = [layer for layer in supported if layer.dtype_policy.name == name and id(layer) not in plain]
     if not chosen:
         raise ValueError("no layer can multiply in float8. Keras has it for Dense and EinsumDense; the model has "
-                         f"{len(supported)} of them, all left out as the head or by overrides.")
+                         f"{len(supported)} of them, all left out: as the head, by overrides, with a dtype of their "
+                         "own or inside TimeDistributed.")
     for layer in chosen:
         layer.quantize("float8")

@@ -1,0 +1,213 @@
+"""A policy for a layer holds for all layers inside it and inside nested models, or is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import Policy, apply_policy, layers_of
+
+TOKENS = np.random.default_rng(0).normal(size=(2, 5, 4)).astype("float32")
+
+
+@keras.saving.register_keras_serializable("tests_of_policy")
+class Block(keras.layers.Layer):
+    """A user's layer: one layer made in __init__, one in build, both without a dtype of their own."""
+
+    def __init__(self, units=4, **kwargs):
+        super().__init__(**kwargs)
+        self.units = units
+        self.first = keras.layers.Dense(units, name="first")
+
+    def build(self, shape):
+        self.second = keras.layers.Dense(self.units, name="second")
+        self.second.build(self.first.compute_output_shape(shape))
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def get_config(self):
+        return {"units": self.units, **super().get_config()}
+
+
+class WithoutConfig(keras.layers.Layer):
+    def __init__(self, units):
+        super().__init__()
+        self.dense = keras.layers.Dense(units)
+
+    def call(self, x):
+        return self.dense(x)
+
+
+def part(kind: str):
+    """A layer of that kind, with layers inside, called "part"."""
+    if kind == "attention":
+        return lambda x: keras.layers.MultiHeadAttention(2, 2, name="part")(x, x)
+    recurrent = {"units": 4, "return_sequences": True, "recurrent_initializer": "glorot_uniform"}  # no QR in float16
+    makers = {
+        "lstm": lambda: keras.layers.LSTM(**recurrent, name="part"),
+        "gru": lambda: keras.layers.GRU(**recurrent, name="part"),
+        "both ways": lambda: keras.layers.Bidirectional(keras.layers.LSTM(**recurrent, name="inside"), name="part"),
+        "time distributed": lambda: keras.layers.TimeDistributed(keras.layers.Dense(4, name="inside"), name="part"),
+        "block": lambda: Block(4, name="part"),
+    }  # fmt: skip
+    return makers[kind]()
+
+
+KINDS = ["attention", "lstm", "gru", "both ways", "time distributed", "block"]
+
+
+def network(kind: str, policy: str) -> keras.Model:
+    with Policy(policy).scope():
+        inputs = keras.Input((5, 4))
+        x = part(kind)(keras.layers.Dense(4, name="before")(inputs))
+        return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
+
+
+def inside(model: keras.Model, name: str = "part") -> list:
+    [layer] = [layer for layer in layers_of(model) if layer.name == name]
+    return [layer, *layers_of(layer)]
+
+
+def dtypes_of_a_call(model: keras.Model, layers) -> set[str]:
+    """All dtypes in which `layers` give their outputs while Keras runs `model`."""
+    seen: set[str] = set()
+
+    def watch(layer):
+        original = layer.call
+
+        def call(*args, **kwargs):
+            outputs = original(*args, **kwargs)
+            seen.update(keras.backend.standardize_dtype(x.dtype) for x in keras.tree.flatten(outputs))
+            return outputs
+
+        layer.call = call
+
+    for layer in layers:
+        watch(layer)
+    model(TOKENS)
+    return seen
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_override_reaches_all_layers_inside_the_one_it_names(kind, policy):
+    model = network(kind, policy)
+    weights = model.get_weights()
+    model = apply_policy(model, Policy(policy, overrides={"part": "float32"}))
+    layers = inside(model)
+    assert len(layers) > 1
+    assert {layer.dtype_policy.name for layer in layers} == {"float32"}
+    assert {v.dtype for v in layers[0].trainable_variables} == {"float32"}
+    assert dtypes_of_a_call(model, layers) == {"float32"}
+    assert model.get_layer("before").compute_dtype != "float32"
+    for found, expected in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(found.astype("float32"), expected.astype("float32"))
+
+
+def test_a_head_with_layers_inside_gives_float32_all_through():
+    with Policy("mixed_float16").scope():
+        head = keras.layers.TimeDistributed(keras.layers.Dense(3, name="inside"), name="part")
+        model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(4), Block(4, name="block"), head])
+    model = apply_policy(model, Policy("mixed_float16"))
+    assert {layer.compute_dtype for layer in inside(model)} == {"float32"}
+    assert {layer.compute_dtype for layer in inside(model, "block")} == {"float16"}
+    with Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((5, 4)), keras.layers.Dense(4), Block(3, name="part")])
+    model = apply_policy(model, Policy("mixed_float16"))
+    assert dtypes_of_a_call(model, inside(model)) == {"float32"}
+
+
+def test_a_later_pattern_for_a_layer_inside_wins():
+    overrides = {"part": "float32", "part/query": "mixed_bfloat16"}
+    model = apply_policy(network("attention", "mixed_float16"), Policy("mixed_float16", overrides=overrides))
+    policies = {layer.name: layer.dtype_policy.name for layer in inside(model)}
+    assert (policies.pop("query"), set(policies.values())) == ("mixed_bfloat16", {"float32"})
+
+
+def test_float8_leaves_out_what_is_inside_an_overridden_layer():
+    policy = Policy("mixed_float16", overrides={"part": "float32"}, float8=True)
+    model = apply_policy(network("attention", "mixed_float16"), policy)
+    assert {getattr(layer, "quantization_mode", None) for layer in inside(model)} == {None}
+    assert model.get_layer("before").quantization_mode == "float8"
+
+
+@pytest.mark.parametrize(("kind", "pattern", "owner"), [
+    ("time distributed", "*inside", "TimeDistributed"), ("lstm", "*lstm_cell", "LSTM"), ("gru", "*gru_cell", "GRU"),
+    ("both ways", "*forward_inside", "Bidirectional"),
+])  # fmt: skip
+def test_what_is_run_in_the_dtype_of_the_layer_around_it_can_have_no_other(kind, pattern, owner):
+    sentence = f"can't have float32: {owner} 'part' runs it in its own float16. Name 'part' in policy.overrides instead"
+    with pytest.raises(ValueError, match=sentence):
+        apply_policy(network(kind, "mixed_float16"), Policy("mixed_float16", overrides={pattern: "float32"}))
+
+
+def test_a_variable_that_only_the_layer_around_can_make_in_another_dtype_is_refused():
+    with pytest.raises(ValueError, match="layer 'part/query' can't have float32: its variables are float16, as the "):
+        apply_policy(network("attention", "float16"), Policy("float16", overrides={"part/query": "float32"}))
+
+
+def test_a_layer_inside_a_users_layer_may_have_another_dtype_of_its_variables():
+    model = apply_policy(network("block", "float16"), Policy("float16", overrides={"part/first": "float32"}))
+    assert {layer.name: layer.variable_dtype for layer in inside(model)} == {
+        "part": "float16", "first": "float32", "second": "float16",
+    }  # fmt: skip
+
+
+def test_a_layer_that_cannot_be_made_anew_is_refused():
+    with Policy("float16").scope():
+        model = keras.Sequential([keras.Input((4,)), WithoutConfig(4), keras.layers.Dense(2)])
+    with pytest.raises(ValueError, match=r"can't be made anew, which a change of its variables' dtype needs: WithoutC"):
+        apply_policy(model, Policy("float16"))
+
+
+def nested(policy: str, kind: str) -> keras.Model:
+    with Policy(policy).scope():
+        layers = [keras.layers.Dense(4, name="first"), keras.layers.Dense(3, activation="softmax", name="last")]
+        inputs = keras.Input((4,))
+        if kind == "sequential":
+            inner = keras.Sequential([keras.Input((4,)), *layers], name="inner")
+        else:
+            inside_inputs = keras.Input((4,))
+            inner = keras.Model(inside_inputs, layers[1](layers[0](inside_inputs)), name="inner")
+        return keras.Model(inputs, inner(keras.layers.Dense(4, name="outer")(inputs)))
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional"])
+def test_head_and_overrides_reach_into_nested_models_under_a_pure_policy(kind):
+    model = nested("float16", kind)
+    changed = apply_policy(model, Policy("float16", overrides={"first": "bfloat16"}))
+    assert {layer.name: (layer.compute_dtype, layer.variable_dtype) for layer in layers_of(changed)} == {
+        "outer": ("float16", "float16"), "first": ("bfloat16", "bfloat16"), "last": ("float32", "float32"),
+    }  # fmt: skip
+    assert {v.path.split("/")[-2]: v.dtype for v in changed.variables} == {
+        "outer": "float16", "first": "bfloat16", "last": "float32",
+    }  # fmt: skip
+    assert keras.backend.standardize_dtype(changed(np.ones((2, 4), "float32")).dtype) == "float32"
+    np.testing.assert_allclose(changed.get_weights()[4], model.get_weights()[4].astype("float32"))
+
+
+@pytest.mark.parametrize("kind", ["sequential", "functional"])
+def test_a_loaded_model_takes_a_pure_policy_in_nested_models_too(kind):
+    changed = apply_policy(nested("float32", kind), Policy("bfloat16", head=None), everywhere=True)
+    assert {layer.compute_dtype for layer in layers_of(changed)} == {"bfloat16"}
+    assert {v.dtype for v in changed.variables} == {"bfloat16"}
+
+
+def test_float8_is_only_for_layers_of_the_runs_policy():
+    with Policy("mixed_float16").scope():
+        own = keras.layers.Dense(4, dtype="float32", name="own")
+        model = keras.Sequential([keras.Input((4,)), own, keras.layers.Dense(4, name="of_the_run"),
+                                  keras.layers.Dense(2)])  # fmt: skip
+    model = apply_policy(model, Policy("mixed_float16", float8=True))
+    assert {layer.name: layer.dtype_policy.name for layer in model.layers[:2]} == {
+        "own": "float32", "of_the_run": "float8_from_mixed_float16",
+    }  # fmt: skip
+    with Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4, dtype="float32")])
+    with pytest.raises(ValueError, match=r"the model has 1 of them, all left out: as the head, by overrides, with a"):
+        apply_policy(model, Policy("mixed_float16", head=None, float8=True))
+
+
+def test_float8_is_not_for_layers_that_are_run_without_a_call():
+    model = apply_policy(network("time distributed", "mixed_float16"), Policy("mixed_float16", float8=True))
+    assert {getattr(layer, "quantization_mode", None) for layer in inside(model)} == {None}
