@@ -9,6 +9,7 @@ from mpt_cli.job import with_drawn_seed
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings.command import command, conf_word
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.distribution import undistributed
@@ -49,7 +50,8 @@ def check_model(run: RunDirectory) -> None:
                         "false.")
     damage = damage_of(path)
     if damage is not None:
-        raise DataError(f"{path} is damaged: {damage}. Train it again: mpt train conf={run.config_yaml}")
+        again = command("train", conf_word(run.config_yaml))
+        raise DataError(f"{path} is damaged: {damage}. Train it again: {again}")
 
 
 def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:

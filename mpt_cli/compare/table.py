@@ -6,6 +6,7 @@ from mpt_cli.compare.results import Comparison, Entry
 from mpt_cli.compare.verdict import entry_verdict, factor_words, overall, sentences
 from mpt_cli.report.columns import Column, markdown_table, plain_lines, rich_table
 from mpt_cli.report.story import as_number
+from mpt_cli.settings.command import command
 from mpt_cli.sweep.results import GOOD
 from mpt_cli.sweep.screen import Screen
 from mpt_cli.telemetry.console.words import bytes_words, number_words, share_words
@@ -92,7 +93,7 @@ def failure_lines(found: Comparison) -> list[str]:
     """Each job that is not good with its reason, and what runs these again."""
     failed = [result for result in found.results if result.status not in GOOD]
     lines = [f"{result.status}: {result.job.name}  {result.reason}".rstrip() for result in failed]
-    return [*lines, *([f"again  mpt compare --resume {found.place.path}"] if failed else [])]
+    return [*lines, *([f"again  {command('compare', '--resume', found.place.path)}"] if failed else [])]
 
 
 def markdown(found: Comparison) -> str:

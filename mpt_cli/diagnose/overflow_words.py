@@ -6,6 +6,7 @@ from typing import Any
 from mpt_cli.diagnose.overflow import BACKWARD, FORWARD, INPUT, OUTPUT, WEIGHTS, Finding, Sighting
 from mpt_cli.diagnose.replay import Replayed
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.command import command, conf_word
 from mpt_cli.telemetry.console.words import number_words, scale_words
 
 PLACES = {
@@ -98,7 +99,7 @@ def _remedy(run: RunDirectory, found: Finding) -> list[str]:
         keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
         return [f"no loss scale mends the forward pass. {keep}"]
     if found.loss_scale > 1:
-        measures = f"mpt diagnose conf={run.config_yaml} measures it"
+        measures = f"{command('diagnose', conf_word(run.config_yaml))} measures it"
         return [f"a lower loss scale: dynamic scaling finds it by skipping such steps; {measures}"]
     return ["there is no loss scale to lower: look at the learning rate, or use policy=mixed_bfloat16"]
 

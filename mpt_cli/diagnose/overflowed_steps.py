@@ -7,6 +7,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.command import command, conf_word
 from mpt_cli.telemetry.tally import OVERFLOW
 
 MOST_STEPS_NAMED = 12
@@ -26,8 +27,9 @@ def find_overflow(run: RunDirectory, step: int | None) -> Overflow:
     """The last step of the run that overflowed, or the given one; DataError or ConfigError where there is none."""
     found = [line for line in _events(run.events_jsonl) if line.get("kind") == OVERFLOW]
     if not found:
+        measures = command("diagnose", conf_word(run.config_yaml))
         raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none, so no layer is bad; "
-                        f"mpt diagnose conf={run.config_yaml} measures how far away an overflow is.")  # fmt: skip
+                        f"{measures} measures how far away an overflow is.")  # fmt: skip
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [str(line["step"]) for line in found]

@@ -13,6 +13,7 @@ from mpt_cli.runs.atomic import write_atomic
 from mpt_cli.runs.update import written_value
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.choices import choosing_key
+from mpt_cli.settings.command import conf_word
 from mpt_cli.settings.fitting import keys_left, keys_shared
 from mpt_cli.settings.locate import find_recipe
 from mpt_cli.settings.schema import VARIANTS
@@ -68,7 +69,7 @@ def _write_checked(path: Path, text: str, found: Diagnosis) -> None:
     draft = path.with_name(f".{path.stem}.draft.yaml")
     write_atomic(draft, text)
     try:
-        scale = load_settings([f"conf={draft if draft.is_absolute() else Path('.') / draft}"]).loss_scale
+        scale = load_settings([conf_word(draft)]).loss_scale
         if scale.mode == "none" and found.recommended is not None:
             write_atomic(draft, set_choice(text, "loss_scale", "dynamic"))
         draft.replace(path)

@@ -1,6 +1,5 @@
 """The page of one run, or of several overlaid."""
 
-import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from mpt_cli.report.run_words import (
 )
 from mpt_cli.report.story import RunStory
 from mpt_cli.report.write import footnote, write_page
+from mpt_cli.settings.command import command, conf_word
 
 MOST_UNFOLDED = 6  # runs
 _EVENT_HEADS = [Head("step", True), Head("kind"), Head("scale before", True), Head("scale after", True),
@@ -68,7 +68,8 @@ def run_sections(stories: Sequence[RunStory], drawings: Sequence[Drawing]) -> li
 
 def gaps(story: RunStory) -> str:
     """What is missing from the record, in sentences."""
-    return "".join(f'<p class="warn">{Path(story.run.path).name}: {coloured(gap, "warn")}</p>' for gap in story.gaps)
+    name = coloured(story.run.path.name, "")
+    return "".join(f'<p class="warn">{name}: {coloured(gap, "warn")}</p>' for gap in story.gaps)
 
 
 def _outcome(stories: Sequence[RunStory]) -> str:
@@ -126,10 +127,9 @@ def _configuration(story: RunStory) -> str:
 
 
 def _repeat(story: RunStory) -> str:
-    path = shlex.quote(str(story.run.path))
     words = story.environment.get("command_line")
-    given = [shlex.join(["mpt", *map(str, words[1:])])] if isinstance(words, list) and words else []
-    own = [f"mpt train conf={path}/config.yaml", f"mpt reproduce {path}"]
+    given = [command(*map(str, words[1:]))] if isinstance(words, list) and words else []
+    own = [command("train", conf_word(story.run.config_yaml)), command("reproduce", story.run.path)]
     return commands([*given, *own])
 
 

@@ -1,9 +1,11 @@
 """Where group files and recipes lie: beside the package in a checkout, inside it in a wheel."""
 
+import shlex
 from pathlib import Path
 
 import mpt_cli
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.command import conf_word
 from mpt_cli.settings.suggest import did_you_mean
 
 _SUFFIXES = (".yaml", ".yml")
@@ -55,14 +57,14 @@ def _why_not(word: str, path: Path) -> tuple[str, str, str]:
         return "must be given.", word, recipe_remedy(word)
     if path.is_dir():
         inside = path / "config.yaml"
-        remedy = f"It is a folder; write conf={inside}." if inside.is_file() else "It is a folder."
+        remedy = f"It is a folder; write {shlex.quote(conf_word(inside))}." if inside.is_file() else "It is a folder."
         return "must name a recipe or a YAML file.", word, remedy
     if _is_path(word):
         known = did_you_mean(path.stem, recipe_paths())
         return "there is no such file.", word, known.replace("mean ", "mean conf=")
     for own in (path.with_suffix(suffix) for suffix in _SUFFIXES if path.name):
         if own.is_file():
-            return "no shipped recipe has this name.", word, f"For your own file write conf=./{own}."
+            return "no shipped recipe has this name.", word, f"For your own file write {shlex.quote(conf_word(own))}."
     return "no shipped recipe has this name.", word, recipe_remedy(word)
 
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Self
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import LOCK, RunDirectory, default_parent
 from mpt_cli.runs.summary import read_json, write_json
+from mpt_cli.settings.command import command
 from mpt_cli.sweep.plan import Job, Plan
 
 
@@ -50,7 +51,7 @@ class SweepDirectory:
         if taken:
             raise DataError(
                 f"{cls.verb}_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
-                f"`mpt {cls.verb} --resume {chosen}`, or choose another."
+                f"`{command(cls.verb, '--resume', chosen)}`, or choose another."
             )
         return cls(chosen)
 

@@ -11,7 +11,7 @@ from mpt_cli.sweep.columns import columns
 from mpt_cli.sweep.plots import MOST_RUNS, pictures
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import GOOD, JobResult
-from mpt_cli.sweep.table import counts_sentence
+from mpt_cli.sweep.table import again_command, counts_sentence
 from mpt_cli.telemetry.console.words import number_words, seconds_words
 
 
@@ -63,7 +63,7 @@ def _failures(found: SweepResults) -> str:
         f"<p>{coloured(result.reason or 'the sweep ended before it', '')}</p>{commands([result.job.command])}"
         for result in failed
     )
-    again = commands([f"mpt sweep --resume {found.sweep.path}"])
+    again = commands([again_command(found)])
     return f"{entries}<p>All of these and no others run again by</p>{again}"
 
 

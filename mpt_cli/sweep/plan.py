@@ -4,7 +4,6 @@ import itertools
 import math
 import re
 import secrets
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -13,6 +12,7 @@ from pathlib import Path
 from mpt_cli.data.present import check_present
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.command import command
 from mpt_cli.settings.data import DataSettings
 from mpt_cli.settings.numbers import read_number
 from mpt_cli.settings.schema import Settings
@@ -46,7 +46,7 @@ class Job:
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
         kept = [f"{name}={value}" for name, value in self.environment.items() if name == _OF_THE_RESULT]
-        return " ".join([*kept, shlex.join(["mpt", "train", *self.words])])
+        return " ".join([*kept, command("train", *self.words)])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The summary as text: a table for the console and for Markdown, the best run, and the jobs that are not good."""
 
 from mpt_cli.report.columns import markdown_table, plain_lines, rich_table
+from mpt_cli.settings.command import command
 from mpt_cli.sweep.columns import columns, narrow
 from mpt_cli.sweep.ranking import Configuration, SweepResults
 from mpt_cli.sweep.results import GOOD, INTERRUPTED, NOT_RUN, JobResult
@@ -50,8 +51,13 @@ def failure_lines(found: SweepResults) -> list[str]:
     if left or missing:
         lines.append(_line("not ended", f"{len(left) + missing} of {len(found.results) + missing} jobs"))
     if failed or left or missing:
-        lines.append(_line("again", f"mpt sweep --resume {found.sweep.path}    runs these and no others"))
+        lines.append(_line("again", f"{again_command(found)}    runs these and no others"))
     return lines
+
+
+def again_command(found: SweepResults) -> str:
+    """What runs the jobs that are not good, and no others."""
+    return command("sweep", "--resume", found.sweep.path)
 
 
 def _line(title: str, text: str) -> str:

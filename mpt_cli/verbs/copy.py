@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.settings.command import command, conf_word
 from mpt_cli.settings.locate import recipe_paths, recipe_remedy
 
 
@@ -20,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no shipped recipe has this name.", arguments.recipe, remedy))
     target = _target(arguments.destination, source.name)
     _write_new(target, source.read_bytes())
-    print(f"{target}: mpt train conf={target if target.is_absolute() else Path('.') / target}")
+    print(f"{target}: {command('train', conf_word(target))}")
     return OK
 
 

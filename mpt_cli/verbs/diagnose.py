@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import OK, ConfigError, Problem
+from mpt_cli.settings.command import command, conf_word
 from mpt_cli.settings.locate import recipe_paths
 from mpt_cli.verbs.common import add_json, add_words, print_json
 
@@ -40,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    run_dirs = [word for word in arguments.words if "=" not in word and Path(word).expanduser().is_dir()]
+    run_dirs = [word for word in arguments.words if "=" not in word.split("/")[0] and Path(word).expanduser().is_dir()]
     _check(arguments, run_dirs)
     if run_dirs:
         from mpt_cli.verbs.diagnose_run import diagnose_run
@@ -110,7 +111,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
-            own = f"a recipe: mpt diagnose conf={Path(run_dirs[0]) / 'config.yaml'}" if run_dirs else ""
+            own = f"a recipe: {_of_configuration(run_dirs[0])}" if run_dirs else ""
             needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
     if run_dirs and len(arguments.words) > 1:
@@ -122,6 +123,10 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
         problems.append(Problem("--step", "must be at least 1.", arguments.step))
     if problems:
         raise ConfigError(problems)
+
+
+def _of_configuration(run_dir: str) -> str:
+    return command("diagnose", conf_word(Path(run_dir) / "config.yaml"))
 
 
 def _missing_directories(words: list[str]) -> list[Problem]:

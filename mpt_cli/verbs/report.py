@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.settings.command import command
 from mpt_cli.verbs.common import add_json, print_json
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _runs_in(path: Path) -> list[Path]:
             return [run.path for run in runs if run.config_yaml.is_file()]
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
-        hint = f" There are runs in it ({len(inside)}): mpt report {path}/*" if inside else ""
+        hint = f" There are runs in it ({len(inside)}): {command('report', path)}/*" if inside else ""
         raise DataError(f"{path} is no directory of a run, a sweep or a comparison: it has no config.yaml, sweep.json "
                         f"or compare.json.{hint}")  # fmt: skip
     return [path]

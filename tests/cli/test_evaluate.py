@@ -8,7 +8,10 @@ import numpy as np
 import pytest
 
 from mpt_cli import afterwards
+from mpt_cli.afterwards import check_model
 from mpt_cli.cli import main
+from mpt_cli.errors import DataError
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.training import evaluation
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
@@ -82,3 +85,11 @@ def test_a_model_that_is_missing_or_damaged_is_said_before_keras_is_imported(ver
     monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras would be imported"))
     assert main([verb, str(tmp_path)]) == 3
     assert said in capsys.readouterr().err
+
+
+def test_what_trains_a_damaged_model_again_can_be_copied(tmp_path):
+    run = RunDirectory(tmp_path / "my run")
+    run.path.mkdir()
+    run.model_keras.write_bytes(b"x")
+    with pytest.raises(DataError, match=f"Train it again: mpt train 'conf={run.config_yaml}'$"):
+        check_model(run)

@@ -1,11 +1,13 @@
 """Each verb that works without Keras, and how errors become exit codes."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from mpt_cli import __version__, errors
+from mpt_cli.settings import load_settings
 from mpt_cli.settings.locate import recipe_paths
 from mpt_cli.verbs import VERBS
 
@@ -92,11 +94,19 @@ def test_list_without_a_kind_is_of_recipes(mpt) -> None:
 
 def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     done = mpt("copy", "digits_cnn")
-    assert (done.code, done.out) == (0, "digits_cnn.yaml: mpt train conf=digits_cnn.yaml\n")
+    assert (done.code, done.out) == (0, "digits_cnn.yaml: mpt train conf=./digits_cnn.yaml\n")
     assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
     assert mpt("check", "conf=digits_cnn.yaml").code == 0
     Path("sub").mkdir()
     assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", ["mine", "overflow", "my recipe.yaml", "a,b=c", "größe"])
+def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
+    target, said = mpt("copy", "digits_cnn", name).out.removesuffix("\n").split(": ", 1)
+    words = shlex.split(said)
+    assert (target, words[:2]) == (name, ["mpt", "train"])
+    assert load_settings(words[2:]).recipe == "digits_cnn" and Path(name).is_file()
 
 
 def test_a_copy_overwrites_nothing(mpt) -> None:

@@ -1,7 +1,9 @@
 """Pages of runs: one, several, many, failed."""
 
+import html
 import json
 import re
+import shlex
 
 import pytest
 from page_checks import check_page
@@ -109,6 +111,16 @@ def test_what_is_missing_is_said_on_the_page(tmp_path):
     check_page(text)
     assert "No end on record, last logged at step 100" in text
     assert "There is no summary.json: the run is still going on, or was killed." in text
+
+
+def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
+    run = write_run(tmp_path / "<b> a&b")
+    (run / "summary.json").unlink()
+    text = run_page([read_story(run)], [])
+    check_page(text)
+    assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
+    shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
+    assert ["mpt", "train", f"conf={run}/config.yaml"] in shown and ["mpt", "reproduce", str(run)] in shown
 
 
 def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):

@@ -1,6 +1,10 @@
 """The lines that stay: header, epochs, intervals and the end of a run, the same words on screen and in console.log."""
 
+from pathlib import Path
+
 from mpt_cli.errors import NUMERICAL
+from mpt_cli.settings.command import command, conf_word
+from mpt_cli.settings.override import override_word
 from mpt_cli.telemetry.console.words import (
     bytes_words,
     count_words,
@@ -103,17 +107,18 @@ def next_commands(summary: Summary) -> list[str]:
     """What a person may want to do with this run now."""
     if not summary.run_dir:
         return []
-    repeat = f"mpt train conf={summary.run_dir}/config.yaml"
+    run = Path(summary.run_dir)
+    own = conf_word(run / "config.yaml")
+    repeat = command("train", own)
     if summary.status in ("interrupted", "terminated"):
-        return [f"{repeat} resume={summary.run_dir}"]
+        return [command("train", own, override_word("resume", str(run)))]
     if summary.exit_code == NUMERICAL:
         overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
-        look = summary.run_dir if overflowed else f"conf={summary.run_dir}/config.yaml"
-        look_into = [f"mpt diagnose {look}", f"mpt report {summary.run_dir}"]
+        look_into = [command("diagnose", run if overflowed else own), command("report", run)]
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         return [repeat]
-    return [f"mpt evaluate {summary.run_dir}", f"mpt export {summary.run_dir}", repeat]
+    return [command("evaluate", run), command("export", run), repeat]
 
 
 def _scale_range(summary: Summary) -> str:

@@ -1,0 +1,51 @@
+"""Commands that are printed to be copied: the shell and then Hydra read what was meant."""
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.command import command, conf_word
+from mpt_cli.settings.override import override_word, parse_override
+
+NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "null", "-x", "[x]", "{a: b}", "'x'", " x",
+         "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(name).mkdir()
+    (Path(name) / "config.yaml").write_text("recipe: own\n")
+    said = command("train", conf_word(Path(name) / "config.yaml"), override_word("run_dir", name))
+    program, verb, *words = shlex.split(said)
+    assert (program, verb) == ("mpt", "train")
+    settings = load_settings(words)
+    assert (settings.recipe, settings.run_dir) == ("own", name)
+
+
+def test_a_plain_path_is_written_plainly() -> None:
+    assert override_word("run_dir", "runs/tiny/1-a.b") == "run_dir=runs/tiny/1-a.b"
+    assert command("evaluate", Path("runs/tiny/1")) == "mpt evaluate runs/tiny/1"
+    assert command("report", Path(".")) == "mpt report ."
+
+
+@pytest.mark.parametrize("name", ["-x", "a=b", "--best=1/y", "~x"])
+def test_a_path_is_no_option_no_key_and_no_home_directory(name) -> None:
+    assert shlex.split(command("diagnose", Path(name)))[2] == f"./{name}"
+
+
+def test_a_file_called_like_a_recipe_is_not_the_recipe() -> None:
+    assert (conf_word(Path("overflow")), conf_word(Path("/overflow"))) == ("conf=./overflow", "conf=/overflow")
+
+
+def test_the_answer_to_a_bare_file_can_be_copied(write_recipe, messages) -> None:
+    write_recipe("recipe: own\n", "my own.yaml")
+    assert messages("my own.yaml")[-1].endswith("Write 'conf=./my own.yaml'.")
+    assert messages("conf=my own")[0].endswith("For your own file write 'conf=./my own.yaml'.")
+
+
+def test_quotes_are_taken_off_only_as_a_pair(own) -> None:
+    assert parse_override("run_dir='x'").value() == "x"
+    assert load_settings(["conf='./own.yaml'"]) == load_settings([own])

@@ -1,0 +1,35 @@
+"""Commands that a sweep or a comparison prints, for a directory with a name that the shell would split."""
+
+import shlex
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from mpt_cli.compare.directory import CompareDirectory
+from mpt_cli.compare.table import failure_lines
+from mpt_cli.errors import DataError
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.results import FAILED
+from mpt_cli.sweep.table import again_command
+
+
+def test_the_command_that_goes_on_with_a_sweep() -> None:
+    found = SimpleNamespace(sweep=SweepDirectory(Path("my sweep")))
+    assert shlex.split(again_command(found)) == ["mpt", "sweep", "--resume", "my sweep"]
+
+
+def test_the_command_that_goes_on_with_a_comparison() -> None:
+    failed = SimpleNamespace(status=FAILED, job=Job(1, "1-a", {}, []), reason="it broke")
+    found = SimpleNamespace(results=[failed], place=CompareDirectory(Path("it's mine")))
+    assert failure_lines(found)[1] == "again  mpt compare --resume 'it'\"'\"'s mine'"
+
+
+@pytest.mark.parametrize("kind", [SweepDirectory, CompareDirectory])
+def test_a_directory_that_is_taken_is_gone_on_with_by_what_is_said(kind, tmp_path) -> None:
+    taken = tmp_path / "my own"
+    taken.mkdir()
+    (taken / "file").touch()
+    with pytest.raises(DataError, match=f"go on with it by `mpt {kind.verb} --resume '{taken}'`, or choose another"):
+        kind.create(str(taken), "own")
