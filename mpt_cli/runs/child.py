@@ -1,7 +1,9 @@
 """One run in a process of its own, as the shell would start it: no run inherits anything of another."""
 
+import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +48,17 @@ class Children:
     def __init__(self) -> None:
         self._alive: set[subprocess.Popen[str]] = set()
 
-    def run(self, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
-        """`mpt VERB words…` on the run directory, quietly; returns when it is over, however it ended."""
+    def run(
+        self, words: list[str], run_dir: Path, verb: str = "train", variables: Mapping[str, str] | None = None
+    ) -> ChildRun:
+        """`mpt VERB words…` on the run directory, quietly; returns when it is over, however it ended.
+
+        Its environment is that of this process, but for the `variables`.
+        """
         command = [sys.executable, "-m", "mpt_cli", verb, "--quiet", *words]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        environment = {**os.environ, **(variables or {})}
+        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                              text=True) as process:  # fmt: skip
             self._alive.add(process)
             try:
                 _, said = process.communicate()

@@ -1,10 +1,12 @@
 """What differs between two environments, as far as a result may depend on it."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 _EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "seed",
                "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_OF_THREADS = re.compile(r"OMP_NUM_THREADS|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 
 
@@ -19,6 +21,16 @@ def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -
     told = {name.split(".", 1)[1] for name in names if name.startswith("versions.")}
     names = [name for name in names if not (name.startswith("packages.") and name.split(".", 1)[1] in told)]
     return [f"{name}: {_words(old.get(name))} -> {_words(new.get(name))}" for name in names]
+
+
+def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that set how many threads a run had: one adds up in another order than several.
+
+    >>> thread_variables({"variables": {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}})
+    {'TF_NUM_INTRAOP_THREADS': '1'}
+    """
+    variables = environment.get("variables") or {}
+    return {name: value for name, value in variables.items() if _OF_THREADS.fullmatch(name)}
 
 
 def attempts_line(environment: Mapping[str, Any]) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from mpt_cli.errors import DataError
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.directory import DEFAULT_PARENT
-from mpt_cli.runs.environment import attempts_line, environment_differences
+from mpt_cli.runs.environment import attempts_line, environment_differences, thread_variables
 from mpt_cli.runs.expectations import Check, compare
 from mpt_cli.runs.targets import Target
 
@@ -80,8 +80,11 @@ def reproduce(
 
     def one(number: int, target: Target) -> Reproduction:
         run_dir = folder / f"{number + 1}-{Path(target.name).stem}"  # unique also where a recipe is given twice
-        child = None if broken_off.is_set() else children.run([*target.words, f"run_dir={run_dir}"], run_dir)
-        if child is None or broken_off.is_set():
+        if broken_off.is_set():
+            raise CancelledError
+        threads = thread_variables(target.environment or {})
+        child = children.run([*target.words, f"run_dir={run_dir}"], run_dir, variables=threads)
+        if broken_off.is_set():
             raise CancelledError
         result = _judge(target, child)
         tell(result)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -48,8 +49,9 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What every run of the test comes to; without a summary it fails."""
     found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
 
-    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+    def run(self: Children, words: list[str], run_dir: Path, variables: dict[str, str]) -> ChildRun:
         found.setdefault("words", []).append(words)
+        found["variables"] = variables
         run_dir.mkdir(parents=True)
         if found["summary"]:
             write_json(run_dir / "summary.json", found["summary"])
@@ -165,7 +167,7 @@ def test_the_default_folder_is_another_one_each_time(outcome, monkeypatch: pytes
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
     begun, asked_to_end = [], threading.Event()
 
-    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+    def run(self: Children, words: list[str], run_dir: Path, variables: dict[str, str]) -> ChildRun:
         begun.append(run_dir.name)
         time.sleep(0.3)  # by then the main thread waits for the runs
         os.kill(os.getpid(), signal.SIGINT)
@@ -229,6 +231,26 @@ def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome,
     assert main(["reproduce", "./digits_mlp", "--update"]) == 2
     assert main(["reproduce", "./digits_mlp"]) == 0
     assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
+
+
+def test_a_run_is_repeated_with_the_threads_that_it_had(outcome, earlier: Path) -> None:
+    """A job of a sweep has its share of the cores, and TensorFlow adds up in another order on more."""
+    threads = {"OMP_NUM_THREADS": "2", "TF_NUM_INTRAOP_THREADS": "1"}
+    write_json(earlier / "environment.json", {"variables": {**threads, "CUDA_VISIBLE_DEVICES": "7"}})
+    assert main(["reproduce", "earlier"]) == 0
+    assert outcome["variables"] == threads
+    assert main(["reproduce", "./mine.yaml"]) == 0
+    assert outcome["variables"] == {}
+
+
+def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Path("says").resolve()
+    script.write_text('#!/bin/sh\necho "mpt has $TF_NUM_INTRAOP_THREADS of $KEPT" >&2\nexit 3\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+    monkeypatch.setenv("KEPT", "8")
+    child = Children().run(["conf=x"], Path("run"), variables={"TF_NUM_INTRAOP_THREADS": "1"})
+    assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
 def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
