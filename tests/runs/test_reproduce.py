@@ -12,7 +12,6 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -20,10 +19,8 @@ from mpt_cli.runs import targets
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.environment import environment_differences
-from mpt_cli.runs.expectations import Check
 from mpt_cli.runs.summary import write_json
 from mpt_cli.runs.targets import all_targets, expected_of, find_target
-from mpt_cli.runs.update import new_figures, updated_text, written_value
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.locate import recipe_paths
 
@@ -301,31 +298,6 @@ def test_wrong_usage_is_two(capsys, earlier: Path) -> None:
     assert "3 problems" in said
     assert main(["reproduce", "digits_mpl"]) == 2
     assert "digits_mlp" in capsys.readouterr().err
-
-
-def test_bounds_are_rounded_outwards() -> None:
-    expect = {"a": {"min": 1.0, "max": 2.0}, "b": {"value": 5.0, "tolerance": 0.1}, "c": {"max": 10}}
-    missed = [Check("a", "", 0.123456, False), Check("b", "", 7.123456, False), Check("c", "", 12, False)]
-    assert new_figures(expect, missed) == {("a", "min"): 0.1234, ("b", "value"): 7.123456, ("c", "max"): 12}
-    assert new_figures({"a": {"max": 1e4}}, [Check("a", "", 123456.0, False)]) == {("a", "max"): 123500.0}
-
-
-def test_new_figures_keep_comments_order_and_style() -> None:
-    text = "expect:\n  loss: {value: 1.0, tolerance: 0.1}  # why\n  x:  7 # y\nseed: 3\n"
-    updated = updated_text(text, {("loss", "value"): 2.5, ("x",): 8})
-    assert updated == "expect:\n  loss: {value: 2.5, tolerance: 0.1}  # why\n  x:  8 # y\nseed: 3\n"
-
-
-def test_a_new_figure_of_many_words_is_written_whole() -> None:
-    got = "loss went up " * 9 + "twice"  # 122 characters
-    assert updated_text("expect:\n  verdict: fine\n", {("verdict",): got}) == f"expect:\n  verdict: {got}\n"
-
-
-@pytest.mark.parametrize("value", ["two\nlines", "ends\n", "\n", "a\rb", "a\x85b", "a\u2028b", ["two\nlines", 1e-3],
-                                   {"two\nlines": "b\nc"}])
-def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
-    written = written_value(value)
-    assert len(written.splitlines()) == 1 and yaml.safe_load(written) == value
 
 
 def test_differences_between_environments_leave_out_what_explains_nothing() -> None:
