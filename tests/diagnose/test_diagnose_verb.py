@@ -85,11 +85,11 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
                  "--write", "mine.yaml"]) == 0  # fmt: skip
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert re.search(r"float32 +no scale fits all layers as they are. Keep in float32: \S*low\n", out)
+    assert re.search(r"float32 +no scale fits all layers as they are. Keep in float32: \S*low, \S*gate\n", out)
     assert re.search(r"config +loss_scale:\nconfig +initial_scale: 2\*\*\d+\n", out)
     assert Path("d/gradients.png").is_file()
     written = yaml.safe_load(Path("mine.yaml").read_text())
-    assert list(written["policy"]["overrides"].values()) == ["float32"]
+    assert list(written["policy"]["overrides"].values()) == ["float32", "float32"]
     assert main(["check", "conf=./mine.yaml"]) == 0
 
 

@@ -153,7 +153,8 @@ def _share_below(bins: Counts, exponent: int) -> float:
 
 
 def _share(some: Counts, bins: Counts) -> float:
-    return float(some.sum() / max(bins.sum(), 1.0))
+    whole = bins.sum()  # far below 1 where each count is weighted by a small magnitude
+    return float(some.sum() / whole) if whole else 0.0
 
 
 def _power_of_two(scale: float) -> int:
