@@ -7,6 +7,7 @@ import keras
 import numpy as np
 
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.telemetry.block import Block
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.feed import Piece
 
@@ -30,10 +31,12 @@ class Course:
         """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
         self.begin()
         while self.step < step:
-            piece = self._next_piece(min(self.parts.capacity, step - self.step))
-            self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
-            self.step += piece.count
-            self.step_in_epoch += piece.count
+            self._train(min(self.parts.capacity, step - self.step))
+
+    def train_step(self) -> bool:
+        """Train the next step, of the next epoch where this one is at its end; whether its gradients were finite."""
+        self.begin()
+        return bool(self._train(1).finite[0])
 
     def look_ahead(self, count: int, whole: bool = True) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.
@@ -51,6 +54,13 @@ class Course:
             self.step_in_epoch += piece.count
         self.epoch, self.step_in_epoch = here
         return ((_whole(batches, self.parts) if whole else None) or batches)[:count]
+
+    def _train(self, most: int) -> Block:
+        piece = self._next_piece(most)
+        block = self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        self.step += piece.count
+        self.step_in_epoch += piece.count
+        return block
 
     def _next_piece(self, most: int) -> Piece:
         piece = self.parts.train_feed.take(most)

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.diagnose.course import Course
 from mpt_cli.diagnose.overflowed_steps import Overflow
 from mpt_cli.diagnose.passes import Counted, Counts, PassOptions, build_pass, weights_of
 from mpt_cli.diagnose.ranges import owners_of_weights
@@ -79,7 +78,7 @@ def examine_overflow(replayed: Replayed) -> Finding:
     parts, model = replayed.parts, replayed.parts.model
     batch = replayed.course.look_ahead(1, whole=False)[0]
     scale, state = float(parts.optimizer.loss_scale), collect_state(model)
-    again = _overflows(replayed.course)
+    again = not replayed.course.train_step()
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     counted, sightings, in_run_mode = _look(replayed, batch)
@@ -89,15 +88,6 @@ def examine_overflow(replayed: Replayed) -> Finding:
         replayed.overflow, again, counted.losses[0], scale, sightings, first, in_run_mode, bad_weights,
         not all(np.isfinite(x).all() for x in inputs), max((float(np.abs(x).max()) for x in inputs), default=0.0),
     )  # fmt: skip
-
-
-def _overflows(course: Course) -> bool:
-    """Whether the next step overflows; it is trained."""
-    course.begin()
-    piece = course.parts.train_feed.take(1)
-    assert piece is not None, "the step was there when it was looked at"
-    block = course.parts.engine.train(piece.source, piece.rows, piece.count).wait()
-    return not bool(block.finite[0])
 
 
 def _look(replayed: Replayed, batch: Any) -> tuple[Counted, list[Sighting], bool]:

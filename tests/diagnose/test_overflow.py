@@ -74,6 +74,14 @@ def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys)
 
 
 @only_on("tensorflow")
+def test_the_first_step_of_an_epoch(tmp_path, capsys):
+    words = ["trainer.batch_size=500", "trainer.epochs=2"]  # 3 steps each
+    run = trained(tmp_path / "r", *words, "fault=overflow", "fault.at_steps=[4]")
+    content = found(run, capsys)
+    assert (content["step"], content["replayed_from_step"], content["overflowed_again"]) == (4, 0, True)
+
+
+@only_on("tensorflow")
 @pytest.mark.parametrize("place", ["backward", "forward", "data"])
 def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):
     kind = "nan" if place == "data" else "overflow"
