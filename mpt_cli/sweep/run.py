@@ -12,6 +12,7 @@ from typing import Any
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
 from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.settings.override import override_word
 from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, usable_cores
 from mpt_cli.sweep.child import Work
 from mpt_cli.sweep.directory import SweepDirectory
@@ -34,8 +35,8 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
 
     -P keeps files of the working directory from standing in for modules of Python, as the `mpt` script does.
     """
-    place = str(run_dir).replace("\\", "\\\\").replace("'", "\\'")
-    return [sys.executable, "-P", "-m", "mpt_cli", "train", *job.words, f"run_dir='{place}'", "resume=auto", "--json"]
+    place = override_word("run_dir", str(run_dir))
+    return [sys.executable, "-P", "-m", "mpt_cli", "train", *job.words, place, "resume=auto", "--json"]
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,11 @@ import pytest
 from mpt_cli.compare.directory import CompareDirectory
 from mpt_cli.compare.table import failure_lines
 from mpt_cli.errors import DataError
+from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.results import FAILED
+from mpt_cli.sweep.run import train_command
 from mpt_cli.sweep.table import again_command
 
 
@@ -24,6 +26,12 @@ def test_the_command_that_goes_on_with_a_comparison() -> None:
     failed = SimpleNamespace(status=FAILED, job=Job(1, "1-a", {}, []), reason="it broke")
     found = SimpleNamespace(results=[failed], place=CompareDirectory(Path("it's mine")))
     assert failure_lines(found)[1] == "again  mpt compare --resume 'it'\"'\"'s mine'"
+
+
+@pytest.mark.parametrize("name", ["1-a", "a\\b", "it's, a=b", "${x}"])
+def test_a_job_writes_into_its_own_directory_whatever_it_is_called(name) -> None:
+    words = train_command(Job(1, name, {}, ["conf=digits_mlp"]), Path(name))[5:-1]
+    assert load_settings(words).run_dir == name
 
 
 @pytest.mark.parametrize("kind", [SweepDirectory, CompareDirectory])
