@@ -22,7 +22,8 @@ def clone_in(model: Any, policies: dict[Any, str], moved: Any) -> Any:
     def clone(layer: Any) -> Any:
         if layer not in policies:
             twin = _make_anew(layer)
-            _give_to_inside(twin, layer, policies)
+            if isinstance(layer, keras.Layer):  # and not an operation of the graph, which has nothing inside
+                _give_to_inside(twin, layer, policies)
             return twin
         with global_policy(policies[layer]):  # for what the layer makes inside it without a dtype
             twin = _make_anew(layer, dtype=policies[layer])

@@ -59,7 +59,7 @@ KINDS = ["attention", "lstm", "gru", "both ways", "time distributed", "block"]
 def network(kind: str, policy: str) -> keras.Model:
     with Policy(policy).scope():
         inputs = keras.Input((5, 4))
-        x = part(kind)(keras.layers.Dense(4, name="before")(inputs))
+        x = part(kind)(keras.layers.Dense(4, name="before")(inputs)[:, :4])  # the slice: an operation, not a layer
         return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
 
 
