@@ -15,18 +15,25 @@ Tensor = Any
 class ScalingByHand:
     """Mixin with `get_scaled_loss`, `get_unscaled_gradients` and `minimize`.
 
-    Gradients that `get_unscaled_gradients` returned are not divided again by the next `apply_gradients`; gradients
-    that never were are. Both keep their meaning when something (clipping, say) was computed from them in between.
+    After `get_unscaled_gradients`, `apply_gradients` takes what it is given as it is, as in tf.keras, also when
+    something (clipping, say) was computed from it in between, when it comes out of a `tf.function` that was traced
+    before, or in several parts. Only the very gradients that were handed to `get_unscaled_gradients` are still divided.
+    After `scale_loss`, which Keras's `fit` and `minimize` call, gradients are divided.
     """
 
     _loss_was_scaled: bool
     _warned: set[str]
-    _scaled_gradients: list[Tensor] | None
+    _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
+    _unscales_by_hand: bool
     loss_scale: Tensor
     scales: bool
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
+        self._unscales_by_hand = False
+        return self._scale(loss)
+
+    def _scale(self, loss: Tensor) -> Tensor:
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
@@ -34,17 +41,17 @@ class ScalingByHand:
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
-        """`scale_loss` of a tensor, or a function that returns the scaled value of a loss function."""
+        """As `scale_loss`, of a tensor, or a function that returns the scaled value of a loss function."""
         if callable(loss):
             function = loss
-            return lambda: self.scale_loss(function())
-        return self.scale_loss(loss)
+            return lambda: self._scale(function())
+        return self._scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
         """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
-        self._scaled_gradients = list(grads)
+        self._scaled_gradients, self._unscales_by_hand = list(grads), True
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
@@ -61,13 +68,13 @@ class ScalingByHand:
         return self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]
 
     def _take_unscaled(self, grads: list[Tensor]) -> bool:
-        """Whether `get_unscaled_gradients` made `grads`, directly or through something computed from its result."""
+        """Whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
             self._warn("scale_loss (or get_scaled_loss)",
                        "gradients are divided by the loss scale, but no loss was multiplied by it")
-        return given is not None and not any(id(g) in still_scaled for g in grads)
+        return self._unscales_by_hand and not any(id(g) in still_scaled for g in grads)
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:

@@ -8,6 +8,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
+from mpt_cli.settings.dump import uninterpolated
 from mpt_cli.settings.keys import Key, all_keys
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
@@ -38,8 +39,7 @@ def override_word(key: str, text: str) -> str:
     """
     if _PLAIN.fullmatch(text):
         return f"{key}={text}"
-    escaped = text.replace("${", "\\${")  # else an interpolation
-    return f"{key}={QuotedString(escaped, Quote.double).with_quotes()}"
+    return f"{key}={QuotedString(uninterpolated(text), Quote.double).with_quotes()}"
 
 
 def unquoted(text: str) -> str:

@@ -118,8 +118,50 @@ def test_the_next_step_is_scaled_again_after_one_by_hand():
     opt.build([var])
     opt.scale_loss(1.0)
     opt.apply_gradients(zip(opt.get_unscaled_gradients([tf.constant(8.0)]), [var], strict=True))
+    opt.scale_loss(1.0)
     opt.apply_gradients([(tf.constant(8.0), var)])
     assert var.numpy() == 3.0
+
+
+def test_gradients_unscaled_in_a_function_traced_before_are_not_divided_again():
+    """As where they are added up over several batches before they are applied."""
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0), tf.Variable(4.0)
+    opt.build([var])
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            scaled = opt.get_scaled_loss(2.0 * var)
+        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
+
+    for step in range(3):
+        first, second = gradients(), gradients()
+        opt.apply_gradients([(first[0] + second[0], var)])
+        assert var.numpy() == 4.0 - 2.0 * (step + 1)
+
+
+def test_gradients_unscaled_at_once_may_be_applied_in_parts():
+    import tensorflow as tf
+
+    opt, a, b = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0), tf.Variable(1.0), tf.Variable(1.0)
+    opt.build([a, b])
+    opt.get_scaled_loss(1.0)
+    grads = opt.get_unscaled_gradients([tf.constant(8.0), tf.constant(16.0)])
+    opt.apply_gradients([(grads[0], a)])
+    opt.apply_gradients([(grads[1], b)])
+    assert (a.numpy(), b.numpy()) == (0.0, -1.0)
+
+
+def test_fit_divides_after_gradients_were_unscaled_by_hand():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=8.0)
+    model.compile(opt, "mae", run_eagerly=True)
+    opt.build(model.trainable_variables)
+    opt.get_unscaled_gradients([opt.get_scaled_loss(1.0)])
+    model.fit(np.ones((1, 1)), np.zeros((1, 1)), verbose=0)
+    assert model.get_weights()[0].item() == 0.5
 
 
 def test_unscaled_gradients_keep_none_and_sparse_ones():

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
@@ -51,6 +51,7 @@ def test_settings_of_every_type_come_back(words, own) -> None:
 @pytest.mark.slow
 @hypothesis_settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(_TEXT, max_size=30), numbers=st.lists(st.floats(0, 1e300), max_size=30), name=_TEXT)
+@example(texts=["\\\\${a}", "\\${", "${a", "$\\{", "\\", "\\\\n"], numbers=[], name="\\${")
 def test_any_text_and_number_comes_back(texts, numbers, name, write_recipe) -> None:
     settings = Settings(recipe="x", description=name)  # lists, since a load costs a tenth of a second
     settings.model = Builder(builder="a:b", kwargs={"texts": texts, "numbers": numbers, name: name})
