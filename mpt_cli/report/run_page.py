@@ -24,7 +24,7 @@ from mpt_cli.report.run_words import (
 )
 from mpt_cli.report.story import RunStory
 from mpt_cli.report.write import footnote, write_page
-from mpt_cli.settings.command import command, conf_word
+from mpt_cli.settings.command import command, conf_word, no_name
 
 MOST_UNFOLDED = 6  # runs
 _EVENT_HEADS = [Head("step", True), Head("kind"), Head("scale before", True), Head("scale after", True),
@@ -129,7 +129,7 @@ def _configuration(story: RunStory) -> str:
 def _repeat(story: RunStory) -> str:
     words = story.environment.get("command_line")
     given = [command(*map(str, words[1:]))] if isinstance(words, list) and words else []
-    own = [command("train", conf_word(story.run.config_yaml)), command("reproduce", story.run.path)]
+    own = [command("train", conf_word(story.run.config_yaml)), command("reproduce", no_name(story.run.path))]
     return commands([*given, *own])
 
 

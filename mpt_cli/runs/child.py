@@ -55,7 +55,7 @@ class Children:
 
         Its environment is that of this process, but for the `variables`.
         """
-        command = [sys.executable, "-m", "mpt_cli", verb, "--quiet", *words]
+        command = [sys.executable, "-P", "-m", "mpt_cli", verb, "--quiet", *words]
         environment = {**os.environ, **(variables or {})}
         with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                               text=True) as process:  # fmt: skip

@@ -15,6 +15,7 @@ from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.environment import attempts_line, environment_differences, thread_variables
 from mpt_cli.runs.expectations import Check, compare
 from mpt_cli.runs.targets import Target
+from mpt_cli.settings.override import override_word
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ def reproduce(
         if broken_off.is_set():
             raise CancelledError
         threads = thread_variables(target.environment or {})
-        child = children.run([*target.words, f"run_dir={run_dir}"], run_dir, variables=threads)
+        child = children.run([*target.words, override_word("run_dir", str(run_dir))], run_dir, variables=threads)
         if broken_off.is_set():
             raise CancelledError
         result = _judge(target, child)

@@ -8,6 +8,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.comparison import first_difference
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.override import override_word
 
 KILLED = -9
 
@@ -32,9 +33,9 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     children = Children()
     whole, killed = folder / "whole", folder / "killed"
     try:
-        steps = _steps_of(_succeeded(children.run([*words, f"run_dir={whole}"], whole)), step)
+        steps = _steps_of(_succeeded(children.run([*words, override_word("run_dir", str(whole))], whole)), step)
         at = random.randrange(1, steps) if step is None else step
-        own = [*words, f"run_dir={killed}", f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
+        own = [*words, override_word("run_dir", str(killed)), f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
         child = children.run([f"--at={at}", *own], killed, verb="__killed")
         if child.exit_code != KILLED:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")

@@ -15,8 +15,17 @@ def command(*words: str | Path) -> str:
 
 def conf_word(path: Path) -> str:
     """The word that names this file, and no shipped recipe."""
+    return f"conf={no_name(path)}"
+
+
+def no_name(path: Path) -> str:
+    """The path as a word that is no name of a shipped recipe.
+
+    >>> no_name(Path("digits_mlp")), no_name(Path("runs/digits_mlp"))
+    ('./digits_mlp', 'runs/digits_mlp')
+    """
     text = _only_path(path)
-    return f"conf={text if '/' in text else f'./{text}'}"
+    return text if "/" in text else f"./{text}"
 
 
 def _only_path(path: Path) -> str:
