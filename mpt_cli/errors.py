@@ -3,9 +3,11 @@
 Anything raised that is not an `MptError` is a bug of ours and leaves with code 1.
 """
 
+import signal
 from dataclasses import dataclass
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
+CODES_OF_SIGNALS: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 
 class MptError(Exception):

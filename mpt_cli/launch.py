@@ -12,14 +12,13 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, INTERRUPTED, OK, TERMINATED, ConfigError, Problem
+from mpt_cli.errors import BAD_DATA, CODES_OF_SIGNALS, OK, ConfigError, Problem
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.processes import VARIABLE, Place, find_place, have_met, tell_others
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
-_ASKED_TO_END = {-signal.SIGINT: INTERRUPTED, -signal.SIGTERM: TERMINATED}
 
 
 def must_launch(settings: Settings) -> bool:
@@ -122,7 +121,7 @@ def _wait(processes: Sequence["subprocess.Popen[str]"], words_of_others: IO[str]
     if code == OK or (lost_at is None and code > 0):
         return code
     _tell_loss(*(lost[0] if lost_at else (0, code)), len(processes), words_of_others)
-    return _ASKED_TO_END.get(code, BAD_DATA)
+    return CODES_OF_SIGNALS.get(-code, BAD_DATA)
 
 
 def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.atomic import write_atomic
-from mpt_cli.runs.folders import make_folder, remove_empty
+from mpt_cli.runs.folders import make_empty, remove_empty
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.telemetry.strict_json import strict_json
 
@@ -25,14 +25,7 @@ class DiagnosisDirectory:
     def create(cls, path: str | None, parent: Path) -> Self:
         """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
         chosen = Path(path).expanduser() if path is not None else _unused(parent / f"diagnose-{_now()}")
-        try:
-            made = make_folder(chosen)
-            taken = any(chosen.iterdir())
-        except OSError as error:
-            raise DataError(f"{chosen} can't be written: {error.strerror}. Choose another --out.") from error
-        if taken:
-            raise DataError(f"{chosen} is not empty. Nothing in it was changed; choose another --out.")
-        return cls(chosen, made)
+        return cls(chosen, make_empty(chosen, "--out"))
 
     @classmethod
     @contextmanager

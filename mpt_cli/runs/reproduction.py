@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import DataError
 from mpt_cli.runs.child import Children, ChildRun
 from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.environment import attempts_line, environment_differences, thread_variables
 from mpt_cli.runs.expectations import Check, compare
+from mpt_cli.runs.folders import make_empty
 from mpt_cli.runs.targets import Target
 from mpt_cli.settings.override import override_word
 
@@ -56,13 +56,7 @@ def create_folder(path: str | None) -> Path:
     An earlier run in it would keep that of the same name from beginning.
     """
     chosen = Path(path).expanduser() if path is not None else _default_folder()
-    try:
-        chosen.mkdir(parents=True, exist_ok=path is not None)  # two never share a drawn name
-        taken = any(chosen.iterdir())
-    except OSError as error:
-        raise DataError(f"{chosen} can't be written: {error.strerror}. Choose another --output.") from error
-    if taken:
-        raise DataError(f"{chosen} is not empty. Nothing in it was changed; choose another --output.")
+    make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
     return chosen
 
 

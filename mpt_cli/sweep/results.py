@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, DataError
+from mpt_cli.errors import BAD_DATA, BUG, CODES_OF_SIGNALS, NUMERICAL, OK, TERMINATED, DataError
 from mpt_cli.report.traces import read_lines, settled_step
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import past_attempts
@@ -18,7 +18,8 @@ from mpt_cli.telemetry.console.words import seconds_words
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
-_SIGNALLED = {130: "SIGINT", 143: "SIGTERM"}  # exit codes of a job that has saved, or that its launcher has lost
+# by the exit code of a job that has saved, or that its launcher has lost
+_SIGNALLED = {code: signal.Signals(number).name for number, code in CODES_OF_SIGNALS.items()}
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for it where it runs elsewhere
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import INTERRUPTED, TERMINATED, ConfigError, Problem
+from mpt_cli.errors import CODES_OF_SIGNALS, ConfigError, Problem
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.override import override_word
 from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, usable_cores
@@ -162,8 +162,7 @@ def session(options: Options, workers: int) -> Iterator[Options]:
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
     """130 or 143 where a signal ended it, else what its jobs came to."""
-    codes = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-    return codes[stopped_by] if stopped_by is not None else gravest_code(list(results))
+    return CODES_OF_SIGNALS[stopped_by] if stopped_by is not None else gravest_code(list(results))
 
 
 def limits_for(jobs: Sequence[Job], options: Options, most: int | None = None) -> Limits:

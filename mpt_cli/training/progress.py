@@ -17,6 +17,7 @@ FALLING = (
     "MeanSquaredError", "MeanSquaredLogarithmicError", "Poisson", "RootMeanSquaredError",
     "SparseCategoricalCrossentropy", "SquaredHinge",
 )  # fmt: skip
+_FALLING = frozenset(map(full_spelling, FALLING))  # asked of every metric at the end of every epoch
 # what tells it of any other name: of a metric of the user's, or of a field of summary.json
 FALLING_WORDS = (
     "loss", "error", "mae", "mse", "mape", "entropy", "divergence", "perplexity", "distance", "skipped", "seconds",
@@ -73,7 +74,7 @@ def falls(name: str) -> bool:
     (True, True, True, False)
     """
     metric = name.rpartition(".")[2].removeprefix("val_")
-    return full_spelling(metric) in map(full_spelling, FALLING) or any(word in metric.lower() for word in FALLING_WORDS)
+    return full_spelling(metric) in _FALLING or any(word in metric.lower() for word in FALLING_WORDS)
 
 
 def is_better(name: str, new: float, old: float) -> bool:

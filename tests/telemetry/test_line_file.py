@@ -70,7 +70,7 @@ def test_the_end_of_an_epoch_is_in_the_file_at_once_unless_epochs_are_very_short
     for epoch, wait in ((1, 0.0), (2, 0.05), (3, 0.04), (4, 0.02)):
         clock.now += wait
         file.add(lambda epoch=epoch: str(epoch))
-        file.end_epoch()
+        file.poll_line(ends_epoch=True)
         assert file.path.read_text() == ("1\n" if epoch < 4 else "1\n2\n3\n4\n")
 
 

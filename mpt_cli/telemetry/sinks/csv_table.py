@@ -42,10 +42,7 @@ class CsvSink(Sink):
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._file.add(lambda: self._row_of(snapshot))
-        if snapshot.epoch_end:
-            self._file.end_epoch()
-        else:
-            self._file.poll()
+        self._file.poll_line(snapshot.epoch_end)
 
     def _row_of(self, snapshot: Snapshot) -> str:
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}

@@ -47,10 +47,7 @@ class JsonlSink(Sink):
     def snapshot(self, snapshot: Snapshot) -> None:
         seconds = round(time.monotonic() - self._started_at, 3)
         self._metrics.add(lambda: strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
-        if snapshot.epoch_end:
-            self._metrics.end_epoch()
-        else:
-            self._metrics.poll()
+        self._metrics.poll_line(snapshot.epoch_end)
 
     def events(self, events: Sequence[Event]) -> None:
         for event in events:

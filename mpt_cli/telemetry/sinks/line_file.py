@@ -56,13 +56,12 @@ class LineFile:
         if (self._lines or self._unwritten) and (now or self._clock() - self._flushed_at >= FLUSH_SECONDS):
             self._try()
 
-    def end_epoch(self) -> None:
-        """Flush now, unless an epoch ended only just before."""
-        if self._clock() - self._epoch_ended_at >= EPOCH_SECONDS:
+    def poll_line(self, ends_epoch: bool) -> None:
+        """`poll` after a line; now where it `ends_epoch`, unless one ended only just before."""
+        now = ends_epoch and self._clock() - self._epoch_ended_at >= EPOCH_SECONDS
+        if now:
             self._epoch_ended_at = self._clock()
-            self.poll(now=True)
-        else:
-            self.poll()
+        self.poll(now)
 
     def flush(self) -> None:
         """Everything into the file now, or DataError."""
