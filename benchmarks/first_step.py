@@ -29,7 +29,7 @@ def main() -> None:
 
     words = sys.argv[1:]
     try:
-        job.train(load_settings([*words, "logger.console=quiet"]), words, job.Audience(sinks=[Watch()]))
+        job.train(load_settings([*words, "logger.console=quiet"]), words, job.Reporters(sinks=[Watch()]))
     except FirstStep:
         seconds = {"cpu": sum(os.times()[:2]), "wall": time.perf_counter() - STARTED}
         print(json.dumps(seconds), flush=True)

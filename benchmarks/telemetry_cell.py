@@ -31,8 +31,8 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Steps per second of the three in every round, and what telemetry and samples take by their own clocks."""
     cell = build_cell(task, task["policy"], folder)
     from benchmarks.contenders import file_telemetry, mpt_turn, prepared
-    from mpt_cli.telemetry.fanout import Telemetry
-    from mpt_cli.training.sampling import FIRST_STEP
+    from mpt_cli.telemetry.sink import Telemetry
+    from mpt_cli.training.gradient_samples import FIRST_SAMPLE_STEP
 
     unsampled = with_trainer(cell, gradient_health_every_steps=None)
     naive = with_trainer(unsampled, steps_per_execution=1, log_every_steps=1)
@@ -42,7 +42,7 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         NONE: mpt_turn(unsampled, Telemetry([])),
         NAIVE: mpt_turn(naive, Telemetry([])),
     }
-    turns[FULL](math.ceil(FIRST_STEP / cell.steps))  # the first sample compiles
+    turns[FULL](math.ceil(FIRST_SAMPLE_STEP / cell.steps))  # the first sample compiles
     epochs = {name: warm_up(turn, task["turn_seconds"], cell.steps) for name, turn in turns.items()}
     telemetry.seconds = 0.0
     rates, full_seconds = take_turns(turns, epochs, cell.steps, task["repeats"])

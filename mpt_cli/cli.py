@@ -10,8 +10,11 @@ from collections.abc import Sequence
 
 from mpt_cli import __version__
 from mpt_cli.errors import BAD_CONFIG, BAD_DATA, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
-from mpt_cli.verbs import EXIT_CODES, HIDDEN_VERBS, VERBS
-from mpt_cli.verbs.parser import verb_module, verb_parser
+from mpt_cli.verbs import LISTED_VERBS, VERBS
+from mpt_cli.verbs.parser import load_verb, verb_parser
+
+EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
+            5 expectation not met, 130 interrupted, 143 terminated"""
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
@@ -55,14 +58,13 @@ def _run(arguments: list[str]) -> int:
     verb, rest = arguments[0], arguments[1:]
     if verb.startswith("-"):
         _top_parser().parse_args([verb])  # --help and --version end here
-    if verb not in VERBS and verb not in HIDDEN_VERBS:
+    if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
-    code: int = verb_module(verb).run(verb_parser(verb).parse_intermixed_args(rest))
-    return code
+    return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
 
 
 def _top_parser() -> argparse.ArgumentParser:
-    lines = [f"  {verb:<14}{meaning}" for verb, meaning in VERBS.items()]
+    lines = [f"  {verb:<14}{meaning}" for verb, meaning in LISTED_VERBS.items()]
     parser = argparse.ArgumentParser(
         prog="mpt",
         usage="mpt VERB ...",
@@ -76,9 +78,9 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _unknown_verb(verb: str) -> str:
-    from mpt_cli.settings.suggest import did_you_mean
+    from mpt_cli.errors import did_you_mean
 
-    return f"there is no verb {verb!r}. {did_you_mean(verb, VERBS) or 'Verbs: ' + ', '.join(VERBS) + '.'}"
+    return f"there is no verb {verb!r}. {did_you_mean(verb, LISTED_VERBS) or 'Verbs: ' + ', '.join(LISTED_VERBS) + '.'}"
 
 
 def _message(verb: str, error: MptError) -> str:
@@ -102,7 +104,7 @@ def _tolerate_narrow_encodings() -> None:
 
 def _print_json(error: MptError) -> None:
     """The error for scripts, which read standard output."""
-    from mpt_cli.telemetry.strict_json import strict_json
+    from mpt_cli.telemetry.format import strict_json
 
     problems = [vars(problem) for problem in error.problems] if isinstance(error, ConfigError) else []
     print(strict_json({"status": "error", "exit_code": error.exit_code, "error": str(error), "problems": problems}))

@@ -1,13 +1,43 @@
-"""The one family of errors a user can cause or meet, each with its exit code.
+"""The one family of errors a user can cause or meet, each with its exit code, and the nearest valid name that their
+remedies suggest.
 
 Anything raised that is not an `MptError` is a bug of ours and leaves with code 1.
 """
 
 import signal
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
+
+
+def nearest(name: str, valid: Iterable[str]) -> str | None:
+    """The valid name that `name` most likely stands for, None when none is near.
+
+    >>> nearest("Mixed-Float16", ["float16", "mixed_float16"])
+    'mixed_float16'
+    """
+    plain = {_normalized(candidate): candidate for candidate in valid}
+    matches = get_close_matches(_normalized(name), plain, n=5, cutoff=0.6)
+    return plain[max(matches, key=lambda match: _likeness(_normalized(name), match))] if matches else None
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """A sentence with the nearest valid name, empty when none is near."""
+    match = nearest(name, valid)
+    return f"Did you mean {match}?" if match else ""
+
+
+def _likeness(name: str, candidate: str) -> float:
+    """difflib's ratio, less something for each letter too many or too few: adma is adam rather than adamax."""
+    return SequenceMatcher(None, name, candidate).ratio() - 0.05 * abs(len(name) - len(candidate))
+
+
+def _normalized(name: str) -> str:
+    return name.lower().replace("-", "_").replace(" ", "_")
+
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
-CODES_OF_SIGNALS: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 
 class MptError(Exception):

@@ -5,39 +5,38 @@ import secrets
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mpt_cli.data.present import check_present
+from mpt_cli.data.paths import check_present
 from mpt_cli.errors import DataError
-from mpt_cli.outcome import summarise, summarise_failure
-from mpt_cli.runs.atomic import write_atomic
-from mpt_cli.runs.cut_back import cut_back, events_before
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.expectations import expectation_lines, is_as_written
-from mpt_cli.runs.provenance import RunFacts, collect_environment
+from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
+from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
+from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
-    change_notes,
     check_checkpoints,
     check_resumable,
+    events_before,
     find_run,
     finished_summary,
+    format_changes,
     past_attempts,
     stored_settings,
-    without_effect,
+    truncate_telemetry,
+    unused_changes,
 )
-from mpt_cli.runs.summary import summary_dict, write_json, write_summary
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.processes import hear_first, tell_others
+from mpt_cli.training.distribution import broadcast_from_rank0, receive_from_rank0, undistributed
+from mpt_cli.training.outcome import summarise, summarise_failure
 
 if TYPE_CHECKING:
+    from mpt_cli.training.assembly import BuildCheck
     from mpt_cli.training.session import Session
 
 
@@ -61,14 +60,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Audience:
+class Reporters:
     """Who is told of a run: the console on `stream` (None: standard output), and `sinks` of the caller's own."""
 
     stream: TextIO | None = None
     sinks: Sequence[Sink] = ()
 
 
-def train(settings: Settings, words: Sequence[str] = (), audience: Audience = Audience()) -> Summary:
+def train(settings: Settings, words: Sequence[str] = (), audience: Reporters = Reporters()) -> Summary:
     """One run from start to end; `words` is the command line for the record.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
@@ -124,7 +123,7 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     return start
 
 
-def _train_from(start: Start, words: Sequence[str], audience: Audience) -> Summary:
+def _train_from(start: Start, words: Sequence[str], audience: Reporters) -> Summary:
     check_present(start.settings.data)  # before seconds are spent on importing Keras
     with build_telemetry(start.run.telemetry_files, start.settings.logger, audience.stream) as telemetry:
         telemetry.sinks += tuple(audience.sinks)
@@ -140,20 +139,20 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
     platform = prepare_backend(start.settings)  # chooses the Keras backend, so before anything that imports Keras
     if platform.place is not None:
-        tell_others({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
+        broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
     session = prepare(start.settings, platform, telemetry, store)
     telemetry.tally.add(events_before(start.run, *start.position))
-    telemetry.cut_files = partial(cut_back, start.run)
+    telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
         telemetry.cut_back(*start.position)
-    changes = change_notes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
+    changes = format_changes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)
     return session
@@ -161,7 +160,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
 def _without_effect(start: Start, session: "Session") -> list[str]:
     before = None if start.checkpoint is None else str(start.checkpoint.position["scaling_mode"])
-    return without_effect(start.changes, session.assembly.scaling.mode, before)
+    return unused_changes(start.changes, session.assembly.scaling.mode, before)
 
 
 def follow(settings: Settings) -> None:
@@ -169,7 +168,7 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
-    told = hear_first()
+    told = receive_from_rank0()
     if not told["trains"]:
         return
     from mpt_cli.training.session import prepare
@@ -186,7 +185,7 @@ def follow(settings: Settings) -> None:
 def _write_record(start: Start, session: "Session", words: Sequence[str]) -> None:
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
-    facts = RunFacts(
+    facts = FrameworkFacts(
         backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name,
@@ -219,9 +218,30 @@ def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Seq
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome)
-    if summary.status == "finished" and is_as_written(words):
+    if summary.status == "finished" and keeps_expectations(words):
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)
     write_summary(run.summary_json, summary)
     return summary
+
+
+BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
+
+
+def check_build(settings: Settings) -> "BuildCheck":
+    """Build the model under its policy without training; raises what `train` would raise before its first step.
+
+    Where several processes are to train it, this one builds it alone, with a warning that it did.
+    """
+    settings = with_drawn_seed(settings)
+    several = (settings.distribute.processes or 1) > 1
+    if several:
+        settings = undistributed(settings)
+    from mpt_cli.training.backend import prepare_backend
+
+    platform = prepare_backend(settings)
+    from mpt_cli.training.assembly import try_build
+
+    built = try_build(settings, platform)
+    return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built

@@ -34,14 +34,16 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def hydra_composes_once(monkeypatch):
     """The same words are composed once per process: that takes a twelfth of a second. The settings' own tests don't."""
-    from mpt_cli.settings import compose, load
+    from mpt_cli.settings import load
+
+    compose_tree = load.compose_tree
 
     def composed(choices, bodies, overrides, problems):
         surroundings = sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
         key = repr((choices, bodies, overrides, surroundings))
         if key not in _COMPOSED:
             found = []
-            _COMPOSED[key] = compose.compose_tree(choices, bodies, overrides, found), found
+            _COMPOSED[key] = compose_tree(choices, bodies, overrides, found), found
         tree, found = copy.deepcopy(_COMPOSED[key])
         problems += found
         return tree

@@ -102,7 +102,7 @@ def plain_turn(cell: "Cell", jit: str) -> "Turn":
 
     from benchmarks.contenders import permuted
     from mpt_cli.training.assembly import build_under_policy, compile_model
-    from mpt_cli.training.optimizers import build_optimizer
+    from mpt_cli.training.loss_and_optimizer import build_optimizer
 
     if cell.settings.backend.name == "tensorflow":
         from benchmarks.bare_tensorflow import loops

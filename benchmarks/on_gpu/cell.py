@@ -42,7 +42,7 @@ class Contenders:
             turn(1)
         facts: dict[str, Any] = {"seconds_to_first_epoch": time.perf_counter() - started}
         if not self.facts:
-            from mpt_cli.training.memory import peak_memory
+            from mpt_cli.training.backend import peak_memory
 
             facts["peak_bytes"] = peak_memory()
         self.facts[scaling] = facts
@@ -51,7 +51,7 @@ class Contenders:
     def _mpt(self, scaling: str) -> "dict[str, Turn]":
         """One session with its telemetry and without: the same compiled program."""
         from benchmarks.contenders import Cell, NoStore, file_telemetry
-        from mpt_cli.telemetry.fanout import Telemetry
+        from mpt_cli.telemetry.sink import Telemetry
         from mpt_cli.training.session import prepare
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
@@ -75,7 +75,7 @@ class Contenders:
         from benchmarks.contenders import Cell, permuted
         from mpt_cli.data.load import load_data
         from mpt_cli.training.assembly import build_under_policy, compile_model
-        from mpt_cli.training.optimizers import build_optimizer
+        from mpt_cli.training.loss_and_optimizer import build_optimizer
 
         settings = self.settings
         data = load_data(settings.data, settings.seed or 0)

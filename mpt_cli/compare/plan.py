@@ -1,15 +1,43 @@
-"""From the words to the jobs: what differs between the runs, and the seeds over which it is repeated."""
+"""What is compared: the jobs round by round, what sets each configuration apart, and the directory they lie in."""
 
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.runs.directory import read_json
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.grammar import read_grid
-from mpt_cli.sweep.plan import Job, Plan, make_plan
-from mpt_cli.sweep.ranking import SEED
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Job, SweepPlan, make_plan
+from mpt_cli.sweep.results import SEED
+from mpt_cli.sweep.search_space import read_grid
+
+
+class CompareDirectory(SweepDirectory):
+    """Its plan is compare.json; the runs of its jobs lie in it as those of a sweep do."""
+
+    verb: ClassVar[str] = "compare"
+    noun: ClassVar[str] = "comparison"
+
+    @property
+    def footprints_json(self) -> Path:
+        """Bytes, shapes and the speed of the device: what `examine` found."""
+        return self.path / "footprints.json"
+
+    @property
+    def noise_json(self) -> Path:
+        """How busy other programs kept the cores during each job."""
+        return self.path / "noise.json"
+
+    def read_extra(self, path: Path) -> dict[str, Any]:
+        """One of the two; empty where it is missing or damaged."""
+        try:
+            return read_json(path)
+        except DataError:
+            return {}
+
 
 POLICIES = "policy=float32,mixed_float16,mixed_bfloat16"  # where no word says what is compared
 # Only one value each: with two, the runs would not be the same training any more.
@@ -26,7 +54,7 @@ class Setup:
     loss_scale: str
 
 
-def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[Plan, list[Setup]]:
+def make_comparison(words: Sequence[str], seeds: int | None) -> tuple[SweepPlan, list[Setup]]:
     """The jobs, round by round: each seed is a round in which every configuration runs once.
 
     Every other round runs backwards, so that a machine that gets slower favours none. ConfigError with all problems.

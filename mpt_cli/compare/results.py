@@ -1,20 +1,203 @@
-"""What came of a comparison, read from its directory alone: each configuration beside its baseline."""
+"""What came of a comparison, read from its directory alone: each configuration beside its baseline, when one result
+equals another, when one step is shorter than another, and whether the machine was quiet enough to tell.
+"""
 
+import math
+import os
+import resource
 import statistics
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.directory import CompareDirectory
-from mpt_cli.compare.noise import NOISY_SHARE
-from mpt_cli.compare.plan import Setup, read_setups, read_workers, without_seed
-from mpt_cli.compare.quality import Quality, compare_quality
-from mpt_cli.compare.speed import SpeedUp, StepTime, speed_up, step_time
+from mpt_cli.compare.plan import CompareDirectory, Setup, read_setups, read_workers, without_seed
 from mpt_cli.errors import DataError
-from mpt_cli.report.story import as_number
-from mpt_cli.sweep.objective import Objective, choose_objective
-from mpt_cli.sweep.plan import Plan
-from mpt_cli.sweep.ranking import SEED
-from mpt_cli.sweep.results import FINISHED, JobResult, read_job
+from mpt_cli.jobs.capacity import usable_cores
+from mpt_cli.jobs.queue import Command, Ending, Observer, Running
+from mpt_cli.report.history import as_number, read_lines
+from mpt_cli.runs.directory import write_json
+from mpt_cli.sweep.plan import Objective, SweepPlan, choose_objective
+from mpt_cli.sweep.results import FINISHED, SEED, JobResult, read_job
+from mpt_cli.telemetry.format import format_number
+
+SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
+SHARE_TOLERANCE = 0.01  # one percentage point
+RELATIVE_TOLERANCE = 0.05  # of the baseline's value, for losses and errors
+EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "equal", "worse", "better", "unclear", "unknown"
+ONE_SEED_FACTOR = 5.0  # with one seed, only a difference of this many tolerances is taken for an effect
+
+
+@dataclass(frozen=True)
+class Quality:
+    """`difference` is to the baseline, the mean over the seeds; `kind` one of the five words above."""
+
+    kind: str
+    difference: float | None
+    margin: float
+    seeds: int
+
+
+def compare_quality(
+    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None
+) -> Quality:
+    """From the (baseline, other) values of each seed.
+
+    Equal: the mean difference is within the margin, which is the tolerance or, where that is more, the range of the
+    baseline's own values over the seeds. With one seed a difference beyond it is unclear until it is ONE_SEED_FACTOR
+    times as large. A value that is not finite is worse than any that is.
+
+    >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.975)]).kind
+    'equal'
+    >>> compare_quality(Objective("val_loss", falls=True), [(0.10, 0.12), (0.11, 0.12)]).kind
+    'worse'
+    """
+    if not pairs:
+        return Quality(UNKNOWN, None, 0.0, 0)
+    bases = [base for base, _ in pairs]
+    difference = statistics.fmean(other - base for base, other in pairs)
+    if not all(map(math.isfinite, bases)):
+        return Quality(UNKNOWN, difference, math.nan, len(pairs))
+    margin = max(default_tolerance(objective, bases) if tolerance is None else tolerance, max(bases) - min(bases))
+    if not math.isfinite(difference):
+        return Quality(WORSE, difference, margin, len(pairs))
+    return Quality(_quality_kind(objective, difference, margin, len(pairs)), difference, margin, len(pairs))
+
+
+def _quality_kind(objective: Objective, difference: float, margin: float, seeds: int) -> str:
+    if abs(difference) <= margin:
+        return EQUAL
+    if seeds == 1 and abs(difference) <= ONE_SEED_FACTOR * margin:
+        return UNCLEAR
+    return WORSE if (difference > 0) == objective.falls else BETTER
+
+
+def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
+    """One percentage point of a share, 5 % of anything else."""
+    is_share = not objective.falls and any(word in objective.name.lower() for word in SHARES)
+    return SHARE_TOLERANCE if is_share else RELATIVE_TOLERANCE * abs(statistics.fmean(bases))
+
+
+def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> str:
+    """The rule, and what so many seeds can show."""
+    margin = format_number(max((margin for margin in margins if math.isfinite(margin)), default=None))
+    words = f"Equal quality: {objective.name} within {margin} of the baseline"
+    if seeds > 1:
+        return f"{words} in the mean over {seeds} seeds, or within the range of the baseline's own seeds."
+    return f"{words}. One seed can't tell the effect of a precision from chance: --seeds 3 can."
+
+
+FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median
+SMALLEST_GAIN = 0.05  # a difference below this is none, however still the machine
+ONE_ROUND = 0.10  # what two equal processes one after another may differ by; several rounds show it themselves
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of a training step, compiling left out. `spread` is half the range of the middle half of the run's
+    windows, as a share of their median: how much the speed moved within the run.
+    """
+
+    seconds: float
+    spread: float
+
+
+def step_time(metrics_jsonl: Path, mean_rate: float | None, batch_size: int) -> StepTime | None:
+    """From the median of the speeds logged, which a busy moment doesn't move; None where nothing was timed."""
+    lines = (line for line in read_lines(metrics_jsonl) if not line.get("epoch_end"))
+    rates = [rate for line in lines if (rate := as_number(line.get("examples_per_second")))]
+    if len(rates) >= FEWEST_WINDOWS:
+        low, middle, high = statistics.quantiles(rates, n=4)
+        return StepTime(batch_size / middle, (high - low) / (2 * middle))
+    return StepTime(batch_size / mean_rate, 0.0) if mean_rate else None
+
+
+@dataclass(frozen=True)
+class SpeedUp:
+    """How many times as fast as the baseline: the median over the rounds, the lowest and the highest, and the share
+    that may be chance.
+    """
+
+    factor: float
+    lowest: float
+    highest: float
+    noise: float
+
+    @property
+    def is_faster(self) -> bool:
+        return self.factor > 1 + self.noise and self.lowest > 1
+
+    @property
+    def is_slower(self) -> bool:
+        return self.factor < 1 - self.noise and self.highest < 1
+
+
+def speed_up(pairs: Sequence[tuple[StepTime, StepTime]]) -> SpeedUp | None:
+    """From (baseline, other) of each round; None without any.
+
+    >>> found = speed_up([(StepTime(0.2, 0.0), StepTime(0.1, 0.0))])
+    >>> found.factor, found.noise, found.is_faster
+    (2.0, 0.1, True)
+    """
+    factors = [baseline.seconds / other.seconds for baseline, other in pairs]
+    if not factors:
+        return None
+    if len(factors) == 1:
+        noise = max(ONE_ROUND, pairs[0][0].spread + pairs[0][1].spread)
+    else:
+        noise = max(SMALLEST_GAIN, (max(factors) - min(factors)) / 2)
+    return SpeedUp(statistics.median(factors), min(factors), max(factors), noise)
+
+
+NOISY_SHARE = 0.15  # of the cores; two equal runs beside a busy core differed by more than the policies did
+_STAT = Path("/proc/stat")
+
+
+class NoiseMeter(Observer):
+    """Measures jobs that run one after another: the time all cores were busy, less what the job used itself.
+
+    Only where this process may use every core of the machine: else what the others do needs not concern it.
+    """
+
+    def __init__(self, place: CompareDirectory, busy_seconds: "Callable[[], float | None] | None" = None) -> None:
+        self._place = place
+        self._shares: dict[str, float] = dict(place.read_extra(place.noise_json).get("others_share", {}))
+        self._busy = busy_seconds or busy_core_seconds
+        self._start: tuple[float, float | None, float] = (0.0, None, 0.0)
+
+    def started(self, child: Running) -> None:
+        self._start = (time.monotonic(), self._busy(), _own_seconds())
+
+    def ended(self, work: Command, ending: Ending) -> None:
+        since, before, own = self._start
+        now = self._busy()
+        elapsed = (time.monotonic() - since) * usable_cores()
+        if before is None or now is None or elapsed <= 0:
+            return
+        share = (now - before - (_own_seconds() - own)) / elapsed
+        self._shares[work.job.name] = round(min(1.0, max(0.0, share)), 3)
+        write_json(self._place.noise_json, {"others_share": self._shares})
+
+
+def busy_core_seconds() -> float | None:
+    """Seconds that all cores together have been busy since the machine started; None where that says nothing here."""
+    try:
+        lines = _STAT.read_text().splitlines()
+    except OSError:
+        return None
+    cores = sum(line.startswith("cpu") and line[3:4].isdigit() for line in lines)
+    if cores != usable_cores():
+        return None
+    user, nice, system, _idle, _waiting, *rest = map(int, lines[0].split()[1:8])
+    return (user + nice + system + sum(rest)) / os.sysconf("SC_CLK_TCK")
+
+
+def _own_seconds() -> float:
+    """Processor time of the jobs that have ended, and of this process, which waits for them."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)]
+    return sum(each.ru_utime + each.ru_stime for each in used)
+
 
 _PRECISION_KEYS = ("policy", "loss_scale")
 
@@ -62,7 +245,7 @@ class Comparison:
     """A whole comparison as it stands on disk."""
 
     place: CompareDirectory
-    plan: Plan
+    plan: SweepPlan
     objective: Objective
     entries: list[Entry]
     facts: dict[str, Any]

@@ -1,4 +1,4 @@
-"""The story of a comparison on one screen: words in, runs one after another, models examined, verdict out."""
+"""The story of a comparison on one screen: overrides in, runs one after another, models examined, verdict out."""
 
 import signal
 from collections.abc import Sequence
@@ -6,23 +6,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.directory import CompareDirectory
-from mpt_cli.compare.examine import examine_runs
-from mpt_cli.compare.files import write_comparison
-from mpt_cli.compare.noise import NoiseMeter
-from mpt_cli.compare.plan import make_comparison, read_workers
-from mpt_cli.compare.reasons import narrow_dtype
-from mpt_cli.compare.results import Comparison, Entry, read_comparison
-from mpt_cli.runs.probe import probe_backend
-from mpt_cli.runs.summary import write_json
-from mpt_cli.sweep.objective import choose_objective
-from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.run import Options, begin, exit_code, jobs_left, plan_facts, run_jobs, split_words
-from mpt_cli.sweep.screen import Screen
+from mpt_cli.compare.footprint import examine_runs
+from mpt_cli.compare.plan import CompareDirectory, make_comparison, read_workers
+from mpt_cli.compare.report import write_comparison
+from mpt_cli.compare.results import Comparison, Entry, NoiseMeter, read_comparison
+from mpt_cli.compare.verdict import narrow_dtype
+from mpt_cli.runs.directory import write_json
+from mpt_cli.runs.machine import probe_backend
+from mpt_cli.sweep.plan import Job, choose_objective
+from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.run import Options, begin, exit_code, jobs_left, plan_facts, run_jobs, split_overrides
 
 
 @dataclass(frozen=True)
-class Measure:
+class CompareSettings:
     """What the comparison rests on: seeds (rounds), and how much worse still counts as equal (None: by the metric)."""
 
     seeds: int | None = None
@@ -30,11 +27,11 @@ class Measure:
 
 
 def start_compare(
-    words: Sequence[str], measure: Measure, options: Options, screen: Screen
+    words: Sequence[str], measure: CompareSettings, options: Options, screen: Screen
 ) -> tuple[Comparison, int]:  # fmt: skip
     """A new comparison: all configurations are checked before the first job starts. Returns it and the exit code."""
     choose_objective(options.objective, [])  # its form, before anything runs
-    own, place = split_words(words, "compare_dir")
+    own, place = split_overrides(words, "compare_dir")
     plan, setups = make_comparison(own, measure.seeds)
     folder = CompareDirectory.create(place, plan.recipe)
     with folder.lock():

@@ -1,11 +1,121 @@
-"""What a comparison says, in plain sentences."""
+"""What a comparison says in plain sentences: the verdict, why a narrower precision is no faster, and what to doubt."""
 
-from mpt_cli.compare.doubts import doubts
-from mpt_cli.compare.quality import BETTER, EQUAL, UNKNOWN, rule_words
-from mpt_cli.compare.reasons import reasons
-from mpt_cli.compare.results import Comparison, Entry
+from mpt_cli.compare.footprint import TILE
+from mpt_cli.compare.results import BETTER, EQUAL, UNKNOWN, Comparison, Entry, format_rule
+from mpt_cli.runs.machine import cpu_features
 from mpt_cli.sweep.results import INTERRUPTED, NOT_RUN
-from mpt_cli.telemetry.console.words import number_words, share_words
+from mpt_cli.telemetry.format import format_count, format_number, format_share
+
+
+def doubts(found: Comparison) -> list[str]:
+    """Sentences; empty where nothing stands against them."""
+    return [*_baseline_doubts(found), *_speed_doubts(found), *_incomplete_doubts(found), *_unexamined_doubts(found)]
+
+
+def _baseline_doubts(found: Comparison) -> list[str]:
+    if any(entry.setup.policy == "float32" for entry in found.entries):
+        return []
+    first = dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline)
+    return [f"There is no float32 among them: the first, {', '.join(first)}, is the baseline."]
+
+
+def _speed_doubts(found: Comparison) -> list[str]:
+    if found.workers > 1:
+        return [f"Jobs ran {found.workers} at a time and shared the cores: their step times are not comparable."]
+    if not any(entry.speed for entry in found.compared):
+        return []
+    noisy = ", ".join(f"{name} ({100 * share:.0f}%)" for name, share in found.noisy_jobs.items())
+    told = []
+    if noisy:
+        told.append(f"Other programs used part of the cores while these ran, so that their step times are too long: "
+                    f"{noisy}. Compare again on a machine that does nothing else.")  # fmt: skip
+    if found.seeds == 1:
+        told.append("Each was timed once, one after another: --seeds 3 times them in turns, forwards and backwards.")
+    return told
+
+
+def _incomplete_doubts(found: Comparison) -> list[str]:
+    return [f"{entry.label}: {len(entry.failed)} of {len(entry.jobs)} seeds did not finish; its figures are of the "
+            "others." for entry in found.entries if entry.failed and entry.finished]  # fmt: skip
+
+
+def _unexamined_doubts(found: Comparison) -> list[str]:
+    errors = [str(device["error"]) for device in found.devices.values() if "error" in device]
+    errors += [f"{entry.label} could not be examined: {entry.footprint['error']}"
+               for entry in found.entries if "error" in entry.footprint]  # fmt: skip
+    return errors
+
+
+WORTH = 1.1  # times the speed of float32 that the bare device must reach before a run can gain from it
+SHORT_STEP_SECONDS = 0.002  # on a GPU: starting a step's kernels takes about as long
+_CPU_FEATURES = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
+_MOST_LAYERS = 4
+
+
+def narrow_dtype(entry: Entry) -> str | None:
+    """The 16-bit type a configuration computes in."""
+    return next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
+
+
+def reasons(found: Comparison, entry: Entry) -> list[str]:
+    """Sentences, the weightiest first; empty where nothing is known."""
+    dtype = narrow_dtype(entry)
+    if dtype is None:
+        return []
+    speeds = device_speeds(found, entry, dtype)
+    is_gpu = found.device(entry).get("kind") == "gpu"
+    if speeds and max(speeds.values()) < WORTH:
+        return [_slow_device(speeds, dtype, is_gpu, str(found.device(entry).get("device", "this device")))]
+    return [*_feeding(entry), *(_of_a_gpu(entry, found) if is_gpu else []), *_fast_device(speeds, dtype)]
+
+
+def device_speeds(found: Comparison, entry: Entry, dtype: str) -> dict[str, float]:
+    """How many times as fast as in float32 the bare device multiplies matrices and convolves, as measured."""
+    device = found.device(entry)
+    rows = [row for row in device.get("timings", []) if row["device"] == device.get("kind") and row["dtype"] == dtype]
+    return {str(row["operation"]): float(row["speed_against_float32"]) for row in rows}
+
+
+def _slow_device(speeds: dict[str, float], dtype: str, is_gpu: bool, device: str) -> str:
+    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
+    if is_gpu:
+        return f"{device} has no use of tensor cores for {dtype}: {measured} the speed of float32."
+    features = set(cpu_features()) & set(_CPU_FEATURES[dtype])
+    lacking = " or ".join(_CPU_FEATURES[dtype])
+    why = f"although it has {', '.join(sorted(features))}" if features else f"which has no {lacking}"
+    return f"This CPU, {why}, computes {dtype} no faster: {measured} the speed of float32."
+
+
+def _fast_device(speeds: dict[str, float], dtype: str) -> list[str]:
+    if not speeds:
+        return []
+    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
+    return [f"The bare device is faster in {dtype} ({measured} the speed of float32, on products of its own), so the "
+            "time goes elsewhere: small products, casts, element-wise operations, the update of the weights."]
+
+
+def _feeding(entry: Entry) -> list[str]:
+    if entry.footprint.get("resident") is not False:
+        return []
+    return ["The data is streamed to the device batch by batch: a step that waits for its input is as long in any "
+            "precision."]  # fmt: skip
+
+
+def _of_a_gpu(entry: Entry, found: Comparison) -> list[str]:
+    sentences = []
+    uneven = list(entry.footprint.get("uneven", []))
+    if entry.setup.batch_size % TILE:
+        uneven.insert(0, f"the batch of {entry.setup.batch_size}")
+    if uneven:
+        more = f" and {len(uneven) - _MOST_LAYERS} more" if len(uneven) > _MOST_LAYERS else ""
+        named = ", ".join(uneven[:_MOST_LAYERS])
+        sentences.append(f"Tensor cores want multiples of {TILE}; these are not: {named}{more}.")
+    seconds = entry.step_seconds
+    if seconds is not None and seconds < SHORT_STEP_SECONDS:
+        examples = format_count(entry.setup.batch_size)
+        sentences.append(f"A step takes {1000 * seconds:.2g} ms for {examples} examples: starting its kernels takes as "
+                         "long as computing. Raise trainer.batch_size.")  # fmt: skip
+    return sentences
 
 
 def overall(found: Comparison) -> str:
@@ -18,7 +128,7 @@ def overall(found: Comparison) -> str:
     if paying:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
         assert best.speed is not None
-        return f"{best.label} pays: {factor_words(best.speed.factor)} faster at {_quality_kind(best)} quality."
+        return f"{best.label} pays: {format_factor(best.speed.factor)} faster at {_quality_kind(best)} quality."
     if any(entry.is_disturbed for entry in found.compared):
         return f"Which is faster can't be told: other programs kept the cores busy. {_qualities(found)}"
     baselines = ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
@@ -30,22 +140,22 @@ def sentences(found: Comparison) -> list[str]:
     """One for each configuration that was held against another, then the rules and doubts that belong to them."""
     told = [_about(found, entry) for entry in found.compared]
     known = [entry.quality.margin for entry in found.compared if entry.quality and entry.quality.kind != UNKNOWN]
-    rule = [rule_words(found.objective, known, found.seeds)] if known else []
+    rule = [format_rule(found.objective, known, found.seeds)] if known else []
     return [*told, *rule, *doubts(found)]
 
 
 def entry_verdict(found: Comparison, entry: Entry) -> str:
     """The cell of the table: what the configuration is against its baseline, and the verdict on its numerics."""
     if entry.failed:
-        return _failed_words(entry)
+        return _format_failed(entry)
     verdicts = ", ".join(dict.fromkeys(str(job.summary.get("verdict", "")) for job in entry.finished.values()))
     if entry.baseline is None:
         return f"baseline; {verdicts}"
-    speed = "" if entry.speed is None or not _is_timed(found, entry) else f", {_speed_word(entry)}"
+    speed = "" if entry.speed is None or not _is_timed(found, entry) else f", {_format_speed(entry)}"
     return f"{_quality_kind(entry)}{speed}; {verdicts}"
 
 
-def _failed_words(entry: Entry) -> str:
+def _format_failed(entry: Entry) -> str:
     """How many of its jobs failed, and how many an interruption kept from their end."""
     words = [job.status if job.status in (INTERRUPTED, NOT_RUN) else "failed" for job in entry.failed]
     if len(set(words)) == 1 and not entry.finished:
@@ -53,9 +163,9 @@ def _failed_words(entry: Entry) -> str:
     return ", ".join(f"{words.count(word)} of {len(entry.jobs)} {word}" for word in dict.fromkeys(words))
 
 
-def factor_words(factor: float) -> str:
+def format_factor(factor: float) -> str:
     """
-    >>> factor_words(1.94), factor_words(0.333), factor_words(12.3)
+    >>> format_factor(1.94), format_factor(0.333), format_factor(12.3)
     ('1.9×', '0.33×', '12×')
     """
     return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
@@ -71,7 +181,7 @@ def _is_timed(found: Comparison, entry: Entry) -> bool:
     return found.workers == 1 and not entry.is_disturbed
 
 
-def _speed_word(entry: Entry) -> str:
+def _format_speed(entry: Entry) -> str:
     assert entry.speed is not None
     return "faster" if entry.speed.is_faster else "slower" if entry.speed.is_slower else "as fast"
 
@@ -91,17 +201,17 @@ def _about(found: Comparison, entry: Entry) -> str:
         return f"{entry.label}: {quality}; its speed was not judged."
     if entry.speed.is_faster:
         verb = "pays" if pays(found, entry) else "is faster, but not surely as good"
-        return f"{entry.label} {verb}: {factor_words(entry.speed.factor)} the speed of {base} at {quality}."
+        return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base} at {quality}."
     why = " ".join(reasons(found, entry))
-    return f"{entry.label} does not pay on this device: {_slow_words(entry, base)}, {quality}." + (why and f" {why}")
+    return f"{entry.label} does not pay on this device: {_format_slow(entry, base)}, {quality}." + (why and f" {why}")
 
 
-def _slow_words(entry: Entry, base: str) -> str:
+def _format_slow(entry: Entry, base: str) -> str:
     assert entry.speed is not None
-    factor = factor_words(entry.speed.factor)
+    factor = format_factor(entry.speed.factor)
     if entry.speed.is_slower:
         return f"{factor} the speed of {base}"
-    share = share_words(round(1000 * entry.speed.noise), 1000)
+    share = format_share(round(1000 * entry.speed.noise), 1000)
     return f"about as fast as {base} ({factor}, where up to {share} may be chance)"
 
 
@@ -113,7 +223,7 @@ def _difference(found: Comparison, entry: Entry) -> str:
     if entry.quality is None or entry.quality.difference is None:
         return ""
     sign = "" if entry.quality.difference < 0 else "+"
-    return f" ({found.objective.name} {sign}{number_words(entry.quality.difference)})"
+    return f" ({found.objective.name} {sign}{format_number(entry.quality.difference)})"
 
 
 def _qualities(found: Comparison) -> str:

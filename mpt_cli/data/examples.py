@@ -1,5 +1,8 @@
-"""What a data source hands to the trainer: arrays or a stream of batches, and what is known about them."""
+"""What a data source hands to the trainer: arrays or a stream of batches, how arrays are split, and their
+fingerprint.
+"""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -106,3 +109,65 @@ def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
     if isinstance(arrays, tuple):
         return tuple(map_arrays(function, value) for value in arrays)
     return function(arrays)
+
+
+WHOLE_BYTES = 256 * 2**20  # up to here every byte is hashed; beyond, a sample of SAMPLE_BYTES
+SAMPLE_BYTES = 64 * 2**20
+
+
+def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
+    """sha256 over names, dtypes, shapes and bytes of all arrays, and what of them was hashed.
+
+    Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
+    examples may then go unnoticed, which the second value says.
+    """
+    arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in _all_arrays(part)]
+    stride = _hash_stride(sum(array.nbytes for _, array in arrays))
+    digest = hashlib.sha256()
+    for name, array in arrays:
+        digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
+        digest.update(np.ascontiguousarray(array[::stride]).view(np.uint8).data)
+    return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
+
+
+def _hash_stride(total_bytes: int) -> int:
+    return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
+
+
+def _all_arrays(part: Examples) -> list[tuple[str, Array]]:
+    weight = [] if part.sample_weight is None else [("sample_weight", part.sample_weight)]
+    return leaves(part.x, "x") + leaves(part.y, "y") + weight
+
+
+def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:
+    """At most `limit` of the examples, drawn by seed; `in_order` keeps them in the order they have."""
+    if limit is None or limit >= len(examples):
+        return examples
+    chosen = np.random.default_rng([seed, 0]).permutation(len(examples))[:limit]
+    return examples.take(np.sort(chosen) if in_order else chosen)
+
+
+def split_examples(
+    examples: Examples, fraction: float, seed: int, in_order: bool = False
+) -> tuple[Examples, Examples | None]:
+    """Training and validation part; fraction 0 holds nothing out.
+
+    By a permutation drawn from the seed, or, `in_order`, the last part as it stands. Both parts are non-empty;
+    DataError where there are too few examples for that.
+    """
+    if fraction == 0:
+        return examples, None
+    count = len(examples)
+    if count < 2:
+        raise DataError(f"{count} example can't be split into training and validation. "
+                        "Use more examples (data.limit), or data.validation_fraction=0 for none.")
+    held_out = min(max(round(count * fraction), 1), count - 1)
+    train, validation = _split_indices(count, held_out, seed, in_order)
+    return examples.take(train), examples.take(validation)
+
+
+def _split_indices(count: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
+    if in_order:
+        return slice(0, count - held_out), slice(count - held_out, count)
+    order = np.random.default_rng([seed, 1]).permutation(count)
+    return order[held_out:], order[:held_out]

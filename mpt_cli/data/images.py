@@ -9,15 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.assemble import Raw, build_data_set
-from mpt_cli.data.describe import shown_classes
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream
-from mpt_cli.data.files import readable_folder, visible_files
-from mpt_cli.data.fingerprint import WHOLE_BYTES
-from mpt_cli.data.split import draw, split
-from mpt_cli.data.streams import RawStream, build_stream_set
+from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set, shown_classes
+from mpt_cli.data.examples import WHOLE_BYTES, Array, DataSet, Examples, Stream, draw_examples, split_examples
+from mpt_cli.data.paths import readable_folder, visible_files
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.settings.data import Images
+from mpt_cli.settings.variants import Images
 
 MEMORY_BYTES = 2**30  # decoded float32 images beyond this are read from the files in every epoch
 _SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
@@ -25,7 +21,7 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 
 
 @dataclass(frozen=True)
-class Folder:
+class ImageFolder:
     """Image files with their labels; labels count the class folders in sorted order."""
 
     path: Path
@@ -50,17 +46,17 @@ def load_images(settings: Images, seed: int) -> DataSet:
         data = build_stream_set(_streams(folder, decode, settings, seed))
     else:
         x = np.stack(list(_in_parallel(decode, folder.files)))
-        raw = Raw(_title(folder), Examples(x, folder.labels), None, "classification", len(folder.classes),
+        raw = RawArrays(_title(folder), Examples(x, folder.labels), None, "classification", len(folder.classes),
                   note=_note(folder), preprocessing=_preprocessing(folder, settings))
         data = build_data_set(raw, settings, seed)
-    fingerprint, of = _fingerprint(folder, f"{data.description} {settings.image_size} {seed}")
+    fingerprint, of = _files_fingerprint(folder, f"{data.description} {settings.image_size} {seed}")
     return replace(data, fingerprint=fingerprint, fingerprint_of=of)
 
 
-def _streams(folder: Folder, decode: Callable[[Path], Array], settings: Images, seed: int) -> RawStream:
+def _streams(folder: ImageFolder, decode: Callable[[Path], Array], settings: Images, seed: int) -> RawStream:
     indices = np.arange(len(folder.files))
-    chosen = draw(Examples(indices, indices), settings.limit, seed)
-    train, validation = split(chosen, settings.validation_fraction, seed)
+    chosen = draw_examples(Examples(indices, indices), settings.limit, seed)
+    train, validation = split_examples(chosen, settings.validation_fraction, seed)
 
     def stream(part: Examples) -> Stream:
         def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
@@ -75,7 +71,7 @@ def _streams(folder: Folder, decode: Callable[[Path], Array], settings: Images, 
                      "classification", len(folder.classes), _note(folder), _preprocessing(folder, settings))
 
 
-def _scan(path: Path) -> Folder:
+def _scan(path: Path) -> ImageFolder:
     names = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     if len(names) < 2:
         raise DataError(f"data.path: {path} needs a sub-folder of images for each class, two or more. "
@@ -88,7 +84,7 @@ def _scan(path: Path) -> Folder:
                         f"Known are {', '.join(sorted(_SUFFIXES))}.")
     labels = np.repeat(np.arange(len(names)), [len(files) for files in images.values()])
     files = [file for part in images.values() for file in part]
-    return Folder(path, files, labels, names, sum(map(len, found.values())) - len(files))
+    return ImageFolder(path, files, labels, names, sum(map(len, found.values())) - len(files))
 
 
 def _decoder(settings: Images) -> Callable[[Path], Array]:
@@ -117,7 +113,7 @@ def _in_parallel(decode: Callable[[Path], Array], files: list[Path]) -> Iterator
         yield from pool.map(decode, files)
 
 
-def _fingerprint(folder: Folder, settings_text: str) -> tuple[str, str]:
+def _files_fingerprint(folder: ImageFolder, settings_text: str) -> tuple[str, str]:
     whole = sum(file.stat().st_size for file in folder.files) <= WHOLE_BYTES
     digest = hashlib.sha256(settings_text.encode())
     for file in folder.files:
@@ -126,15 +122,15 @@ def _fingerprint(folder: Folder, settings_text: str) -> tuple[str, str]:
     return digest.hexdigest(), f"names, sizes{' and bytes' * whole} of the files"
 
 
-def _preprocessing(folder: Folder, settings: Images) -> dict[str, Any]:
+def _preprocessing(folder: ImageFolder, settings: Images) -> dict[str, Any]:
     image = {"mode": _MODES[settings.channels], "size": list(settings.image_size), "resize": "bilinear"}
     return {"image": image, "classes": folder.classes}
 
 
-def _title(folder: Folder) -> str:
+def _title(folder: ImageFolder) -> str:
     return f"images in {folder.path.name}"
 
 
-def _note(folder: Folder) -> str:
+def _note(folder: ImageFolder) -> str:
     other = f"; {folder.ignored:,} other files ignored" if folder.ignored else ""
     return f"classes: {shown_classes(folder.classes)}{other}"

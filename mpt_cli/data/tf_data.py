@@ -1,25 +1,138 @@
-"""tf.data.Datasets as arrays where they are small, as streams of NumPy batches otherwise."""
+"""tf.data.Datasets as arrays where they are small and as streams otherwise, TFRecord files among them, and TensorFlow's
+own seed. TensorFlow is imported only inside functions.
+"""
 
+import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, Examples, Stream, leaves
-from mpt_cli.data.tf_elements import element_spec, example_bytes, is_batched
-from mpt_cli.errors import DataError
+from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
+from mpt_cli.data.examples import Array, DataSet, Examples, Stream, leaves
+from mpt_cli.data.paths import matching_files
+from mpt_cli.errors import DataError, did_you_mean
+from mpt_cli.settings.variants import TFRecord
+
+_TENSORFLOW = "tensorflow"
+
+
+@contextmanager
+def tensorflow_seeded(seed: int) -> Iterator[None]:
+    """In here TensorFlow draws by `seed`, from now on where it is loaded, else from the end of its import on.
+
+    A `dataset.shuffle(n)` without a seed takes one from TensorFlow's when it is made, which is in a function of the
+    user's that may import TensorFlow itself. Nothing is imported where nobody else does.
+    """
+    if (tensorflow := sys.modules.get(_TENSORFLOW)) is not None:
+        tensorflow.random.set_seed(seed)
+        yield
+        return
+    finder = _SeedingFinder(seed)
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+class _SeedingFinder(MetaPathFinder):
+    """Finds TensorFlow as the others do, and seeds it."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname != _TENSORFLOW:
+            return None
+        found = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+        spec = next(filter(None, found), None)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _SeedingLoader(spec.loader, self.seed)
+        return spec
+
+
+class _SeedingLoader(Loader):
+    def __init__(self, loader: Loader, seed: int) -> None:
+        self.loader, self.seed = loader, seed
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self.loader  # as if nothing had been between
+        self.loader.exec_module(module)
+        module.random.set_seed(self.seed)
+
+
+ElementShape = tuple[int | None, ...]
+
+
+def element_spec(dataset: Any, where: str) -> tuple[Any, ...]:
+    """The specs of (x, y) or (x, y, sample_weight); DataError for other elements, text, ragged and sparse tensors."""
+    import tensorflow as tf
+
+    spec = dataset.element_spec
+    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
+        raise DataError(f"{where}: elements of a dataset must be (x, y) or (x, y, sample_weight). Received: {spec}.")
+    for part in tf.nest.flatten(spec):
+        if not isinstance(part, tf.TensorSpec) or not (part.dtype.is_floating or part.dtype.is_integer
+                                                       or part.dtype.is_bool):
+            raise DataError(f"{where}: elements of a dataset must be dense tensors of numbers. Received: {part}.")
+        if part.shape.rank is None:
+            raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
+                            "tensor.set_shape(...) in a map, or output_signature of from_generator.")
+    return spec
+
+
+def is_batched(spec: tuple[Any, ...], where: str) -> bool:
+    """Whether elements are batches rather than single examples.
+
+    A scalar anywhere, or a vector as the only input, is a single example. An unknown first dimension throughout is a
+    batch. Of a fixed one (batched with drop_remainder) only images with a label each are told for sure; the rest is
+    a DataError, since (32, 10) may be 32 examples as well as one sequence of 32 steps.
+    """
+    import tensorflow as tf
+
+    shapes: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec)]
+    inputs: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec[0])]
+    if any(not shape for shape in shapes):
+        return False
+    if all(shape[0] is None for shape in shapes):
+        return True
+    if [len(shape) for shape in inputs] == [1] or len({shape[0] for shape in shapes}) > 1:
+        return False
+    if len(inputs[0]) >= 3 and all(len(part.shape) == 1 for part in tf.nest.flatten(spec[1:])):
+        return True
+    raise DataError(f"{where}: it isn't clear whether elements of shape {', '.join(map(str, shapes))} are examples or "
+                    f"batches. Batch without drop_remainder: dataset.batch(n) or dataset.rebatch(n).")
+
+
+def example_bytes(spec: tuple[Any, ...]) -> int:
+    """About how much memory a single example takes; unknown dimensions are taken for 256."""
+    import tensorflow as tf
+
+    return sum(part.dtype.size * math.prod(size or 256 for size in part.shape) for part in tf.nest.flatten(spec))
+
 
 MEMORY_BYTES = 256 * 2**20  # datasets up to here are read into arrays
 MOST_UNCOUNTED = 500_000  # a dataset of unknown length is taken for a stream beyond this many examples
 SHUFFLE_BYTES = 256 * 2**20  # of the buffer in which a stream is shuffled
 _MOST_SHUFFLED = 50_000
-_PORTION = 256  # examples read at a time
+_PORTION_EXAMPLES = 256  # examples read at a time
 
 
 @dataclass(frozen=True)
-class Source:
+class TfDataset:
     """A dataset of the user's: `batched` tells whether its elements are batches. `where` names it in messages."""
 
     dataset: Any
@@ -31,45 +144,46 @@ class Source:
         return self.dataset.rebatch(batch_size) if self.batched else self.dataset.batch(batch_size)
 
 
-def is_dataset(value: object) -> bool:
+def is_tf_dataset(value: object) -> bool:
     """Whether this is a tf.data.Dataset; False without importing TensorFlow where nobody has."""
     tensorflow = sys.modules.get("tensorflow")
     return tensorflow is not None and isinstance(value, tensorflow.data.Dataset)
 
 
-def find_source(dataset: Any, where: str) -> Source:
+def as_tf_dataset(dataset: Any, where: str) -> TfDataset:
     """A dataset whose elements are (x, y) or (x, y, sample_weight), of one example or of a batch: see `is_batched`.
 
     DataError where an element isn't that.
     """
-    return Source(dataset, is_batched(element_spec(dataset, where), where), where)
+    return TfDataset(dataset, is_batched(element_spec(dataset, where), where), where)
 
 
-def read_dataset(source: Source, limit: int | None = None) -> Examples | Stream:
+def read_tf_dataset(source: TfDataset, limit: int | None = None) -> Examples | Stream:
     """Arrays of a finite dataset of up to MEMORY_BYTES, as measured while reading; a Stream otherwise.
 
     A stream takes the first `limit` examples; of arrays the caller draws them. DataError where reading fails.
     """
     length = _length(source)
     arrays = None if length == float("inf") else _arrays(source, MOST_UNCOUNTED if length is None else None)
-    return arrays or open_stream(source, length, limit)
+    return arrays or open_tf_stream(source, length, limit)
 
 
-def open_stream(source: Source, length: float | None, limit: int | None = None) -> Stream:
+def open_tf_stream(source: TfDataset, length: float | None, limit: int | None = None) -> Stream:
     """A stream over the dataset; `length` in examples, None unknown, inf endless."""
     if limit is not None and (length is None or length > limit):
-        source = Source(source.dataset.unbatch().take(limit) if source.batched else source.dataset.take(limit), False,
-                        source.where)
+        source = TfDataset(
+            source.dataset.unbatch().take(limit) if source.batched else source.dataset.take(limit), False, source.where
+        )
         length = None if length is None else limit
 
     def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-        return _read(source, _ordered(source, batch_size, shuffle_seed))
+        return _read_portions(source, _ordered(source, batch_size, shuffle_seed))
 
     endless = length == float("inf")
     return Stream(opened, None if length is None or endless else int(length), endless)
 
 
-def _ordered(source: Source, batch_size: int, shuffle_seed: int | None) -> Any:
+def _ordered(source: TfDataset, batch_size: int, shuffle_seed: int | None) -> Any:
     if shuffle_seed is None:
         return source.portions(batch_size).prefetch(2)
     single = source.dataset.unbatch() if source.batched else source.dataset
@@ -77,13 +191,13 @@ def _ordered(source: Source, batch_size: int, shuffle_seed: int | None) -> Any:
     return single.shuffle(buffer, seed=shuffle_seed % 2**31).batch(batch_size).prefetch(2)
 
 
-def _arrays(source: Source, most_examples: int | None) -> Examples | None:
+def _arrays(source: TfDataset, most_examples: int | None) -> Examples | None:
     """All examples, or None where they are too many; at least one portion is read."""
     parts: list[Examples] = []
     size = count = 0
-    for part in _read(source, source.portions(_PORTION)):
+    for part in _read_portions(source, source.portions(_PORTION_EXAMPLES)):
         parts.append(part)
-        size, count = size + _bytes(part), count + len(part)
+        size, count = size + _memory_bytes(part), count + len(part)
         if size > MEMORY_BYTES or (most_examples is not None and count > most_examples):
             return None
     if not parts:
@@ -91,7 +205,7 @@ def _arrays(source: Source, most_examples: int | None) -> Examples | None:
     return _joined(parts)
 
 
-def _read(source: Source, portions: Any) -> Iterator[Examples]:
+def _read_portions(source: TfDataset, portions: Any) -> Iterator[Examples]:
     """NumPy batches; TensorFlow's own errors become a DataError with their first line."""
     import tensorflow as tf
 
@@ -103,7 +217,7 @@ def _read(source: Source, portions: Any) -> Iterator[Examples]:
         raise DataError(f"{source.where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
 
 
-def _length(source: Source) -> float | None:
+def _length(source: TfDataset) -> float | None:
     """Number of examples, None where TensorFlow doesn't know it, inf for an endless dataset."""
     import tensorflow as tf
 
@@ -126,6 +240,90 @@ def _joined(parts: list[Examples]) -> Examples:
                     np.concatenate(weights) if weights else None)
 
 
-def _bytes(part: Examples) -> int:
+def _memory_bytes(part: Examples) -> int:
     """Size as it will be in memory: inputs that are pixels grow fourfold to float32."""
     return sum(array.size * max(4, array.itemsize) for _, array in leaves((part.x, part.y), ""))
+
+
+def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
+    """Arrays, or of large files a stream, whose validation examples are then taken at even distances.
+
+    uint8 inputs are bytes features (divided by 255), the others float or int64 lists. DataError without TensorFlow.
+    """
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise DataError("data.name=tfrecord needs TensorFlow. Install it (pip install tensorflow), or convert the "
+                        "files to .npz.") from error
+    title = f"TFRecord {settings.path}"
+    records = tf.data.TFRecordDataset([str(file) for file in matching_files(settings.path)])
+    dataset = records.map(_record_parser(settings, _target_feature(records, settings, title)),
+                          num_parallel_calls=tf.data.AUTOTUNE)
+    task = "regression" if settings.num_classes is None else "classification"
+    found = read_tf_dataset(TfDataset(dataset, False, title))
+    if isinstance(found, Examples):
+        return build_data_set(RawArrays(title, found, None, task, settings.num_classes), settings, seed)
+    train, validation = _split_stream(dataset, settings, title)
+    return build_stream_set(RawStream(title, train, validation, task, settings.num_classes))
+
+
+def _target_feature(records: Any, settings: TFRecord, title: str) -> tuple[str, int]:
+    """Kind ("float_list" or "int64_list") and length of the target, read off the first record."""
+    import tensorflow as tf
+
+    try:
+        first = next(iter(records.take(1).as_numpy_iterator()), None)
+        example = None if first is None else tf.train.Example.FromString(first)
+    except Exception as error:  # DataLossError, or protobuf's DecodeError, which has no public name
+        raise DataError(f"{title} is damaged or no TFRecord of tf.train.Example: {str(error).splitlines()[0]}"
+                        ) from error
+    if example is None:
+        raise DataError(f"{title}: there are no records.")
+    features = example.features.feature
+    for key, name in (("data.x", settings.x), ("data.y", settings.y)):
+        if name not in features:
+            raise DataError(f"{key}: records have no feature {name!r}. They have: {', '.join(sorted(features))}. "
+                            f"{did_you_mean(name, features)}".rstrip())
+    kind = features[settings.y].WhichOneof("kind")
+    if kind not in ("float_list", "int64_list"):
+        raise DataError(f"data.y: the feature {settings.y!r} must hold numbers. Received: {kind}.")
+    return kind, len(getattr(features[settings.y], kind).value)
+
+
+def _record_parser(settings: TFRecord, outputs: tuple[str, int]) -> Any:
+    import tensorflow as tf
+
+    kind, length = outputs
+    shape = list(settings.input_shape)
+    pixels = settings.dtype == "uint8"
+    scalar = settings.num_classes is not None and length == 1
+    features = {
+        settings.x: tf.io.FixedLenFeature([], tf.string) if pixels else tf.io.FixedLenFeature(shape, settings.dtype),
+        settings.y: tf.io.FixedLenFeature([] if scalar else [length],
+                                          tf.float32 if kind == "float_list" else tf.int64),
+    }
+
+    def parse(record: Any) -> tuple[Any, Any]:
+        values = tf.io.parse_single_example(record, features)
+        x = values[settings.x]
+        return tf.reshape(tf.io.decode_raw(x, tf.uint8), shape) if pixels else x, values[settings.y]
+
+    return parse
+
+
+def _split_stream(dataset: Any, settings: TFRecord, title: str) -> tuple[Stream, Stream | None]:
+    """Of each 1000 examples the share that `validation_fraction` says, evenly spread: no need to know how many."""
+    fraction = settings.validation_fraction
+    taken = dataset if settings.limit is None else dataset.take(settings.limit)
+    if fraction == 0:
+        return open_tf_stream(TfDataset(taken, False, title), None), None
+    share = max(1, round(fraction * 1000))
+
+    def part(held_out: bool) -> Stream:
+        def belongs(place: Any, _: Any) -> Any:
+            return (((place + 1) * share) // 1000 > (place * share) // 1000) == held_out
+
+        rows = taken.enumerate().filter(belongs).map(lambda _, element: element)
+        return open_tf_stream(TfDataset(rows, False, title), None)
+
+    return part(False), part(True)

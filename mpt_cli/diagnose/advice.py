@@ -1,14 +1,18 @@
-"""What a diagnosis means and what to do about it, in sentences and as lines of a configuration."""
+"""What a diagnosis says: sentences, lines of a configuration, and JSON.
+
+The JSON is the contract of `mpt diagnose --json` and of diagnosis.json.
+"""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
 from mpt_cli.diagnose.diagnosis import Diagnosis
-from mpt_cli.diagnose.ranges import Gradients, LayerRange
-from mpt_cli.diagnose.verification import Trial
-from mpt_cli.precision.gradients import INFS, SafeScales, share_flushed
-from mpt_cli.telemetry.console.words import scale_words
+from mpt_cli.diagnose.examination import Point
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
+from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
+from mpt_cli.telemetry.format import format_scale
 
 NONE_IN_FLOAT16 = "nothing flows in float16"
 
@@ -42,25 +46,25 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
     if found.recommended is not None:
         bounds = found.settings.loss_scale
-        keys["loss_scale", "initial_scale"] = power_words(found.recommended)
+        keys["loss_scale", "initial_scale"] = format_power(found.recommended)
         if found.recommended > bounds.max_scale:
-            keys["loss_scale", "max_scale"] = power_words(found.recommended)
+            keys["loss_scale", "max_scale"] = format_power(found.recommended)
         if found.recommended < bounds.min_scale:
-            keys["loss_scale", "min_scale"] = power_words(found.recommended)
+            keys["loss_scale", "min_scale"] = format_power(found.recommended)
     return keys
 
 
-def power_words(scale: float) -> str:
+def format_power(scale: float) -> str:
     """
-    >>> power_words(1024.0)
+    >>> format_power(1024.0)
     '2**10'
     """
     return f"2**{int(np.log2(scale))}"
 
 
-def window_words(window: SafeScales | None) -> str:
+def format_window(window: SafeScales | None) -> str:
     """
-    >>> window_words(SafeScales(-3, 20)), window_words(SafeScales(5, 4))
+    >>> format_window(SafeScales(-3, 20)), format_window(SafeScales(5, 4))
     ('2^-3 … 2^20', 'none')
     """
     if window is None:
@@ -69,9 +73,9 @@ def window_words(window: SafeScales | None) -> str:
     return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
 
 
-def share_words(share: float | None) -> str:
+def format_share(share: float | None) -> str:
     """
-    >>> share_words(0.12345), share_words(0.0), share_words(0.00004), share_words(None)
+    >>> format_share(0.12345), format_share(0.0), format_share(0.00004), format_share(None)
     ('12.3%', '0%', '0.004%', '-')
     """
     if share is None:
@@ -91,7 +95,7 @@ def _examined(found: Diagnosis) -> str:
 def _drift(found: Diagnosis) -> Iterator[tuple[str, str]]:
     if len(found.points) > 1:
         for point in found.points:
-            yield "drift", f"step {point.step}: loss {point.loss:.4g}, safe scales {window_words(point.window)}"
+            yield "drift", f"step {point.step}: loss {point.loss:.4g}, safe scales {format_window(point.window)}"
 
 
 def _safe(found: Diagnosis) -> str:
@@ -101,7 +105,7 @@ def _safe(found: Diagnosis) -> str:
         return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
         return "no scale: even with the layers below in float32 something overflows or is flushed"
-    return f"scales {window_words(found.window)}: nothing overflows, little is flushed to zero"
+    return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
 
 
 def _recommendation(found: Diagnosis) -> Iterator[str]:
@@ -109,23 +113,23 @@ def _recommendation(found: Diagnosis) -> Iterator[str]:
         return
     if found.forward_overflows:
         yield "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does"
-    yield f"loss_scale.initial_scale={power_words(found.recommended)} recommended"
+    yield f"loss_scale.initial_scale={format_power(found.recommended)} recommended"
     now = found.points[0]
-    share = share_words(_flushed(now.layers, found.loss_scale))
-    mode = "without loss scaling" if found.loss_scale == 1 else f"at the run's own {scale_words(found.loss_scale)}"
+    share = format_share(_flushed(now.layers, found.loss_scale))
+    mode = "without loss scaling" if found.loss_scale == 1 else f"at the run's own {format_scale(found.loss_scale)}"
     yield f"{mode}, {share} of the gradients in float16 become zero at step {now.step}"
 
 
-def _verified(trial: Trial) -> str:
+def _verified(trial: ScaleTrial) -> str:
     """What was met, and what was predicted beside it."""
     if not trial.loss_is_finite:
-        return f"{scale_words(trial.scale)}: the loss itself is not finite in float16"
+        return f"{format_scale(trial.scale)}: the loss itself is not finite in float16"
     expected = "predicted" if trial.predicted_overflow else "not predicted"
     if trial.overflows:
-        return f"{scale_words(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
+        return f"{format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
     overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
-    flushed = f"{share_words(trial.flushed)} flushed ({share_words(trial.predicted_flushed)} predicted)"
-    return f"{scale_words(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
+    flushed = f"{format_share(trial.flushed)} flushed ({format_share(trial.predicted_flushed)} predicted)"
+    return f"{format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
 
 
 def _edge(found: Diagnosis) -> Iterator[str]:
@@ -139,7 +143,7 @@ def _edge(found: Diagnosis) -> Iterator[str]:
 def _bfloat16(found: Diagnosis) -> str:
     counts = [g.counts for layer in found.layers for g in layer.gradients]
     lost = _share([share_flushed(c, dtype="bfloat16") for c in counts], [float(c[:INFS].sum()) for c in counts])
-    return f"mixed_bfloat16 needs no loss scaling: {share_words(lost)} flushed, its range is that of float32"
+    return f"mixed_bfloat16 needs no loss scaling: {format_share(lost)} flushed, its range is that of float32"
 
 
 def _updates(found: Diagnosis) -> Iterator[str]:
@@ -154,17 +158,102 @@ def _updates(found: Diagnosis) -> Iterator[str]:
         kept = sorted({layer.variable_dtype for layer in point.layers if layer.weights is not None})
         where = f"weights are {' and '.join(kept)} here"
         none = ", so none is lost" if kept == ["float32"] else ""
-        yield (f"at step {point.step} rounding would lose {share_words(lost16)} of the updates in float16 weights, "
-               f"{share_words(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
+        yield (f"at step {point.step} rounding would lose {format_share(lost16)} of the updates in float16 weights, "
+               f"{format_share(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
         return
     yield "none: the learning rate is 0 at these steps"
 
 
 def _flushed(layers: Sequence[LayerRange], scale: float) -> float:
-    bound: list[Gradients] = [g for layer in layers for g in layer.gradients if g.is_bound]
+    bound: list[GradientCounts] = [g for layer in layers for g in layer.gradients if g.is_bound]
     power = float(2.0 ** np.floor(np.log2(scale)))
     return _share([share_flushed(g.counts, power) for g in bound], [float(g.counts[:INFS].sum()) for g in bound])
 
 
 def _share(shares: Sequence[float], sizes: Sequence[float]) -> float:
     return float(np.dot(shares, sizes) / max(sum(sizes), 1.0))
+
+
+def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
+    """Everything that was found. Scales are plain numbers; windows have their powers of two beside them.
+
+    `layers` are those of the first point, `points` has them all. Shares are of the nonzero gradients. A layer whose
+    gradients flow in another dtype than float16 has shares too, of what float16 would do, and no window.
+    """
+    scales = {"without_scaling": 1.0, "at_loss_scale": found.loss_scale, "at_recommended": found.recommended}
+    return {
+        "status": "ok",
+        "kind": "loss_scale",
+        "recipe": found.settings.recipe,
+        "backend": found.platform.backend,
+        "device": found.platform.device,
+        "policy": found.policy.name,
+        "run_policy": found.settings.policy.name,
+        "batches": found.batches,
+        "loss_scale": found.loss_scale,
+        "recommended_initial_scale": found.recommended,
+        "safe_window": _window_content(found.window),
+        "drifts": found.drifts,
+        "keep_in_float32": found.keep_in_float32,
+        "config": config_lines(found),
+        "verification": {
+            "step": found.verified_step,
+            "forward_overflows": found.forward_overflows,
+            "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
+            "trials": [_trial_content(trial) for trial in found.trials],
+        },
+        "advice": [text for _, text in sentences(found)],
+        "layers": _layers_content(found.layers, scales),
+        "points": [_point_content(point, scales) for point in found.points],
+    }
+
+
+def _point_content(point: Point, scales: dict[str, float | None]) -> dict[str, Any]:
+    own = {**scales, "at_loss_scale": point.loss_scale}
+    return {"step": point.step, "loss": point.loss, "loss_scale": point.loss_scale,
+            "safe_window": _window_content(point.window), "layers": _layers_content(point.layers, own)}  # fmt: skip
+
+
+def _layers_content(layers: Sequence[LayerRange], scales: dict[str, float | None]) -> list[dict[str, Any]]:
+    return [
+        {
+            "name": layer.name, "kind": layer.kind, "compute_dtype": layer.compute_dtype,
+            "variable_dtype": layer.variable_dtype, "safe_window": _window_content(layer.window),
+            "activation_gradients": _gradients_content(layer.activations, scales),
+            "weight_gradients": _gradients_content(layer.weights, scales), "updates": _updates_content(layer.updates),
+        }
+        for layer in layers
+    ]  # fmt: skip
+
+
+def _gradients_content(found: GradientCounts | None, scales: dict[str, float | None]) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    counts, known = found.counts, {name: scale for name, scale in scales.items() if scale is not None}
+    powers = {name: power_of_two_below(scale) for name, scale in known.items()}
+    return {
+        "dtype": found.dtype, "largest_exponent": found.largest_exponent, "values": int(counts[:INFS].sum()),
+        "zeros": int(counts[ZEROS]), "safe_window": _window_content(found.window),
+        "flushed": {name: share_flushed(counts, scale) for name, scale in powers.items()},
+        "subnormal": {name: share_subnormal(counts, scale) for name, scale in powers.items()},
+        "flushed_in_bfloat16": share_flushed(counts, dtype="bfloat16"), "histogram": found.histogram(),
+    }  # fmt: skip
+
+
+def _updates_content(found: Updates | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    return {"moved": found.moved, "lost_in_float16_weights": found.lost_float16,
+            "lost_in_bfloat16_weights": found.lost_bfloat16}  # fmt: skip
+
+
+def _window_content(window: SafeScales | None) -> dict[str, Any] | None:
+    if window is None:
+        return None
+    lowest, highest = window.lowest_power, window.highest_power
+    scales = {"lowest_scale": 2.0**lowest, "highest_scale": 2.0**highest}
+    return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty}
+
+
+def _trial_content(trial: ScaleTrial) -> dict[str, Any]:
+    return {**vars(trial)}

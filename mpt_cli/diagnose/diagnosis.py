@@ -1,16 +1,15 @@
-"""What `mpt diagnose conf=…` finds, and the story of finding it."""
+"""What `mpt diagnose conf=…` finds, the story of finding it, and the scale that it recommends."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from math import floor, log2
 
 from mpt_cli.diagnose.examination import Examination, Point, Request
-from mpt_cli.diagnose.ranges import LayerRange, common_window
-from mpt_cli.diagnose.verification import Trial
-from mpt_cli.diagnose.windows import ScaleBounds, is_within, layers_without_scale, recommended_scale
+from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
-from mpt_cli.settings.schema import Policy, Settings
-from mpt_cli.telemetry.console.words import scale_words
+from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.telemetry.format import format_scale
 from mpt_cli.training.backend import Platform
 
 ROUNDS = 3  # attempts at finding the layers to keep in float32
@@ -28,14 +27,14 @@ class Diagnosis:
 
     settings: Settings
     platform: Platform
-    policy: Policy
+    policy: PolicySettings
     batches: int
     points: list[Point]
     window: SafeScales | None
     recommended: float | None
     verified_step: int
     keep_in_float32: list[str] = field(default_factory=list)
-    trials: list[Trial] = field(default_factory=list)
+    trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
 
     @property
@@ -134,7 +133,7 @@ def _verified(
     predicted = binding.window if window.empty else window
     assert predicted is not None
     recommended = recommended_scale(predicted, bounds)
-    say(f"verifying {scale_words(recommended)} by real float16 passes, with scales above and below it")
+    say(f"verifying {format_scale(recommended)} by real float16 passes, with scales above and below it")
     verifier = examination.verifier()
     highest = verifier.highest_safe(predicted)
     if highest is not None and highest < predicted.highest_power:
@@ -145,3 +144,40 @@ def _verified(
         settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
         recommended, binding.step, kept, verifier.trials(), highest,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class ScaleBounds:
+    """The `loss_scale.min_scale` and `max_scale` of the run."""
+
+    lowest: float
+    highest: float
+
+
+def recommended_scale(window: SafeScales, bounds: ScaleBounds) -> float:
+    """A factor of two below the highest safe scale, and within the bounds where they leave a safe one.
+
+    >>> recommended_scale(SafeScales(17, 40), ScaleBounds(2.0**-14, 2.0**32)) == 2.0**32
+    True
+    >>> recommended_scale(SafeScales(-4, 20), ScaleBounds(2.0**-14, 2.0**32)) == 2.0**19
+    True
+    """
+    power = max(window.highest_power - 1, window.lowest_power) if not window.empty else window.highest_power - 1
+    within = min(max(power, -floor(-log2(bounds.lowest))), floor(log2(bounds.highest)))
+    is_safe = window.lowest_power <= within <= window.highest_power
+    return 2.0 ** (within if is_safe else min(max(power, -126), 127))
+
+
+def layers_without_scale(windows: Mapping[str, SafeScales]) -> tuple[int, list[str]]:
+    """The power of two that is safe for most layers, and the others. Of equal choices the highest power.
+
+    >>> layers_without_scale({"a": SafeScales(30, 60), "b": SafeScales(0, 20), "c": SafeScales(5, 22)})
+    (20, ['a'])
+    """
+    tops = sorted({window.highest_power for window in windows.values()}, reverse=True)
+    choices = [(power, [name for name, w in windows.items() if not is_within(power, w)]) for power in tops]
+    return min(choices, key=lambda choice: len(choice[1]))
+
+
+def is_within(power: int, window: SafeScales | None) -> bool:
+    return window is None or window.lowest_power <= power <= window.highest_power

@@ -1,33 +1,191 @@
-"""A run, its float32 shadow and its float16 trial side by side: measured at chosen steps of its training."""
+"""A run, its float32 shadow and the model examined in float16 side by side: measured at chosen steps of its
+training.
+"""
 
-from collections.abc import Sequence
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common import global_state
+from keras.src.utils import naming
 
+from mpt_cli.data.examples import DataSet
 from mpt_cli.data.load import load_data
-from mpt_cli.diagnose.copies import (
-    build_shadow,
-    build_trial,
-    build_update_rule,
-    copy_optimizer,
-    copy_weights,
-    trial_policy,
+from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
+from mpt_cli.diagnose.safe_windows import (
+    ExaminedModel,
+    LayerRange,
+    Reference,
+    Verifier,
+    common_window,
+    holds_non_finite,
 )
-from mpt_cli.diagnose.course import Course
-from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
-from mpt_cli.diagnose.ranges import Examined, LayerRange, common_window
-from mpt_cli.diagnose.verification import Reference, Verifier, holds_non_finite
-from mpt_cli.diagnose.watching import Watch, name_of, parts_of
 from mpt_cli.errors import ConfigError, NumericalError, Problem
+from mpt_cli.precision import Policy, apply_policy, computes_in_float16
+from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
-from mpt_cli.settings.schema import Settings
-from mpt_cli.training.assembly import assemble
+from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.telemetry.ledger import StepRecords
+from mpt_cli.training.assembly import Assembly, assemble, build_metrics, build_under_policy, compile_model
 from mpt_cli.training.backend import Platform
-from mpt_cli.training.checkpoint import Arrays
-from mpt_cli.training.state import collect_weights, restore_weights
+from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
+from mpt_cli.training.feed import Piece
+from mpt_cli.training.loss_and_optimizer import build_optimizer
+
+
+@dataclass
+class RunStepper:
+    """A run that is trained up to chosen steps. Nothing is logged, saved or stopped by a health rule."""
+
+    parts: Assembly
+    step: int = 0
+    epoch: int = 0
+    step_in_epoch: int = 0
+
+    def begin(self) -> None:
+        """Stand before the next batch, also after some were looked at."""
+        if self.epoch == 0:
+            self._start_epoch()
+        self.parts.train_feed.start(self.epoch, self.step_in_epoch)
+
+    def train_to(self, step: int) -> None:
+        """Train until `step` steps are done, skipped ones included; ConfigError where the data end before."""
+        self.begin()
+        while self.step < step:
+            self._train(min(self.parts.capacity, step - self.step))
+
+    def train_step(self) -> bool:
+        """Train the next step, of the next epoch where this one is at its end; whether its gradients were finite."""
+        self.begin()
+        return bool(self._train(1).finite[0])
+
+    def look_ahead(self, count: int, whole: bool = True) -> list[Any]:
+        """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.
+
+        With `whole` smaller ones, at the end of an epoch, are passed over where there are whole ones.
+        """
+        here = self.epoch, self.step_in_epoch
+        self.begin()
+        batches: list[Any] = []
+        for _ in range(2 * count + 2):
+            if len(_whole(batches, self.parts) if whole else batches) >= count:
+                break
+            piece = self._next_piece(count)
+            batches += [batch_of(piece, i) for i in range(piece.count)]
+            self.step_in_epoch += piece.count
+        self.epoch, self.step_in_epoch = here
+        return ((_whole(batches, self.parts) if whole else None) or batches)[:count]
+
+    def _train(self, most: int) -> StepRecords:
+        piece = self._next_piece(most)
+        block = self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        self.step += piece.count
+        self.step_in_epoch += piece.count
+        return block
+
+    def _next_piece(self, most: int) -> Piece:
+        piece = self.parts.train_feed.take(most)
+        if piece is None:
+            self._start_epoch()
+            piece = self.parts.train_feed.take(most)
+        if piece is None:
+            raise ConfigError(Problem("data", "gives no batch."))
+        return piece
+
+    def _start_epoch(self) -> None:
+        self.epoch, self.step_in_epoch = self.epoch + 1, 0
+        self.parts.engine.reset_metrics()
+        self.parts.train_feed.start(self.epoch)
+
+
+def batch_of(piece: Piece, index: int) -> Any:
+    """The examples of one step, as tensors of the backend."""
+    rows = keras.ops.convert_to_tensor(piece.rows[index])
+    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, rows, axis=0), piece.source)
+
+
+def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
+    size = parts.settings.trainer.batch_size
+    return [batch for batch in batches if np.shape(keras.tree.flatten(batch[0])[0])[0] == size]
+
+
+FLOAT32 = PolicySettings("float32", head=None)
+
+
+def build_shadow(settings: Settings, data: DataSet) -> Any:
+    """The model with every layer in float32, whatever the recipe or the model's own code asks for."""
+    model = build_copy(replace(settings, policy=FLOAT32), data)
+    try:
+        model = apply_policy(model, Policy("float32", head=None), everywhere=True)
+    except ValueError as error:
+        raise ConfigError(Problem("model", f"can't be measured in float32: {error}")) from error
+    return _with_loss(settings, model, data)
+
+
+def build_examined(settings: Settings, data: DataSet) -> Any:
+    """The model as `settings.policy` has it."""
+    return _with_loss(settings, build_copy(settings, data), data)
+
+
+def examined_policy(settings: Settings, model: Any) -> PolicySettings:
+    """The policy whose float16 is examined: the run's own, or mixed_float16 where the run has no float16."""
+    return settings.policy if computes_in_float16(model) else replace(settings.policy, name="mixed_float16")
+
+
+def build_copy(settings: Settings, data: DataSet) -> Any:
+    """The model anew, with layers named as in a fresh process. What the run will still draw at random is unchanged."""
+    with _as_in_a_fresh_process():
+        return build_under_policy(settings, data)
+
+
+def build_update_rule(parts: Assembly, shadow: Any) -> Any:
+    """The run's optimizer for `shadow`, unwrapped; each of its steps is an update, also where the run accumulates."""
+    rule = replace(parts.settings.optimizer, gradient_accumulation_steps=None)
+    optimizer = build_optimizer(rule, parts.schedule_steps)
+    optimizer.build(shadow.trainable_variables)
+    return optimizer
+
+
+def copy_weights(source: Any, target: Any) -> None:
+    """Weights, statistics and seed generators, by position; the float8 statistics that only one has stay."""
+    _assign([v for v in target.variables if not is_overwritten(v)],
+            [v for v in source.variables if not is_overwritten(v)])  # fmt: skip
+
+
+def copy_optimizer(source: Any, target: Any) -> None:
+    """Slots, counters and rate of an unwrapped optimizer, but not what it accumulates between updates."""
+    kept = [v for v in source.variables if "gradient_accumulator" not in v.path]
+    if len(kept) == len(target.variables):
+        _assign(target.variables, kept)
+
+
+def _assign(targets: list[Any], sources: list[Any]) -> None:
+    for target, source in zip(targets, sources, strict=True):
+        # a copy: on JAX the training loop gives its buffers away, and would take them from the target too
+        target.assign(keras.ops.copy(keras.ops.cast(source.value, target.dtype)))
+
+
+def _with_loss(settings: Settings, model: Any, data: DataSet) -> Any:
+    compile_model(settings, model, data, None)
+    build_metrics(model, data.train, settings.trainer.batch_size)
+    return model
+
+
+@contextmanager
+def _as_in_a_fresh_process() -> Iterator[None]:
+    names = global_state.get_global_attribute("object_name_uids")
+    python, numpy = random.getstate(), np.random.get_state()
+    naming.reset_uids()
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("object_name_uids", names)
+        random.setstate(python)
+        np.random.set_state(numpy)
 
 
 @dataclass(frozen=True)
@@ -54,7 +212,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _Measurement:
     """The counts of a point, from which its rows follow once it is known what is to be in float16.
 
     Only the binding point has batches and weights: scales are tried on them.
@@ -75,13 +233,13 @@ class Examination:
         self.settings, self.platform, self.request = settings, platform, request
         self.data = load_data(settings.data, settings.seed)
         self.parts = assemble(settings, platform, self.data)
-        self.policy = trial_policy(settings, self.parts.model)
-        self._course = Course(self.parts)
+        self.policy = examined_policy(settings, self.parts.model)
+        self._course = RunStepper(self.parts)
         self._shadow = build_shadow(settings, self.data)
-        self._watch = Watch(parts_of(self._shadow))
+        self._watch = Probes(parts_of(self._shadow))
         self._rule = build_update_rule(self.parts, self._shadow)
         self._shadow_pass = build_pass(self._shadow, self._watch, PassOptions(self._rule))
-        self._measured: list[_Measured] = []
+        self._measured: list[_Measurement] = []
         self._build_trial()
 
     def measure_at(self, step: int) -> None:
@@ -95,7 +253,7 @@ class Examination:
         if not self._measured:
             self._trace_trial(batches[0])
         scale = 1.0 if self.parts.scaling.mode == "none" else float(self.parts.optimizer.loss_scale)
-        self._measured.append(_Measured(step, scale, counted, batches, collect_weights(self._shadow)))
+        self._measured.append(_Measurement(step, scale, counted, batches, collect_weights(self._shadow)))
         binding = self._binding()
         self._measured = [m if m is binding else replace(m, batches=(), weights={}) for m in self._measured]
 
@@ -138,21 +296,21 @@ class Examination:
         copy_weights(self._shadow, self._trial)
         return Verifier(self._trial_pass, binding.batches, Reference(self._point(binding).layers, binding.counted))
 
-    def _binding(self) -> _Measured:
-        def highest(measured: _Measured) -> int:
+    def _binding(self) -> _Measurement:
+        def highest(measured: _Measurement) -> int:
             window = self._point(measured).window
             return 128 if window is None else window.highest_power
 
         return min((measured for measured in self._measured if measured.batches), key=highest)
 
-    def _point(self, measured: _Measured) -> Point:
+    def _point(self, measured: _Measurement) -> Point:
         counted = measured.counted
-        layers = Examined(self._trial, self._trial_watch.dtypes).layer_ranges(self._watch, counted)
+        layers = ExaminedModel(self._trial, self._trial_watch.dtypes).layer_ranges(self._watch, counted)
         return Point(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_trial(self) -> None:
-        self._trial = build_trial(replace(self.settings, policy=self.policy), self.data)
-        self._trial_watch = Watch(parts_of(self._trial))
+        self._trial = build_examined(replace(self.settings, policy=self.policy), self.data)
+        self._trial_watch = Probes(parts_of(self._trial))
         self._trial_pass = build_pass(self._trial, self._trial_watch)
 
     def _trace_trial(self, batch: Any) -> None:

@@ -1,7 +1,10 @@
-"""Which part of a model made a step overflow: the first value or gradient that is not finite, in the order of time."""
+"""Which layer made a step of an earlier run overflow: the run replayed up to it, the first value or gradient that is
+not finite in the order of time, and what to do about it.
+"""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from math import isfinite
 from typing import Any
 
@@ -9,14 +12,84 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.diagnose.overflowed_steps import Overflow
-from mpt_cli.diagnose.passes import Counted, Counts, PassOptions, build_pass, weights_of
-from mpt_cli.diagnose.ranges import owners_of_weights
-from mpt_cli.diagnose.replay import Replayed
-from mpt_cli.diagnose.watching import GRADIENT, VALUE, Watch, name_of, parts_of
+from mpt_cli.data.load import load_data
+from mpt_cli.diagnose.examination import RunStepper
+from mpt_cli.diagnose.passes import (
+    GRADIENT,
+    VALUE,
+    Counted,
+    Counts,
+    PassOptions,
+    Probes,
+    build_pass,
+    name_of,
+    owners_of_weights,
+    parts_of,
+    weights_of,
+)
+from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.format import format_number, format_scale
+from mpt_cli.training.assembly import Assembly, assemble
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.faults import build_injector
-from mpt_cli.training.state import collect_state, restore_state
+
+
+@dataclass(frozen=True)
+class ReplayedRun:
+    """A run just before the step of `overflow`, gone on with from `from_step` (0: its beginning)."""
+
+    run: RunDirectory
+    overflow: OverflowEvent
+    parts: Assembly
+    course: RunStepper
+    from_step: int
+
+
+def replay(
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+) -> ReplayedRun:
+    """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
+    assert settings.seed is not None
+    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
+    _check_data(run, checkpoint, parts.data.fingerprint)
+    course = RunStepper(parts)
+    if checkpoint is not None:
+        restore_state(parts.model, checkpoint.arrays)
+        course = _stepper_at(parts, checkpoint)
+    origin = f"from the checkpoint of step {course.step}" if checkpoint else "from its beginning"
+    say(f"{run.path}: training again {origin} up to step {overflow.step}")
+    from_step = course.step
+    course.train_to(overflow.step - 1)
+    return ReplayedRun(run, overflow, parts, course, from_step)
+
+
+def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:
+    progress = checkpoint.position["progress"]
+    within = progress["step_in_epoch"]
+    epoch = progress["epoch"] if within else progress["epochs_completed"] + 1
+    return RunStepper(parts, checkpoint.step, epoch, within)
+
+
+def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:
+    before = checkpoint.position["dataset"] if checkpoint else _environment(run).get("dataset_fingerprint", now)
+    if before != now:
+        raise DataError(f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
+                        "Bring back the data of then.")  # fmt: skip
+
+
+def _environment(run: RunDirectory) -> dict[str, Any]:
+    try:
+        return dict(json.loads(run.environment_json.read_text()))
+    except (OSError, ValueError):
+        return {}
+
 
 INPUT, OUTPUT, WEIGHTS = "input", "output", "weights"
 FORWARD, BACKWARD = "forward", "backward"
@@ -45,7 +118,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Finding:
+class OverflowDiagnosis:
     """The step again. `sightings` are in the order of time; `first` is the one that was not finite first.
 
     `overflowed_again`: the step overflowed when it was trained again as the run had trained it. `in_run_mode`: the
@@ -53,7 +126,7 @@ class Finding:
     was not finite before the step computed anything.
     """
 
-    overflow: Overflow
+    overflow: OverflowEvent
     overflowed_again: bool
     loss: float
     loss_scale: float
@@ -73,7 +146,7 @@ class Finding:
         return [seen for seen in earlier if seen.phase == self.first.phase and seen.largest_exponent is not None][-3:]
 
 
-def examine_overflow(replayed: Replayed) -> Finding:
+def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     """Train the step again, then look at it with probes in every layer; the run's state is that before the step."""
     parts, model = replayed.parts, replayed.parts.model
     batch = replayed.course.look_ahead(1, whole=False)[0]
@@ -84,19 +157,19 @@ def examine_overflow(replayed: Replayed) -> Finding:
     counted, sightings, in_run_mode = _look(replayed, batch)
     inputs = [_on_host(x) for x in keras.tree.flatten(batch[0])]
     first = _first(sightings, isfinite(counted.losses[0]))
-    return Finding(
+    return OverflowDiagnosis(
         replayed.overflow, again, counted.losses[0], scale, sightings, first, in_run_mode, bad_weights,
         not all(np.isfinite(x).all() for x in inputs), max((float(np.abs(x).max()) for x in inputs), default=0.0),
     )  # fmt: skip
 
 
-def _look(replayed: Replayed, batch: Any) -> tuple[Counted, list[Sighting], bool]:
+def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], bool]:
     """What the probes see, compiled like the run; where all is finite so, with float16 rounded everywhere."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
     around = injector.around if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
-        watch = Watch(parts_of(model), inputs=True, values=True)
+        watch = Probes(parts_of(model), inputs=True, values=True)
         counted = build_pass(model, watch, PassOptions(None, jit_compile, around))(batch)
         sightings = [*_forward(model, watch, counted), *_backward(model, watch, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
@@ -110,7 +183,7 @@ def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | No
     return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(model: Any, watch: Watch, counted: Counted) -> Iterator[Sighting]:
+def _forward(model: Any, watch: Probes, counted: Counted) -> Iterator[Sighting]:
     """Of the innermost parts, their inputs and outputs as they were called."""
     parts, inputs = parts_of(model), counted.sinks[: len(watch.parts), VALUE]
     outputs = counted.sinks[len(watch.parts) :, VALUE]
@@ -119,7 +192,7 @@ def _forward(model: Any, watch: Watch, counted: Counted) -> Iterator[Sighting]:
             yield _sighting(FORWARD, parts[index], watch.dtypes.get(index, ""), place, counts)
 
 
-def _backward(model: Any, watch: Watch, counted: Counted) -> Iterator[Sighting]:
+def _backward(model: Any, watch: Probes, counted: Counted) -> Iterator[Sighting]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
     parts, inputs = parts_of(model), counted.sinks[: len(watch.parts), GRADIENT]
     outputs, owners = counted.sinks[len(watch.parts) :, GRADIENT], owners_of_weights(model)
@@ -134,7 +207,7 @@ def _backward(model: Any, watch: Watch, counted: Counted) -> Iterator[Sighting]:
             yield _sighting(BACKWARD, parts[index], dtype, INPUT, inputs[index])
 
 
-def _innermost(parts: Sequence[Any], watch: Watch) -> list[int]:
+def _innermost(parts: Sequence[Any], watch: Probes) -> list[int]:
     """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
     owning = {index for index in watch.order if not _inner_layers(parts[index])}
     own_weights = {index for index in watch.order if index not in owning and _has_own_weights(parts[index])}
@@ -158,3 +231,112 @@ def _sighting(phase: str, part: Any, dtype: str, place: str, counts: Counts) -> 
 def _on_host(value: Any) -> NDArray[Any]:
     is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if is_float else value))
+
+
+PLACE_PHRASES = {
+    (FORWARD, INPUT): "what goes into", (FORWARD, OUTPUT): "the output of",
+    (BACKWARD, INPUT): "the gradient of the input of", (BACKWARD, OUTPUT): "the gradient that arrives at the output of",
+    (BACKWARD, WEIGHTS): "the gradient of the weights of",
+}  # fmt: skip
+CAST_LIMIT = 65520.0  # from here on a cast to float16 gives inf
+
+
+def overflow_content(replayed: ReplayedRun, found: OverflowDiagnosis) -> dict[str, Any]:
+    """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time."""
+    first = found.first
+    return {
+        "status": "ok" if first is not None or found.bad_weights else "not_found", "kind": "overflow",
+        "recipe": replayed.parts.settings.recipe, "run_dir": str(replayed.run.path),
+        "step": found.overflow.step, "replayed_from_step": replayed.from_step,
+        "overflowed_again": found.overflowed_again, "seen_as_compiled_in_the_run": found.in_run_mode,
+        "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.loss_scale,
+        "layer": None if first is None else first.part, "first": None if first is None else _sighting_content(first),
+        "before": [_sighting_content(seen) for seen in found.before], "bad_weights": found.bad_weights,
+        "bad_inputs": found.bad_inputs, "explanation": [text for _, text in overflow_sentences(replayed, found)],
+        "sightings": [_sighting_content(seen) for seen in found.sightings],
+    }  # fmt: skip
+
+
+def overflow_sentences(replayed: ReplayedRun, found: OverflowDiagnosis) -> list[tuple[str, str]]:
+    """(label, text) in the order in which a person wants to know."""
+    fault = replayed.parts.settings.fault
+    rows = [("step", _step_sentence(replayed, found))]
+    if fault.kind != "none":
+        rows.append(("rehearsal", f"the run spoils numbers on purpose: fault.kind={fault.kind}, place {fault.place}"))
+    if found.bad_weights:
+        rows.append(("weights", f"not finite before the step already: {', '.join(found.bad_weights)}"))
+    rows += [("layer", text) for text in _layer_sentences(found)]
+    rows += [("before", f"{_place_phrase(seen)}: at most {_size_phrase(seen)}") for seen in found.before]
+    return [*rows, *(("remedy", text) for text in _remedy_sentences(replayed.run, found))]
+
+
+def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
+    text = f"{found.overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, at loss scale "
+    text += f"{format_scale(found.loss_scale)}, loss {format_number(found.loss)}: "
+    text += "it overflowed again" if found.overflowed_again else "it did NOT overflow again"
+    if found.loss_scale != found.overflow.loss_scale:
+        text += (
+            f". In the run the loss scale was {format_scale(found.overflow.loss_scale)}: this is not the same course"
+        )
+    return text
+
+
+def _layer_sentences(found: OverflowDiagnosis) -> list[str]:
+    first = found.first
+    if first is None:
+        return [_not_found_sentence(found)]
+    dtype = f" ({first.kind}, {first.dtype})" if first.dtype else f" ({first.kind})"
+    counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
+    texts = [f"{first.part}{dtype}: {_place_phrase(first)} holds {counts}"]
+    places = [seen for seen in found.sightings if seen.phase == first.phase]
+    if first is places[0]:
+        texts.append(_origin_sentence(found, first))
+    if not found.in_run_mode:
+        texts.append("seen with float16 rounded after every operation; compiled as the run, the probes saw no overflow")
+    return texts
+
+
+def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
+    """What was not finite first came from outside: from the data or from the loss."""
+    if first.phase == BACKWARD:
+        cause = "the loss itself is not finite" if found.loss != found.loss or abs(found.loss) == float("inf") else (
+            f"the loss is finite, its gradient times the loss scale {format_scale(found.loss_scale)} is not")
+        return f"no layer did it: it comes from the loss. {cause}"
+    if found.bad_inputs:
+        return "no layer did it: the batch itself holds nan or inf"
+    if found.largest_input >= CAST_LIMIT:
+        return f"inputs reach {found.largest_input:.6g}, and float16 ends at 65504: the cast to float16 makes them inf"
+    return "no layer did it: what it was given was not finite"
+
+
+def _not_found_sentence(found: OverflowDiagnosis) -> str:
+    named = f" The run named the gradient of {found.overflow.variable}." if found.overflow.variable else ""
+    if not found.overflowed_again:
+        return ("it cannot be reproduced: the step was finite this time, also with probes. Another device or version "
+                f"computes differently, and so does a run that is not deterministic.{named}")  # fmt: skip
+    return f"it overflowed again, but with probes in its layers the step is finite: compiled otherwise.{named}"
+
+
+def _remedy_sentences(run: RunDirectory, found: OverflowDiagnosis) -> list[str]:
+    first = found.first
+    if first is None or found.bad_weights or found.bad_inputs:
+        return []
+    if first.phase == FORWARD:
+        keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
+        return [f"no loss scale mends the forward pass. {keep}"]
+    if found.loss_scale > 1:
+        measures = f"{shell_command('diagnose', conf_override(run.config_yaml))} measures it"
+        return [f"a lower loss scale: dynamic scaling finds it by skipping such steps; {measures}"]
+    return ["there is no loss scale to lower: look at the learning rate, or use policy=mixed_bfloat16"]
+
+
+def _place_phrase(seen: Sighting) -> str:
+    return f"{PLACE_PHRASES[seen.phase, seen.place]} {seen.part}"
+
+
+def _size_phrase(seen: Sighting) -> str:
+    return f"2^{seen.largest_exponent + 1}" if seen.largest_exponent is not None else "0"
+
+
+def _sighting_content(seen: Sighting) -> dict[str, Any]:
+    return asdict(seen)

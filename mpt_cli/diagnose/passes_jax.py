@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates, count_weights, weights_of
-from mpt_cli.diagnose.watching import Watch
+from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
 
 Tensor = Any
 
@@ -15,7 +14,7 @@ Tensor = Any
 class JaxPass:
     """See `passes.GradientPass`."""
 
-    def __init__(self, model: Any, watch: Watch, options: PassOptions) -> None:
+    def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
         self.model, self.watch, self.optimizer = model, watch, options.optimizer
         self._step = options.around(self._pass) if options.around else self._pass
         self._scale: Tensor = None  # of the pass that is being traced

@@ -5,8 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates, count_weights, weights_of
-from mpt_cli.diagnose.watching import Watch
+from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
 
 Tensor = Any
 
@@ -14,7 +13,7 @@ Tensor = Any
 class TensorFlowPass:
     """See `passes.GradientPass`. Whatever the pass writes into variables is put back at its end."""
 
-    def __init__(self, model: Any, watch: Watch, options: PassOptions) -> None:
+    def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
         self.model, self.watch, self.optimizer = model, watch, options.optimizer
         self._step = options.around(self._pass) if options.around else self._pass
         self._run = tf.function(self._scaled_pass, autograph=False, jit_compile=options.jit_compile)

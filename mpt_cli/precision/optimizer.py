@@ -1,31 +1,193 @@
-"""`LossScaleOptimizer`: loss scaling around any Keras optimizer, dynamic or fixed."""
+"""`LossScaleOptimizer`, loss scaling around any Keras optimizer: what is wrong with its arguments, the rule they stand
+for, how it is stored, and how a step is applied or skipped.
+"""
 
+import dataclasses
+import warnings
 from typing import Any
 
 import keras
 
-from mpt_cli.precision.arguments import (
-    check_counting,
-    check_inner,
-    check_on_overflow,
-    check_only_rule,
-    drop_inner_scaling,
-    rule_from,
-)
-from mpt_cli.precision.delegation import InnerDelegation
 from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
-from mpt_cli.precision.rules import ScaleRule
-from mpt_cli.precision.saving import SavedLikeInner
-from mpt_cli.precision.scale_reading import ScaleReading
-from mpt_cli.precision.scale_state import ScaleState
-from mpt_cli.precision.tf_keras_api import ScalingByHand
+from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
+from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
+from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState
+from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin
+
+RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
+INNER_DEFAULTS = {
+    "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "use_ema": False,
+    "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}  # fmt: skip
+MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
+
+
+def check_inner(inner: Any) -> None:
+    """TypeError or ValueError for what can't be wrapped."""
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        raise TypeError(f"`inner_optimizer` must be a keras.optimizers.Optimizer. Received: {inner!r}.")
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise ValueError(f"`inner_optimizer` must not be a LossScaleOptimizer itself. Received: {inner!r}.")
+    if getattr(inner, "_mpt_is_wrapped", False):
+        raise ValueError(f"`inner_optimizer` is wrapped by another LossScaleOptimizer already. Received: {inner!r}.")
+
+
+def drop_inner_scaling(inner: Any) -> None:
+    """Set `loss_scale_factor` of the inner optimizer to None, as Keras does, but say so."""
+    if inner.loss_scale_factor is not None:
+        warnings.warn(f"`loss_scale_factor={inner.loss_scale_factor}` of the inner optimizer is ignored: gradients "
+                      "would be divided twice. For a fixed scale give dynamic=False and initial_scale.", stacklevel=3)
+        inner.loss_scale_factor = None
+
+
+def check_on_overflow(on_overflow: Any) -> str:
+    if on_overflow not in ("skip", "apply"):
+        raise ValueError(f"`on_overflow` must be 'skip' or 'apply'. Received: on_overflow={on_overflow!r}.")
+    return str(on_overflow)
+
+
+def check_counting(count_skipped_steps: Any, inner: Any) -> None:
+    """TypeError or ValueError for `count_skipped_steps` that is no bool, or that `inner` has no use for."""
+    if not isinstance(count_skipped_steps, bool):
+        raise TypeError("`count_skipped_steps` must be True or False. Received: "
+                        f"count_skipped_steps={count_skipped_steps!r}.")
+    if count_skipped_steps and inner.gradient_accumulation_steps:
+        raise ValueError("`count_skipped_steps` does not go with `gradient_accumulation_steps`: the inner optimizer "
+                         "would end a group of gradients early. Received: gradient_accumulation_steps="
+                         f"{inner.gradient_accumulation_steps}.")
+
+
+def build_rule(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]) -> ScaleRule:
+    """The rule that the constructor's arguments stand for; raises as its docstring says."""
+    if not isinstance(dynamic, bool):
+        raise TypeError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}.")
+    moving = _moving_arguments(kwargs)
+    if dynamic:
+        return DynamicScale(2.0**15 if initial_scale is None else initial_scale,
+                            2000 if growth_steps is None else growth_steps, **moving)
+    given = sorted(moving) + (["dynamic_growth_steps"] if growth_steps is not None else [])
+    if given:
+        raise ValueError(f"`{given[0]}` must not be given when `dynamic` is False: a fixed scale does not move.")
+    if initial_scale is None:
+        raise ValueError("`initial_scale` must be given when `dynamic` is False.")
+    return FixedScale(initial_scale)
+
+
+def check_rule_alone(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]) -> None:
+    """ValueError for arguments that a given `rule` would silently overrule."""
+    given = sorted(_moving_arguments(kwargs)) + [
+        name for name, value, default in (("dynamic", dynamic, True), ("initial_scale", initial_scale, None),
+                                          ("dynamic_growth_steps", growth_steps, None)) if value is not default
+    ]
+    if given:
+        raise ValueError(f"`{given[0]}` must not be given beside `rule`, which has its own.")
+
+
+def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a moving scale; defaults of inner arguments, which old files of Keras hold, are left out."""
+    for name, value in kwargs.items():
+        if name in INNER_DEFAULTS and value != INNER_DEFAULTS[name]:
+            raise ValueError(f"LossScaleOptimizer does not support `{name}`. Instead, set `{name}` on the "
+                             f"`inner_optimizer`. Received: {name}={value!r}.")
+    moving = {name: value for name, value in kwargs.items() if name not in INNER_DEFAULTS}
+    unknown = [name for name in moving if name not in MOVING_ARGUMENTS]
+    if unknown:
+        raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
+    return moving
+
+
+def rule_config(rule: Any) -> dict[str, Any]:
+    """Constructor arguments that make `rule` again, under Keras's names where Keras has one."""
+    if type(rule) is FixedScale:
+        return {"dynamic": False, "initial_scale": rule.initial_scale}
+    if type(rule) is DynamicScale:
+        config = dataclasses.asdict(rule)
+        return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
+    return {"rule": {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}}
+
+
+def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
+    """The rule that `config_of` described under "rule"; ValueError for a class that isn't known here."""
+    known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
+    name = config["class_name"]
+    if name not in known:
+        raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")
+    return known[name](**config["config"])  # type: ignore[no-any-return]
+
+
+KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
+
+UNBUILT_VARIABLES = 2  # iteration and rate are all that an optimizer has, and stores, before its first step
+
+
+class InnerSavingMixin:
+    """Mixin: files fit with and without the wrapper on either side, and hold the inner state once.
+
+    Keras stores the inner variables twice, in files 1.66 times as large.
+    """
+
+    inner_optimizer: Any
+    scale_state: ScaleState | None
+    name: str
+    _on_overflow: str
+    _count_skipped_steps: bool
+    _rule: ScaleRule
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what `dir` shows. The inner variables are saved below as the plain optimizer would save them;
+        # showing `inner_optimizer` would store them a second time.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the inner variables under the names the bare inner optimizer uses."""
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read what this class, the bare inner optimizer or Keras's own wrapper stored."""
+        inner = self.inner_optimizer
+        extra = len(store.keys()) - len(inner.variables)
+        if len(store.keys()) <= UNBUILT_VARIABLES < len(inner.variables):
+            return
+        if extra != KERAS_WRAPPER_VARIABLES or self.scale_state is None:
+            inner.load_own_variables(store)
+            return
+        self.scale_state.counter.assign(store["2"])
+        self.scale_state.scale.assign(store["3"])
+        inner.load_own_variables({str(i): store[str(i + extra)] for i in range(len(inner.variables))})
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything `from_config` needs, JSON-serialisable."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "on_overflow": self._on_overflow,
+            "count_skipped_steps": self._count_skipped_steps,
+            **rule_config(self._rule),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "LossScaleOptimizer":
+        """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
+        if "rule" in config:
+            config["rule"] = rule_from_config(config["rule"], custom_objects)
+        return cls(inner, **config)  # type: ignore[call-arg, return-value]
+
 
 Tensor = Any
 
 
 @keras.saving.register_keras_serializable("mpt")
 class LossScaleOptimizer(
-    ScalingByHand, ScaleReading, SavedLikeInner, InnerDelegation, keras.optimizers.LossScaleOptimizer  # type: ignore[misc]
+    ManualScalingMixin,
+    ScaleAttributesMixin,
+    InnerSavingMixin,
+    InnerDelegationMixin,
+    keras.optimizers.LossScaleOptimizer,  # type: ignore[misc]
 ):
     """Scales the loss so that float16 gradients neither vanish nor overflow, and skips the steps that overflow.
 
@@ -88,9 +250,9 @@ class LossScaleOptimizer(
     ) -> None:
         check_inner(inner_optimizer)
         if rule is None:
-            rule = rule_from(dynamic, initial_scale, dynamic_growth_steps, kwargs)
+            rule = build_rule(dynamic, initial_scale, dynamic_growth_steps, kwargs)
         else:
-            check_only_rule(dynamic, initial_scale, dynamic_growth_steps, kwargs)
+            check_rule_alone(dynamic, initial_scale, dynamic_growth_steps, kwargs)
         on_overflow = check_on_overflow(on_overflow)
         check_counting(count_skipped_steps, inner_optimizer)
         drop_inner_scaling(inner_optimizer)
@@ -133,10 +295,10 @@ class LossScaleOptimizer(
         check_counting(self.count_skipped_steps, self.inner_optimizer)
         self.scale_state = ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import apply_tensorflow
+            from mpt_cli.precision import backend_tensorflow
 
-            apply_tensorflow.check_accumulation(self.inner_optimizer)
-            apply_tensorflow.track_in_checkpoints(self, self.scale_state)
+            backend_tensorflow.check_accumulation(self.inner_optimizer)
+            backend_tensorflow.track_in_checkpoints(self, self.scale_state)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         self._trainable_variables = list(var_list)
@@ -187,7 +349,7 @@ class LossScaleOptimizer(
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
-        from mpt_cli.precision import apply_jax
+        from mpt_cli.precision import backend_jax
 
         variables = self._trainable_variables
         for name, received, own in (
@@ -197,15 +359,15 @@ class LossScaleOptimizer(
             if len(received) != len(own):
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")
-        gradients = apply_jax.Gradients(list(grads), variables, self.measure(grads, variables))
-        return apply_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
+        gradients = backend_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
+        return backend_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import apply_tensorflow
+            from mpt_cli.precision import backend_tensorflow
 
-            apply_tensorflow.apply(self, grads, variables, unscaled)
+            backend_tensorflow.apply(self, grads, variables, unscaled)
         else:
-            from mpt_cli.precision import apply_jax
+            from mpt_cli.precision import backend_jax
 
-            apply_jax.apply(self, grads, variables, unscaled)
+            backend_jax.apply(self, grads, variables, unscaled)

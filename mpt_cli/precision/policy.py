@@ -1,16 +1,132 @@
-"""The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers."""
+"""The dtype policy of a run: one frozen value, put into force around the building of a model and onto its layers, of
+which some are cloned for it and some can't take it because Keras runs them without calling them.
+"""
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 import keras
 
-from mpt_cli.precision.autocast import refuse_what_cannot_act, run_without_a_call
-from mpt_cli.precision.cloning import clone_in
-from mpt_cli.precision.global_policy import global_policy
+
+@contextmanager
+def global_policy(name: str) -> Iterator[None]:
+    """The global policy `name` inside; the one before is put back, also after an exception.
+
+    >>> with global_policy("mixed_bfloat16"):
+    ...     keras.layers.Dense(1).compute_dtype
+    'bfloat16'
+    >>> keras.layers.Dense(1).compute_dtype
+    'float32'
+    """
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(name)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def layers_run_uncalled(layer: Any) -> list[Any]:
+    """The layers right inside `layer` that it runs in its own compute dtype.
+
+    TimeDistributed uses their `call`; LSTM and GRU, and Bidirectional around them, take their weights to a fused
+    kernel where the device has one.
+
+    >>> inside = keras.layers.Dense(2, name="inside")
+    >>> [part.name for part in layers_run_uncalled(keras.layers.TimeDistributed(inside))]
+    ['inside']
+    """
+    recurrent = layer.forward_layer if isinstance(layer, keras.layers.Bidirectional) else layer
+    if isinstance(layer, keras.layers.TimeDistributed) or getattr(recurrent, "use_cudnn", False):
+        return list(layer._flatten_layers(include_self=False, recursive=False))
+    return []
+
+
+def refuse_ineffective_policies(policies: dict[Any, str], layers: list[Any]) -> None:
+    """ValueError where a policy would give a layer another compute dtype than the one among `layers` that runs it."""
+    for owner in layers:
+        computes = keras.dtype_policies.get(policies.get(owner, owner.dtype_policy)).compute_dtype
+        for part in layers_run_uncalled(owner):
+            if part in policies and keras.dtype_policies.get(policies[part]).compute_dtype != computes:
+                raise ValueError(
+                    f"layer {part.path or part.name!r} can't have {policies[part]}: {type(owner).__name__} "
+                    f"{owner.name!r} runs it in its own {computes}. Name {owner.name!r} in policy.overrides instead."
+                )
+
+
+def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any:
+    """A copy of `model`, in which the variables of layer `moved` change dtype, with layers in `policies`.
+
+    Models inside it are copied layer by layer too. Raises ValueError for a subclassed model, where a layer can't be
+    made anew, and where one inside another one gets variables of another dtype than asked for.
+    """
+    if not isinstance(model, keras.Sequential) and not hasattr(model, "operations"):
+        raise ValueError(
+            f"the variables of layer {moved.name!r} are {moved.variable_dtype} and can't change dtype after the "
+            f"subclassed model {type(model).__name__} is built. Give the layer a dtype where the model makes it."
+        )
+
+    def clone(layer: Any) -> Any:
+        if layer not in policies:
+            twin = _remake_layer(layer)
+            if isinstance(layer, keras.Layer):  # and not an operation of the graph, which has nothing inside
+                _set_inner_policies(twin, layer, policies)
+            return twin
+        with global_policy(policies[layer]):  # for what the layer makes inside it without a dtype
+            twin = _remake_layer(layer, dtype=policies[layer])
+            _set_inner_policies(twin, layer, policies)
+            if layer._layers and type(layer).build is not keras.Layer.build:
+                twin.build_from_config(layer.get_build_config())
+        return twin
+
+    copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
+    copy.set_weights(model.get_weights())
+    for layer, twin in zip(_inner_layers(model), _inner_layers(copy), strict=True):
+        if layer in policies and twin.dtype_policy.name != policies[layer]:
+            _set_policy(twin, policies[layer])
+    return copy
+
+
+def _remake_layer(layer: Any, **changes: Any) -> Any:
+    try:
+        return type(layer).from_config({**_unbuilt(layer.get_config()), **changes})
+    except (TypeError, NotImplementedError) as error:
+        raise ValueError(
+            f"layer {layer.name!r} can't be made anew, which a change of its variables' dtype needs: "
+            f"{type(layer).__name__}.from_config does not take its get_config with a dtype. Write get_config, pass "
+            "**kwargs on in its __init__, or use a mixed policy, which leaves the variables as they are."
+        ) from error
+
+
+def _unbuilt(config: Any) -> Any:
+    """`config` without what would build layers in it, a wrapper's for one, before they have their policy."""
+    if isinstance(config, dict):
+        return {key: _unbuilt(value) for key, value in config.items() if key != "build_config"}
+    return [_unbuilt(value) for value in config] if isinstance(config, list) else config
+
+
+def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None:
+    """Policies for what `twin` has inside before it is built; what its `build` will add comes last in `layer`."""
+    for part, copied in zip(layer._layers, twin._layers, strict=False):
+        if part in policies and not copied.weights:
+            copied.dtype_policy = policies[part]
+        _set_inner_policies(copied, part, policies)
+
+
+def _inner_layers(layer: Any) -> list[Any]:
+    return list(layer._flatten_layers(include_self=False, recursive=True))
+
+
+def _set_policy(layer: Any, policy: str) -> None:
+    if layer.weights and keras.dtype_policies.get(policy).variable_dtype != layer.variable_dtype:
+        raise ValueError(
+            f"layer {layer.path!r} can't have {policy}: its variables are {layer.variable_dtype}, as the layer around "
+            "it makes them. Name the layer around it in policy.overrides, or give it a dtype where the model makes it."
+        )
+    layer.dtype_policy = policy
 
 
 @dataclass(frozen=True)
@@ -85,7 +201,7 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
              if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
     if moved:
         with policy.scope():
-            model = clone_in(model, wanted, moved[0])
+            model = clone_with_policies(model, wanted, moved[0])
     else:
         for layer, name in changed.items():
             layer.dtype_policy = name
@@ -167,18 +283,18 @@ def _wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
     layers = layers_of(model)
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:
-        wanted.update(dict.fromkeys(_with_all_inside(head_layers(model)), policy.head_policy))
+        wanted.update(dict.fromkeys(_with_inner_layers(head_layers(model)), policy.head_policy))
     for pattern, name in policy.overrides.items():
         matches = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
         if not matches:
             names = ", ".join(sorted({layer.name for layer in layers}))
             raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
-        wanted.update(dict.fromkeys(_with_all_inside(matches), name))
-    refuse_what_cannot_act(wanted, layers)
+        wanted.update(dict.fromkeys(_with_inner_layers(matches), name))
+    refuse_ineffective_policies(wanted, layers)
     return wanted
 
 
-def _with_all_inside(layers: list[Any]) -> list[Any]:
+def _with_inner_layers(layers: list[Any]) -> list[Any]:
     return [part for layer in layers for part in (layer, *layers_of(layer))]
 
 
@@ -194,7 +310,7 @@ def takes_float8(layer: Any) -> bool:
 def _use_float8(model: Any, name: str) -> None:
     layers = layers_of(model)
     supported = [layer for layer in layers if takes_float8(layer)]
-    plain = {id(part) for layer in layers for part in run_without_a_call(layer)}
+    plain = {id(part) for layer in layers for part in layers_run_uncalled(layer)}
     chosen = [layer for layer in supported if layer.dtype_policy.name == name and id(layer) not in plain]
     if not chosen:
         raise ValueError("no layer can multiply in float8. Keras has it for Dense and EinsumDense; the model has "

@@ -1,24 +1,122 @@
-"""The run directory: the only place that knows the file names in it."""
+"""The run directory: the only place that knows the file names in it, and how files are written there (whole or not at
+all) and read.
+"""
 
 import fcntl
+import json
+import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self, TextIO
+from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.folders import make_folder, remove_empty
-from mpt_cli.telemetry.setup import TelemetryFiles
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
+from mpt_cli.telemetry.sink import TelemetryFiles
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write `text` beside `path`, force it to disk and rename: a reader or a crash never meets half a file.
+
+    Raises DataError naming the file when it can't be written; an earlier version of the file then still stands.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise DataError(f"{path} can't be written: {error.strerror}. Check free space and permissions.") from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Without this the rename itself may be lost when the machine goes down."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path, exist_ok: bool = True) -> tuple[Path, ...]:
+    """Make `path` with its parents; returns those of them that were not there, the innermost first."""
+    made = tuple(folder for folder in (path, *path.parents) if not folder.exists())
+    path.mkdir(parents=True, exist_ok=exist_ok)
+    return made
+
+
+def make_empty(path: Path, option: str, exist_ok: bool = True) -> tuple[Path, ...]:
+    """`make_folder` of the folder that `option` names; DataError where it holds anything or can't be made."""
+    try:
+        made = make_folder(path, exist_ok)
+        taken = any(path.iterdir())
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error.strerror}. Choose another {option}.") from error
+    if taken:
+        raise DataError(f"{path} is not empty. Nothing in it was changed; choose another {option}.")
+    return made
+
+
+def remove_empty(folders: Iterable[Path]) -> None:
+    """Remove the folders in their order, up to the first that is not empty or can't be removed; that is no error."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def summary_dict(summary: Summary) -> dict[str, Any]:
+    """The summary as it stands in summary.json; also what `--json` prints."""
+    return {"schema_version": SCHEMA_VERSION, **asdict(summary)}
+
+
+def write_summary(path: Path, summary: Summary) -> None:
+    write_json(path, summary_dict(summary))
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Strict JSON, readable by people too, whole or not at all; `schema_version` is added where it is missing."""
+    write_atomic(path, strict_json({"schema_version": SCHEMA_VERSION, **value}, indent=2) + "\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in the file; DataError when it is missing, damaged or written by a later version of mpt.
+
+    Non-finite numbers stay the strings they are in the file ("NaN", "Infinity"); `float()` reads them.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}. A run that was killed leaves none.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}.") from error
+    if not isinstance(value, dict):
+        raise DataError(f"{path} is damaged: it must hold a JSON object.")
+    version = value.get("schema_version")
+    if version != SCHEMA_VERSION:
+        rule = f"schema_version must be {SCHEMA_VERSION}"
+        raise DataError(f"{path}: {rule}. Received: {version!r}. Read it with the version of mpt that wrote it.")
+    return value
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The content of summary.json as a dict, which a later field doesn't break."""
+    return read_json(path)
+
 
 DEFAULT_PARENT = "runs"
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
 
 
 @dataclass(frozen=True)
@@ -37,7 +135,7 @@ class RunDirectory:
         chosen = Path(path).expanduser() if path is not None else _default_path(recipe)
         try:
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
-            taken = any(path.name != LOCK for path in chosen.iterdir())
+            taken = any(path.name != LOCK_FILE for path in chosen.iterdir())
         except OSError as error:
             raise _cannot_create(chosen, error) from error
         if taken:
@@ -75,7 +173,7 @@ class RunDirectory:
 
     def _open_lock(self, key: str) -> TextIO:
         try:
-            return (self.path / LOCK).open("w")
+            return (self.path / LOCK_FILE).open("w")
         except OSError as error:
             raise _cannot_create(self.path, error, key) from error
 
@@ -84,11 +182,11 @@ class RunDirectory:
 
         Returns whether it is empty now. DataError when that run is still alive, and beginning.
         """
-        names = {path.name.removeprefix(".").split(".")[0] for path in self.path.iterdir() if path.name != LOCK}
-        if self.config_yaml.exists() or not (self.path / LOCK).exists() or not names <= UNSTARTED:
+        names = {path.name.removeprefix(".").split(".")[0] for path in self.path.iterdir() if path.name != LOCK_FILE}
+        if self.config_yaml.exists() or not (self.path / LOCK_FILE).exists() or not names <= UNSTARTED_STEMS:
             return False
         with self.lock():
-            self._clear(LOCK)
+            self._clear(LOCK_FILE)
         return True
 
     def discard(self) -> None:

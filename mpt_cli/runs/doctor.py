@@ -1,4 +1,6 @@
-"""`mpt doctor`: what is installed, what this machine has, what each policy gains here, what is missing."""
+"""`mpt doctor`: what is installed, what this machine has, what each policy gains here, what is missing; as a person
+reads it.
+"""
 
 import importlib.util
 import os
@@ -7,12 +9,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
 import mpt_cli
 from mpt_cli.errors import BAD_DATA, OK
 from mpt_cli.runs.directory import DEFAULT_PARENT
-from mpt_cli.runs.machine import machine_facts
-from mpt_cli.runs.probe import probe_backend
+from mpt_cli.runs.machine import machine_facts, probe_backend
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
+from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 
 DEFAULT_BACKEND = "tensorflow"
@@ -27,7 +33,7 @@ EXTRAS = {  # package -> what it is for
 
 
 @dataclass(frozen=True)
-class Backend:
+class BackendReport:
     """One Keras backend: whether it runs here, on what, and how fast in each dtype (see `probe`)."""
 
     name: str
@@ -39,7 +45,7 @@ class Backend:
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingPackage:
     """Something optional that isn't there, what it would be for, and the command that installs it."""
 
     name: str
@@ -53,8 +59,8 @@ class DoctorReport:
 
     versions: dict[str, str]
     machine: dict[str, Any]
-    backends: list[Backend]
-    missing: list[Missing]
+    backends: list[BackendReport]
+    missing: list[MissingPackage]
     runs_parent: str
     runs_parent_writable: bool
     terminal: dict[str, Any]
@@ -66,7 +72,7 @@ class DoctorReport:
         return self.load_average > BUSY_SHARE * int(self.machine["usable_cores"])
 
     @property
-    def backend(self) -> Backend | None:
+    def backend(self) -> BackendReport | None:
         """The one to run with here: the default backend, or the other where that is not installed."""
         return next((backend for backend in self.backends if backend.installed), None)
 
@@ -86,7 +92,7 @@ def doctor(measure: bool = True) -> DoctorReport:
     load_average = os.getloadavg()[0]
     packages = installed_packages()
     machine = machine_facts()
-    backends = [_backend(name, measure) for name in BACKENDS]
+    backends = [_examine_backend(name, measure) for name in BACKENDS]
     return DoctorReport(
         versions={
             "mpt": mpt_cli.__version__,
@@ -95,7 +101,7 @@ def doctor(measure: bool = True) -> DoctorReport:
         },
         machine=machine,
         backends=backends,
-        missing=_missing(machine, backends),
+        missing=_missing_packages(machine, backends),
         runs_parent=str(Path(DEFAULT_PARENT).absolute()),
         runs_parent_writable=_is_writable(Path(DEFAULT_PARENT).absolute()),
         terminal=_terminal(),
@@ -103,22 +109,26 @@ def doctor(measure: bool = True) -> DoctorReport:
     )
 
 
-def _backend(name: str, measure: bool) -> Backend:
+def _examine_backend(name: str, measure: bool) -> BackendReport:
     if importlib.util.find_spec(name) is None:
-        return Backend(name, False, False, "not installed", [], [])
+        return BackendReport(name, False, False, "not installed", [], [])
     found = probe_backend(name, measure)
-    return Backend(name, True, found["works"], found.get("error"), found.get("devices", []), found.get("timings", []))
+    return BackendReport(
+        name, True, found["works"], found.get("error"), found.get("devices", []), found.get("timings", [])
+    )
 
 
-def _missing(machine: dict[str, Any], backends: list[Backend]) -> list[Missing]:
+def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) -> list[MissingPackage]:
     missing = [
-        Missing(name, purpose, f"pip install {name}")
+        MissingPackage(name, purpose, f"pip install {name}")
         for name, purpose in EXTRAS.items()
         if importlib.util.find_spec(name) is None
     ]
     default = next(backend for backend in backends if backend.name == DEFAULT_BACKEND)
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
-        missing.append(Missing("CUDA libraries", "the GPU of this machine", "pip install 'tensorflow[and-cuda]'"))
+        missing.append(
+            MissingPackage("CUDA libraries", "the GPU of this machine", "pip install 'tensorflow[and-cuda]'")
+        )
     return missing
 
 
@@ -136,3 +146,86 @@ def _terminal() -> dict[str, Any]:
         "encoding": sys.stdout.encoding,
         "colour": "NO_COLOR" not in os.environ,
     }
+
+
+_LABEL_WIDTH = 12
+POLICY_DTYPES = {"mixed_float16": "float16", "mixed_bfloat16": "bfloat16"}
+FASTER, SLOWER = 1.1, 0.9  # within a tenth a measurement this short says nothing
+
+
+def print_doctor_report(report: DoctorReport, console: Console) -> None:
+    """Rows of label and text, then what to do about what is missing; folded in a terminal, whole lines elsewhere."""
+    if not console.is_terminal:
+        for label, text in doctor_report_rows(report):
+            print(f"{label:<{_LABEL_WIDTH}}  {text}", file=console.file)
+        return
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(no_wrap=True, min_width=_LABEL_WIDTH, style="dim")
+    grid.add_column(overflow="fold")
+    for label, text in doctor_report_rows(report):
+        grid.add_row(label, Text(text))
+    console.print(grid)
+
+
+def doctor_report_rows(report: DoctorReport) -> list[tuple[str, str]]:
+    """The whole report as label and text."""
+    rows = [("versions", ", ".join(f"{name} {version}" for name, version in report.versions.items()))]
+    rows += _machine_rows(report.machine)
+    for backend in report.backends:
+        rows += _backend_rows(backend)
+    if report.is_busy and any(backend.timings for backend in report.backends):
+        load = f"load average {report.load_average:.1f} on {report.machine['usable_cores']} cores"
+        rows.append(("", f"uncertain speeds: the machine is busy ({load}). Measure again when it is quiet"))
+    rows += [("missing", f"{item.name}, for {item.purpose}: {item.install}") for item in report.missing]
+    writable = "can be written" if report.runs_parent_writable else "can NOT be written: set run_dir"
+    rows.append(("runs", f"{report.runs_parent} {writable}"))
+    terminal = "live screen" if report.terminal["interactive"] else "plain lines (not a terminal)"
+    rows.append(("terminal", f"{terminal}, {report.terminal['encoding']}"))
+    return [*rows, ("result", _format_result(report))]
+
+
+def _machine_rows(machine: dict[str, Any]) -> list[tuple[str, str]]:
+    features = ", ".join(machine["cpu_precision_features"]) or "none"
+    gpus = [f"{gpu['name']}, {gpu['memory']}, driver {gpu['driver']}" for gpu in machine["gpus"]]
+    cores = f"{machine['usable_cores']} of {machine['cpu_cores']} cores"
+    return [
+        ("system", machine["os"]),
+        ("CPU", f"{machine['cpu']}, {cores}, {format_bytes(machine['memory_bytes'])}"),
+        ("16-bit", f"instructions of the CPU: {features}"),
+        *[("GPU", gpu) for gpu in gpus or ["none that nvidia-smi knows"]],
+    ]
+
+
+def _backend_rows(backend: BackendReport) -> list[tuple[str, str]]:
+    if not backend.works:
+        return [(backend.name, backend.error or "does not work")]
+    rows = [(backend.name, f"works on {', '.join(backend.devices)}")]
+    for device in sorted({row["device"] for row in backend.timings}):
+        rows += [("", _format_gain(backend, device, policy, dtype)) for policy, dtype in POLICY_DTYPES.items()]
+    return rows
+
+
+def _format_gain(backend: BackendReport, device: str, policy: str, dtype: str) -> str:
+    """Measured here, on this device: the policy's arithmetic against float32's."""
+    speeds = {
+        row["operation"]: row["speed_against_float32"]
+        for row in backend.timings
+        if row["device"] == device and row["dtype"] == dtype
+    }
+    figures = ", ".join(f"{operation} {speed:.2f}x" for operation, speed in speeds.items())
+    return f"{device} {policy}: {figures} the speed of float32, {_gain(list(speeds.values()))}"
+
+
+def _gain(speeds: list[float]) -> str:
+    if min(speeds) >= FASTER:
+        return "faster"
+    if max(speeds) <= SLOWER:
+        return "slower: use it here for memory or for rehearsal"
+    return "faster for some layers only" if max(speeds) >= FASTER else "no gain in speed"
+
+
+def _format_result(report: DoctorReport) -> str:
+    if report.exit_code == 0:
+        named = "" if report.backend in (None, report.backends[0]) else f" backend={report.backend.name}"
+        return f"ready: mpt train conf=digits_cnn{named}"
+    return "NOT ready: see above"

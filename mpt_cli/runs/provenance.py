@@ -1,7 +1,11 @@
-"""environment.json: everything outside the configuration that a run's result may depend on."""
+"""environment.json: everything outside the configuration that a run's result may depend on, and what differs between
+two.
+"""
 
+import hashlib
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +15,37 @@ from pathlib import Path
 from typing import Any
 
 import mpt_cli
-from mpt_cli.runs.git import git_state
 from mpt_cli.runs.machine import machine_facts
+
+GIT_SECONDS = 5.0  # a run must not wait for a slow file system
+# A checkout's own configuration may name programs to run; recording a commit must start none of them.
+HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.pager=cat")
+DIFF = ("diff", "HEAD", "--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+
+
+def git_state(folder: Path) -> dict[str, Any] | None:
+    """Commit, whether tracked files differ from it, and the sha256 of that difference; None without git or checkout.
+
+    Untracked files are not part of it. `modified` is None where git took too long to tell.
+    """
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return None
+    diff = _git(folder, *DIFF)
+    modified = None if diff is None else bool(diff)
+    digest = hashlib.sha256(diff).hexdigest() if diff else None
+    return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    try:
+        done = subprocess.run(
+            ["git", *HARMLESS, "-C", str(folder), *words], capture_output=True, timeout=GIT_SECONDS, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
 
 NAMED_PACKAGES = ("tensorflow", "keras", "jax", "jaxlib", "numpy", "hydra-core", "omegaconf", "rich", "scikit-learn")
 # Only names that change a computation. No bare TF_ prefix: TF_VAR_… and TF_TOKEN_… are another program's secrets.
@@ -24,7 +57,7 @@ RECORDED_VARIABLES = re.compile(
 
 
 @dataclass(frozen=True)
-class RunFacts:
+class FrameworkFacts:
     """What only the run itself knows, from the framework it has imported by now."""
 
     backend: str
@@ -36,7 +69,7 @@ class RunFacts:
     distribute: str = "none"
 
 
-def collect_environment(facts: RunFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
+def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
     """The content of environment.json; `command_line` is by default that of this process."""
     packages = installed_packages()
     return {
@@ -69,3 +102,76 @@ def installed_packages() -> dict[str, str]:
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables on the list above, and no others: an environment may hold secrets."""
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
+
+
+_EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "seed",
+               "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_OF_THREADS = re.compile(r"OMP_NUM_THREADS|TF_NUM_\w+_THREADS")
+_OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
+
+
+def environment_differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """A line for each fact that is another one now, those that explain most first.
+
+    >>> environment_differences({"versions": {"keras": "3.12"}}, {"versions": {"keras": "3.15"}})
+    ['versions.keras: 3.12 -> 3.15']
+    """
+    old, new = _facts_that_explain(before), _facts_that_explain(now)
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    told = {name.split(".", 1)[1] for name in names if name.startswith("versions.")}
+    names = [name for name in names if not (name.startswith("packages.") and name.split(".", 1)[1] in told)]
+    return [f"{name}: {_format_fact(old.get(name))} -> {_format_fact(new.get(name))}" for name in names]
+
+
+def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that set how many threads a run had: one adds up in another order than several.
+
+    >>> thread_variables({"variables": {"KERAS_BACKEND": "jax", "TF_NUM_INTRAOP_THREADS": "1"}})
+    {'TF_NUM_INTRAOP_THREADS': '1'}
+    """
+    variables = environment.get("variables") or {}
+    return {name: value for name, value in variables.items() if _OF_THREADS.fullmatch(name)}
+
+
+def format_attempts(environment: Mapping[str, Any]) -> str | None:
+    """Why config.yaml need not repeat a run that was resumed with other settings; None where it was not.
+
+    >>> changed = {"changes": {"optimizer.learning_rate": [0.001, 0.01]}}
+    >>> format_attempts({"attempts": [{"changes": {}}, changed]})  # doctest: +ELLIPSIS
+    'it was trained in 2 attempts that differed in optimizer.learning_rate: config.yaml, ...
+    """
+    attempts = environment.get("attempts") or []
+    keys = dict.fromkeys(key for attempt in attempts for key in attempt.get("changes") or {})
+    if not keys:
+        return None
+    return (f"it was trained in {len(attempts)} attempts that differed in {', '.join(keys)}: config.yaml, which holds "
+            "the last values, need not repeat it")  # fmt: skip
+
+
+def format_environment(environment: Mapping[str, Any]) -> str:
+    """Where a run ran, in one line."""
+    versions = [f"{name} {version}" for name, version in environment.get("versions", {}).items()
+                if name in ("tensorflow", "keras", "jax", "numpy")]  # fmt: skip
+    machine = environment.get("machine", {})
+    gpus = [gpu["name"] for gpu in machine.get("gpus", [])]
+    return ", ".join([f"Python {environment.get('python')}", *versions, *gpus, str(machine.get("cpu"))])
+
+
+def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:
+    machine = environment.get("machine") or {}
+    facts = {name: environment[name] for name in _EXPLAINING if name in environment}
+    return _flatten({**facts, "machine": {name: machine[name] for name in _OF_THE_MACHINE if name in machine}})
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in tree.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _format_fact(value: Any) -> str:
+    if value is None:
+        return "none"
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}…"

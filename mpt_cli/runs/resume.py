@@ -1,25 +1,36 @@
-"""Going on with an earlier run: which one, whether the settings allow it, and whether anything is left to do."""
+"""Going on with an earlier run: which one, whether the settings allow it, what is left to do, and its telemetry files
+cut back to the checkpoint.
+"""
 
+import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, default_parent
-from mpt_cli.runs.summary import read_summary
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.records import Event, Summary
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
-FIXED = (
+FIXED_KEYS = (
     "seed", "model.", "data.", "backend.name", "distribute.", "optimizer.name", "optimizer.use_ema",
     "optimizer.gradient_accumulation_steps", "trainer.batch_size", "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip
-UNIMPORTANT = ("run_dir", "resume", "recipe", "description", "requires", "expect.", "logger.", "backend.compile_cache")
+UNIMPORTANT_KEYS = (
+    "run_dir",
+    "resume",
+    "recipe",
+    "description",
+    "requires",
+    "expect.",
+    "logger.",
+    "backend.compile_cache",
+)
 # The numbers of `loss_scale` that a run which goes on in this mode uses.
 SCALE_NUMBERS = {
     "none": (),
@@ -54,15 +65,15 @@ def stored_settings(run: RunDirectory) -> Settings:
     return load_settings([f"conf={run.config_yaml}"])
 
 
-def changes(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
+def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ and matter, with the value before and now."""
     if now.seed is None:
         now = replace(now, seed=before.seed)  # the one that was drawn
-    old, new = _flat(asdict(before)), _flat(asdict(now))
+    old, new = _flatten(asdict(before)), _flatten(asdict(now))
     return {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
-        if old.get(key) != new.get(key) and not key.startswith(UNIMPORTANT)
+        if old.get(key) != new.get(key) and not key.startswith(UNIMPORTANT_KEYS)
     }
 
 
@@ -71,8 +82,8 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
     return [
         Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or "
                 "start a new run.")
-        for key, (old, new) in changes(before, now).items()
-        if key.startswith(FIXED)
+        for key, (old, new) in changed_settings(before, now).items()
+        if key.startswith(FIXED_KEYS)
     ]  # fmt: skip
 
 
@@ -82,17 +93,17 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     problems = forbidden_changes(before, settings)
     if problems:
         raise ConfigError(problems)
-    return changes(before, settings)
+    return changed_settings(before, settings)
 
 
-def without_effect(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
+def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
     """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use.
 
     A scale that moves goes on from where it was; only where it begins anew does it begin at `initial_scale`.
 
-    >>> without_effect(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "dynamic", "dynamic")
+    >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "dynamic", "dynamic")
     ['loss_scale.initial_scale']
-    >>> without_effect(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
+    >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
     ['loss_scale.max_scale']
     """
     begins = mode not in ("none", mode_before)
@@ -101,7 +112,7 @@ def without_effect(changed: Iterable[str], mode: str, mode_before: str | None) -
     return [key for key in changed if key in {f"loss_scale.{name}" for name in unused}]
 
 
-def change_notes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
+def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
     """A sentence for each changed key, with what is to be expected of the `idle` ones."""
     notes = []
     for key, (old, new) in changed.items():
@@ -162,11 +173,69 @@ def _is_finished(run: RunDirectory) -> bool:
         return False
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in tree.items():
         if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{name}."))
+            flat.update(_flatten(value, f"{prefix}{name}."))
         else:
             flat[f"{prefix}{name}"] = value
     return flat
+
+
+def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
+    """Take from the telemetry files what lies after the checkpoint; returns the events that stay.
+
+    The steps after it run again and write their lines again: without gaps and without doubles.
+    """
+    is_before = _before(step, epochs_completed)
+    for path in (run.metrics_jsonl, run.events_jsonl):
+        whole, kept = _kept_lines(path, is_before)
+        if len(kept) < whole:
+            write_atomic(path, "".join(line for line, _ in kept))
+    _truncate_csv(run.metrics_csv, is_before)
+    return events_before(run, step, epochs_completed)
+
+
+def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
+    """The events that `cut_back` would leave; nothing is changed. DataError for a damaged file."""
+    names = Event.__dataclass_fields__
+    _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed))
+    return [Event(**{name: value for name, value in event.items() if name in names}) for _, event in kept]
+
+
+def _before(step: int, epochs_completed: int) -> Callable[[dict[str, Any]], bool]:
+    def is_before(line: dict[str, Any]) -> bool:
+        at_end_of_later = str(line.get("epoch_end")) == "True" and int(line["epoch"]) > epochs_completed
+        return int(line["step"]) <= step and not at_end_of_later
+
+    return is_before
+
+
+def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int, list[tuple[str, dict[str, Any]]]]:
+    """How many whole lines there are, and those that stay, each with its content. A partial last line counts as none.
+    """
+    whole = _whole_lines(path)
+    try:
+        contents = [json.loads(line) for line in whole]
+        kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
+    return len(whole), kept
+
+
+def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+    lines = _whole_lines(path)
+    try:
+        kept = [line for line, row in zip(lines[1:], csv.DictReader(lines), strict=True) if keep(row)]
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
+    if len(kept) + 1 < len(lines):
+        write_atomic(path, "".join([*lines[:1], *kept]))
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    text = path.read_text(encoding="utf-8")
+    return [line + "\n" for line in text.split("\n")[:-1]]

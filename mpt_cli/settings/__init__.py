@@ -21,6 +21,6 @@ def load_settings(words: list[str]) -> "Settings":
 
 def resolved_yaml(settings: "Settings") -> str:
     """YAML that loads back to the same settings, see `settings.dump`."""
-    from mpt_cli.settings.dump import resolved_yaml as dump
+    from mpt_cli.settings.load import resolved_yaml as dump
 
     return dump(settings)

@@ -1,25 +1,199 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
-from mpt_cli.errors import Problem
-from mpt_cli.settings.check_data import check_keras_dataset, check_synthetic
-from mpt_cli.settings.check_expect import check_expect
-from mpt_cli.settings.check_optimizer import (
-    check_clipping,
-    check_clipping_on_replicas,
-    check_ema,
-    check_ema_in_float8,
-    check_schedule,
-)
-from mpt_cli.settings.check_references import check_builder, check_loader
-from mpt_cli.settings.fault import check_fault, check_fault_replica
-from mpt_cli.settings.keras_names import check_loss, check_metrics
-from mpt_cli.settings.keys import default_of
-from mpt_cli.settings.models import ResNet, Transformer
+from mpt_cli.errors import Problem, did_you_mean
+from mpt_cli.settings.key import default_of, read_number
+from mpt_cli.settings.references import canonical_name, form_problem, keras_names, no_such_keras_name
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import (
+    Builder,
+    Images,
+    KerasDataset,
+    Loader,
+    OptimizerSettings,
+    ResNet,
+    Schedule,
+    Synthetic,
+    Transformer,
+)
+
+
+def check_synthetic(settings: Settings) -> Iterator[Problem]:
+    data = settings.data
+    if isinstance(data, Synthetic) and not data.input_shape:
+        yield Problem("data.input_shape", "must have at least one entry.", data.input_shape)
+    elif isinstance(data, Synthetic) and data.task == "tokens" and len(data.input_shape) != 1:
+        rule = "must be [sequence_length] with data.task=tokens."
+        yield Problem("data.input_shape", rule, data.input_shape)
+    if isinstance(data, Images) and len(data.image_size) != 2:
+        yield Problem("data.image_size", "must be [height, width].", data.image_size)
+
+
+def check_keras_dataset(settings: Settings) -> Iterator[Problem]:
+    """Words per review and vocabulary are matters of imdb; the image sets would ignore them."""
+    data = settings.data
+    if not isinstance(data, KerasDataset) or data.dataset == "imdb":
+        return
+    for name in ("sequence_length", "vocabulary"):
+        if getattr(data, name) != getattr(KerasDataset, name):
+            rule = f"must be left out with data.dataset={data.dataset}: only imdb uses it."
+            yield Problem(f"data.{name}", rule, getattr(data, name))
+
+
+_EXPECT_PARTS = ("min", "max", "value", "tolerance")
+
+
+def check_expect(settings: Settings) -> Iterator[Problem]:
+    """Each entry is a number (exact) or a mapping with some of min, max, value, tolerance."""
+    for metric, entry in settings.expect.items():
+        path = f"expect.{metric}"
+        if isinstance(entry, dict):
+            yield from _check_expect_entry(path, entry)
+        elif expected_number(entry) is None:
+            rule = "must be a number (exact), or a mapping with min, max, value, tolerance."
+            yield Problem(path, rule, "null" if entry is None else entry)
+
+
+def _check_expect_entry(path: str, entry: dict[str, Any]) -> Iterator[Problem]:
+    if not entry:
+        yield Problem(path, f"must have at least one of {', '.join(_EXPECT_PARTS)}.", entry)
+    for name, number in entry.items():
+        if name not in _EXPECT_PARTS:
+            yield Problem(
+                f"{path}.{name}", f"must be one of {', '.join(_EXPECT_PARTS)}.", name, did_you_mean(name, _EXPECT_PARTS)
+            )
+        elif expected_number(number) is None:
+            yield Problem(f"{path}.{name}", "must be a finite number.", "null" if number is None else number)
+    yield from _check_expect_bounds(path, {name: expected_number(number) for name, number in entry.items()})
+
+
+def _check_expect_bounds(path: str, numbers: dict[str, float | None]) -> Iterator[Problem]:
+    tolerance, low, high = numbers.get("tolerance"), numbers.get("min"), numbers.get("max")
+    if tolerance is not None and "value" not in numbers:
+        yield Problem(f"{path}.tolerance", f"must stand beside {path}.value.", tolerance)
+    if tolerance is not None and not tolerance >= 0:
+        yield Problem(f"{path}.tolerance", "must be >= 0.", tolerance)
+    if low is not None and high is not None and not low <= high:
+        yield Problem(f"{path}.min", f"must be <= {path}.max={high:g}.", low)
+
+
+def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
+    """The block with its numbers read: 2**15 as text becomes 32768. Only for a block without problems."""
+    return {
+        metric: {name: expected_number(number) for name, number in entry.items()}
+        if isinstance(entry, dict)
+        else expected_number(entry)
+        for metric, entry in expect.items()
+    }
+
+
+def expected_number(value: Any) -> float | None:
+    """The finite number that `value` is or stands for ("2**15"), else None."""
+    number = read_number(value) if isinstance(value, str) else value
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return number if math.isfinite(number) else None
+
+
+_SCHEDULES_WITH = {
+    "warmup_steps": ("constant", "cosine"),
+    "decay_steps": ("cosine", "exponential"),
+    "final_factor": ("cosine",),
+    "decay_rate": ("exponential",),
+    "staircase": ("exponential",),
+    "boundaries": ("piecewise",),
+    "values": ("piecewise",),
+}
+_NEEDED_BY_SCHEDULE = {"exponential": ("decay_steps", "decay_rate"), "piecewise": ("boundaries", "values")}
+_CLIPPING = ("clipnorm", "clipvalue", "global_clipnorm")
+
+
+def check_clipping(settings: Settings) -> Iterator[Problem]:
+    """Keras takes at most one way of clipping."""
+    given = [name for name in _CLIPPING if getattr(settings.optimizer, name) is not None]
+    if len(given) > 1:
+        rule = f"must be the only way of clipping; optimizer.{' and optimizer.'.join(given[:-1])} is given too."
+        yield Problem(f"optimizer.{given[-1]}", rule, getattr(settings.optimizer, given[-1]), "Keep one of them.")
+
+
+def check_clipping_on_replicas(settings: Settings) -> Iterator[Problem]:
+    """Each of N replicas may keep gradients as large as the limit, so that their sum is up to N times that."""
+    if settings.distribute.name != "mirrored":
+        return
+    for name in _CLIPPING:
+        value = getattr(settings.optimizer, name)
+        if value is not None:
+            rule = "must be null with distribute=mirrored: Keras clips on each replica, before gradients are added up."
+            remedy = "Use backend=jax distribute=data_parallel, or distribute=none."
+            yield Problem(f"optimizer.{name}", rule, value, remedy)
+
+
+def check_ema(settings: Settings) -> Iterator[Problem]:
+    optimizer = settings.optimizer
+    if optimizer.use_ema:
+        return
+    for name in ("ema_momentum", "ema_overwrite_frequency"):
+        if getattr(optimizer, name) != getattr(OptimizerSettings, name):
+            rule = "must be left out when optimizer.use_ema is false: nothing uses it."
+            yield Problem(f"optimizer.{name}", rule, getattr(optimizer, name), "Set optimizer.use_ema=true.")
+
+
+def check_ema_in_float8(settings: Settings) -> Iterator[Problem]:
+    """Keras keeps None as the average of float8 statistics; on TensorFlow it never looks before it assigns one."""
+    optimizer = settings.optimizer
+    if not (settings.policy.float8 and optimizer.use_ema):
+        return
+    why = "Keras has no averages of float8 statistics and fails as it looks for them."
+    if settings.backend.name == "tensorflow":
+        rule = f"must be false with policy.float8=true and backend=tensorflow: {why}"
+        yield Problem("optimizer.use_ema", rule, True, f"Use backend=jax, or policy={settings.policy.name}.")
+    elif optimizer.ema_overwrite_frequency is not None:
+        rule = f"must be null with policy.float8=true: {why}"
+        remedy = "Leave it out: the averages become weights after the last step."
+        yield Problem("optimizer.ema_overwrite_frequency", rule, optimizer.ema_overwrite_frequency, remedy)
+
+
+def check_schedule(settings: Settings) -> Iterator[Problem]:
+    schedule = settings.optimizer.schedule
+    yield from _check_foreign_keys(schedule)
+    missing = [name for name in _NEEDED_BY_SCHEDULE.get(schedule.name, ()) if getattr(schedule, name) is None]
+    for name in missing:
+        yield Problem(f"optimizer.schedule.{name}", f"must be given with optimizer.schedule.name={schedule.name}.")
+    if schedule.name == "piecewise" and not missing:
+        yield from _check_pieces(schedule.boundaries or [], schedule.values or [])
+
+
+def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:
+    for name, owners in _SCHEDULES_WITH.items():
+        value = getattr(schedule, name)
+        if schedule.name not in owners and value != getattr(Schedule, name):
+            rule = f"must be left out with optimizer.schedule.name={schedule.name}: nothing uses it."
+            remedy = f"It belongs to optimizer.schedule.name={' or '.join(owners)}."
+            yield Problem(f"optimizer.schedule.{name}", rule, value, remedy)
+
+
+def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Problem]:
+    if not all(before < after for before, after in pairwise(boundaries)):
+        yield Problem("optimizer.schedule.boundaries", "must rise from entry to entry.", boundaries)
+    if len(values) != len(boundaries) + 1:
+        rule = f"must have {len(boundaries) + 1} entries, one more than optimizer.schedule.boundaries."
+        yield Problem("optimizer.schedule.values", rule, values)
+
+
+def check_builder(settings: Settings) -> Iterator[Problem]:
+    if isinstance(settings.model, Builder) and (problem := form_problem(settings.model.builder, "model.builder")):
+        yield problem
+
+
+def check_loader(settings: Settings) -> Iterator[Problem]:
+    if isinstance(settings.data, Loader) and (problem := form_problem(settings.data.loader, "data.loader")):
+        yield problem
+
 
 # Adam's beta_2 of 0.999 rounds to 1 in bfloat16 and its epsilon to 0 in effect in float16
 _ADAM_FAMILY = ("adam", "adamw", "schedule_free_adamw", "adamax", "nadam", "lamb", "muon")
@@ -181,6 +355,54 @@ def check_recipe_name(settings: Settings) -> Iterator[Problem]:
 
 def _default(section: Any, name: str) -> Any:
     return next(default_of(declared) for declared in fields(section) if declared.name == name)
+
+
+def check_fault(settings: "Settings") -> Iterator[Problem]:
+    """A fault that would never happen, or not where it was asked for."""
+    fault = settings.fault
+    is_timed = bool(fault.at_steps) or fault.every_steps is not None
+    if fault.kind == "none":
+        for name in ("at_steps", "every_steps", "until_step", "above_scale", "replica"):
+            if getattr(fault, name) not in (None, []):
+                rule = "must be left out with fault.kind=none: nothing goes wrong then."
+                yield Problem(f"fault.{name}", rule, getattr(fault, name), "Use fault.kind=overflow, nan or zero.")
+    elif not is_timed:
+        rule = f"must be given with fault.kind={fault.kind}, or fault.every_steps: otherwise it never happens."
+        yield Problem("fault.at_steps", rule, fault.at_steps)
+    if fault.kind == "zero" and fault.place == "data":
+        yield Problem("fault.place", "must be backward or forward with fault.kind=zero.", fault.place)
+    if fault.slow_storage_seconds and settings.trainer.feed == "resident":
+        rule = "must be stream or auto with fault.slow_storage_seconds: resident data is read once."
+        yield Problem("trainer.feed", rule, settings.trainer.feed)
+
+
+def check_fault_replica(settings: "Settings") -> Iterator[Problem]:
+    fault, distribute = settings.fault, settings.distribute
+    if fault.replica is None:
+        return
+    if distribute.name == "none" or (distribute.devices is not None and fault.replica >= distribute.devices):
+        rule = f"must be one of the devices a batch is split over (distribute={distribute.name})."
+        yield Problem("fault.replica", rule, fault.replica, "Leave it out, or use distribute.devices.")
+    elif distribute.name == "data_parallel" and fault.place != "data":
+        rule = "must be left out with distribute=data_parallel unless fault.place=data: there is one loss for all."
+        yield Problem("fault.replica", rule, fault.replica)
+
+
+def check_loss(settings: Settings) -> Iterator[Problem]:
+    if settings.trainer.loss != "auto":
+        yield from _check_keras_name("trainer.loss", settings.trainer.loss, "losses")
+
+
+def check_metrics(settings: Settings) -> Iterator[Problem]:
+    for name in settings.trainer.metrics:
+        if name != "auto":
+            yield from _check_keras_name("trainer.metrics", name, "metrics")
+
+
+def _check_keras_name(key: str, name: str, listing: str) -> Iterator[Problem]:
+    names = keras_names(listing)
+    if names and canonical_name(name) not in map(canonical_name, names):
+        yield no_such_keras_name(key, name, names)
 
 
 _STEP_COUNTING = ("growth_steps", "growth_factor", "backoff_factor", "hysteresis")

@@ -1,8 +1,60 @@
-"""How a key of the schema is declared: default, meaning, choices and range in one line."""
+"""One key of the schema: how it is declared (default, meaning, choices, range), and how a value is read against it.
+
+Numbers may be written as people write scales: 32768, 3.3e4, 2**15. OmegaConf's typed nodes do the conversion; it is
+imported only then, so that listings and completion start without it.
+"""
 
 import copy
-from dataclasses import field
-from typing import Any
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from typing import Any, get_args, get_origin, get_type_hints
+
+from mpt_cli.errors import did_you_mean
+
+_NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
+_POWER = re.compile(rf"\s*([+-]?)\s*({_NUMBER})\s*\*\*\s*([+-]?\d+)\s*")
+_LARGEST_EXPONENT = 4096
+
+
+def read_number(text: str) -> int | float | None:
+    """The number that `text` stands for, None where it stands for none.
+
+    As in Python, `-2**2` is -4 and `2**-1` is 0.5. Whole powers stay `int`. Powers beyond float's range count as no
+    number: they could only be a slip, and computing them could take for ever.
+
+    >>> read_number("2**15"), read_number("2**-1"), read_number("3.3e4"), read_number("high")
+    (32768, 0.5, 33000.0, None)
+    """
+    power = _POWER.fullmatch(text)
+    if power:
+        return _read_power(*power.groups())
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return None
+
+
+def _read_power(sign: str, base_text: str, exponent_text: str) -> int | float | None:
+    base = read_number(base_text)
+    exponent = int(exponent_text)
+    if base is None or abs(exponent) > _LARGEST_EXPONENT:
+        return None
+    try:
+        value: int | float = base**exponent
+        float(value)
+    except (OverflowError, ZeroDivisionError):
+        return None
+    return -value if sign == "-" else value
+
+
+def as_whole(value: object) -> object:
+    """1000 for 1000.0 and 1e3; anything that is not a whole float stays as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
 
 REQUIRED = "???"  # OmegaConf's mark for a value that must be given
 
@@ -28,3 +80,180 @@ def key(
     if isinstance(default, (list, dict)):
         return field(default_factory=lambda: copy.copy(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True)
+class Key:
+    """One key. `variants` are those of its section that have it; empty where the section has no variants."""
+
+    path: str
+    type: Any
+    default: Any
+    meaning: str = ""
+    choices: tuple[Any, ...] = ()
+    bounds: dict[str, float] = field(default_factory=dict)
+    variants: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> tuple[Any, ...]:
+        """The types it may have, without None: (int,) for Optional[int]."""
+        inner = get_args(self.type) if get_origin(self.type) not in (list, dict) else ()
+        return tuple(option for option in inner if option is not type(None)) or (self.type,)
+
+    @property
+    def is_optional(self) -> bool:
+        return type(None) in get_args(self.type)
+
+    @property
+    def is_mapping(self) -> bool:
+        return get_origin(self.options[0]) is dict
+
+    @property
+    def is_list(self) -> bool:
+        return get_origin(self.options[0]) is list
+
+
+def default_of(declared: "Field[Any]") -> Any:
+    if declared.default_factory is not MISSING:
+        return declared.default_factory()
+    return declared.default
+
+
+def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
+    """The keys of one dataclass, those of nested sections after their own prefix."""
+    hints = get_type_hints(cls)
+    for declared in fields(cls):
+        path = f"{prefix}.{declared.name}" if prefix else declared.name
+        if is_dataclass(hints[declared.name]):
+            yield from class_keys(hints[declared.name], path)
+        else:
+            yield Key(path, hints[declared.name], default_of(declared), **declared.metadata)
+
+
+_NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+_PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
+LARGEST_COUNT = 2**30  # devices count in int32, with room to add two
+
+
+class BadValue(Exception):
+    """What must hold, what to do about it, and (where it is not the whole value) the part that breaks it."""
+
+    def __init__(self, rule: str, remedy: str = "") -> None:
+        super().__init__(rule)
+        self.rule, self.remedy = rule, remedy
+
+
+def read_value(key: Key, value: Any) -> Any:
+    """The value in the key's own type, or BadValue."""
+    if value == REQUIRED or (value == "" and key.default == REQUIRED):
+        raise BadValue("must be given.", f"{key.path} is {key.meaning}.")
+    if value is None:
+        return _read_null(key)
+    converted = _read_mapping(key, value) if key.is_mapping else _convert(key, value)
+    parts = converted.values() if key.is_mapping else converted if key.is_list else [converted]
+    for part in parts:
+        _check_choice(key, part)
+        _check_range(key, part)
+    return converted
+
+
+def _read_null(key: Key) -> None:
+    if not key.is_optional:
+        raise BadValue(f"must be {format_type(key)}, not null.", f"The default is {key.default!r}.")
+
+
+def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
+        raise BadValue("must be a mapping from names to values.", f"Write {key.path}.NAME=VALUE.")
+    return value
+
+
+def _convert(key: Key, value: Any) -> Any:
+    if not key.is_list:
+        return _convert_part(key, value, key.type, key.options)
+    if not isinstance(value, list):
+        raise BadValue(f"must be {format_type(key)}.", f"Write {key.path}=[{value}].")
+    (element,) = get_args(key.options[0])
+    return [_convert_part(key, part, element, (element,)) for part in value]
+
+
+def _convert_part(key: Key, value: Any, hint: Any, allowed: tuple[Any, ...]) -> Any:
+    if str in allowed and isinstance(prepared := _prepare(key, value, allowed), str):
+        return prepared  # past OmegaConf, which would take "${" in a text for an interpolation
+    from omegaconf import DictConfig
+    from omegaconf.errors import OmegaConfBaseException
+
+    node = DictConfig({}, element_type=hint)
+    try:
+        node["value"] = _prepare(key, value, allowed)
+    except OmegaConfBaseException as error:
+        raise BadValue(f"must be {format_type(key)}.") from error
+    return node["value"]
+
+
+def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:
+    """Reads numbers given as text, and refuses what OmegaConf would accept too kindly: 1 for true, 1 for text."""
+    if (int in allowed or float in allowed) and isinstance(value, str):
+        number = read_number(value)
+        value = value if number is None else number
+    if int in allowed:
+        value = as_whole(value)
+    if isinstance(value, bool) != (bool in allowed) and not isinstance(value, str):
+        raise BadValue(f"must be {format_type(key)}.", _in_quotes(allowed))
+    if allowed == (str,) and isinstance(value, int | float):
+        raise BadValue(f"must be {format_type(key)}.", _in_quotes(allowed))
+    return value
+
+
+def _in_quotes(allowed: tuple[Any, ...]) -> str:
+    return "Put it in quotes." if str in allowed and len(allowed) == 1 else ""
+
+
+def _check_choice(key: Key, value: Any) -> None:
+    # `is` first, since 1 == True: channels=true is no choice of (1, 3, 4)
+    if key.choices and not any(type(value) is type(choice) and value == choice for choice in key.choices):
+        names = [str(choice).lower() if isinstance(choice, bool) else str(choice) for choice in key.choices]
+        raise BadValue(f"must be one of {', '.join(names)}.", did_you_mean(str(value), names))
+
+
+def _check_range(key: Key, value: Any) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadValue("must be a finite number.")
+    holds = {  # written as what must hold, so that NaN would fail each
+        "above": lambda bound: value > bound,
+        "at_least": lambda bound: value >= bound,
+        "below": lambda bound: value < bound,
+        "at_most": lambda bound: value <= bound,
+    }
+    if not all(holds[kind](bound) for kind, bound in key.bounds.items()):
+        raise BadValue(f"must be {'each ' if key.is_list else ''}{format_range(key)}.")
+    if isinstance(value, int) and value > LARGEST_COUNT and "at_most" not in key.bounds and not key.is_mapping:
+        raise BadValue(f"must be {'each ' if key.is_list else ''}<= {_format_bound(LARGEST_COUNT)}.")
+
+
+def format_range(key: Key) -> str:
+    """Its bounds as text, as in "> 0 and <= 1"."""
+    return " and ".join(f"{_SIGNS[kind]} {_format_bound(bound)}" for kind, bound in key.bounds.items())
+
+
+def _format_bound(bound: float) -> str:
+    """2**127 rather than its 39 digits."""
+    mantissa, exponent = math.frexp(bound)
+    is_large = mantissa == 0.5 and abs(exponent) > 20
+    return f"2**{exponent - 1}" if is_large else str(as_whole(bound))
+
+
+def format_type(key: Key) -> str:
+    """What the key takes, in words."""
+    if key.is_mapping:
+        return "a mapping"
+    if key.is_list:
+        return f"a list of {_PLURALS[get_args(key.options[0])[0]]}"
+    return _format_types(key.options)
+
+
+def _format_types(kinds: tuple[Any, ...]) -> str:
+    return " or ".join(_NOUNS[kind] for kind in kinds)

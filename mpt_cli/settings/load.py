@@ -1,19 +1,191 @@
-"""From the words of a command line to checked settings, or to all of their problems at once."""
+"""From the overrides of a command line to checked settings, or to all of their problems at once; and back to YAML.
 
-from dataclasses import replace
+Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, fields, is_dataclass, replace
 from pathlib import Path
+from typing import Any, get_type_hints
+
+from hydra import compose, initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.check_expect import read_expect
-from mpt_cli.settings.checks import check_combinations
-from mpt_cli.settings.choices import Choice
-from mpt_cli.settings.compose import compose_tree
-from mpt_cli.settings.fitting import fitting_bodies
-from mpt_cli.settings.locate import find_recipe, recipe_paths
-from mpt_cli.settings.recipe import Recipe, read_recipe
-from mpt_cli.settings.schema import VARIANTS, Settings
-from mpt_cli.settings.strict import build_settings
-from mpt_cli.settings.words import Words, sort_words
+from mpt_cli.settings.checks import check_combinations, read_expect
+from mpt_cli.settings.key import BadValue, Key, default_of, read_value
+from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
+from mpt_cli.settings.recipes import GroupChoice, Recipe, applicable_bodies, read_recipe
+from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, remedy_for, unknown_key_problem
+from mpt_cli.settings.search_path import conf_directory, find_recipe, recipe_paths
+
+
+def resolved_yaml(settings: Settings) -> str:
+    """Every key with its value, without a defaults list; `conf=THAT_FILE` gives an equal Settings."""
+    return OmegaConf.to_yaml(OmegaConf.create(_escape_texts(asdict(settings))))
+
+
+def _escape_texts(value: Any) -> Any:
+    """Texts with a "${" keep it, and the backslashes before it."""
+    if isinstance(value, dict):
+        return {name: _escape_texts(part) for name, part in value.items()}
+    if isinstance(value, list):
+        return [_escape_texts(part) for part in value]
+    return escape_interpolation(value) if isinstance(value, str) else value
+
+
+_PRIMARY = "mpt_run"
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError)
+
+
+def compose_tree(
+    choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str], problems: list[Problem]
+) -> dict[str, Any]:
+    """The composed plain tree. `bodies` are recipes without their defaults list, later ones win.
+
+    A recipe or word that Hydra cannot merge becomes a problem, and the rest is composed without it.
+    """
+    try:
+        composed = _compose(choices, bodies, overrides)
+    except _FAULTS:
+        sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
+        trial = _compose(choices, sound_bodies, [])
+        composed = _compose(choices, sound_bodies, [word for word in overrides if _can_be_set(trial, word, problems)])
+    return {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
+
+
+def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str]) -> DictConfig:
+    store = ConfigStore.instance()
+    names = [f"mpt_recipe_{index}" for index in range(len(bodies))]
+    for name, body in zip(names, bodies, strict=True):
+        store.store(name=name, node=body)
+    chosen = [{f"override /{group}": choice} for group, choice in choices.items()]
+    store.store(name=_PRIMARY, node={"defaults": ["config", *names, "_self_", *chosen]})
+    with _own_hydra():
+        return compose(_PRIMARY, overrides)
+
+
+@contextmanager
+def _own_hydra() -> Iterator[None]:
+    """Hydra over our group files; a caller who has Hydra set up for himself (a notebook) finds it as it was."""
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(conf_directory()), version_base="1.3"):
+            yield
+    finally:
+        GlobalHydra.instance().hydra = outer
+
+
+def _can_be_composed(choices: dict[str, str], body: dict[str, Any], problems: list[Problem]) -> bool:
+    try:
+        _compose(choices, [body], [])
+        return True
+    except _FAULTS as error:
+        key = getattr(error, "full_key", None) or "conf"
+        problems.append(Problem(key, f"cannot be composed: {_first_line(error)}."))
+        return False
+
+
+def _can_be_set(trial: DictConfig, word: str, problems: list[Problem]) -> bool:
+    """Whether one word can be applied after those before it: tried out on `trial`, as Hydra would do it."""
+    override = OverridesParser.create().parse_override(word)
+    key, value = override.key_or_group, override.value()
+    if override.is_delete():
+        if OmegaConf.select(trial, key, throw_on_missing=False) is not None and value is None:
+            return True
+        problems.append(Problem(word, "there is nothing to take back: neither recipe nor group file gives it."))
+        return False
+    try:
+        OmegaConf.update(trial, key, value, merge=True, force_add=True)
+        return True
+    except _FAULTS as error:
+        problems.append(Problem(key, f"cannot be set: {_first_line(error)}.", value))
+        return False
+
+
+def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
+    """The content under `name` with interpolations resolved one by one, so that each bad one is reported."""
+    if OmegaConf.is_missing(node, name):
+        return "???"
+    try:
+        value = node[name]
+    except _FAULTS as error:
+        problems.append(Problem(path, f"cannot be resolved: {_first_line(error)}."))
+        return None
+    if isinstance(value, DictConfig):
+        return {key: _resolved(value, key, f"{path}.{key!s}", problems) for key in value}
+    if isinstance(value, ListConfig):
+        return [_resolved(value, index, path, problems) for index in range(len(value))]
+    return value
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0].rstrip(".")
+
+
+def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Problem]) -> Settings:
+    """Settings from `tree`. With problems the result has defaults in their place and only serves further checks.
+
+    Sections in `unsure` are left alone: their own choice failed already, so that their keys mean nothing.
+    """
+    known = {problem.key for problem in problems}
+    hints = get_type_hints(Settings)
+    sure = {name: value for name, value in tree.items() if name not in unsure}
+    for section, classes in VARIANTS.items():
+        hints[section] = classes[sure[section]["name"]] if section in sure else type(getattr(Settings(), section))
+    settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
+    return settings
+
+
+def _build_section(
+    cls: type, hints: dict[str, Any], prefix: str, given: Any, problems: list[Problem], known: set[str]
+) -> Any:
+    if not isinstance(given, dict):
+        problem = unknown_key_problem(prefix.rstrip("."), given)
+        problems.extend([problem] if problem and problem.key not in known else [])
+        given = {}
+    values: dict[str, Any] = {}
+    for declared in fields(cls):
+        path, hint = prefix + declared.name, hints[declared.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            inner = given.get(declared.name, {})
+            values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
+            continue
+        key = Key(path, hint, default_of(declared), **declared.metadata)
+        values[declared.name] = _read_key(key, given.get(declared.name, key.default), problems, known)
+    unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
+    problems.extend(_unknown_problem(f"{prefix}{name}", given, given[name]) for name in unknown)
+    return cls(**values)
+
+
+def _read_key(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
+    if key.path in known:
+        return key.default
+    try:
+        return read_value(key, value)
+    except BadValue as bad:
+        received = None if value == "???" else value
+        problems.append(Problem(key.path, bad.rule, received, bad.remedy))
+        return key.default
+
+
+def _unknown_problem(path: str, given: dict[str, Any], value: Any) -> Problem:
+    """A key of another variant is told apart from one that nothing has."""
+    key = all_keys().get(path)
+    if key is None or not key.variants:
+        return Problem(path, "there is no such key.", value, remedy_for(path))
+    section = path.partition(".")[0]
+    owners = ", ".join(f"{section}={variant}" for variant in key.variants)
+    remedy = f"It belongs to {owners}. Choose one of these, or take it back with ~{path}."
+    return Problem(path, f"{section}={given['name']} has no such key.", value, remedy)
+
 
 _OF_ONE_RECIPE = ("recipe", "description", "expect")  # not passed on to recipes that start from it
 
@@ -26,13 +198,13 @@ def load_settings(words: list[str]) -> Settings:
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
     """
-    given = sort_words(words)
+    given = parse_overrides(words)
     recipe, problems = _read_recipe(given.conf)
     problems += recipe.problems + given.problems
     choices, unsure = _sound_choices(recipe, given, problems)
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    tree = compose_tree(choices, fitting_bodies(recipe.chain(), choices, given.choices), given.overrides, problems)
+    tree = compose_tree(choices, applicable_bodies(recipe.chain(), choices, given.choices), given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
@@ -64,9 +236,9 @@ def _read_with_bases(path: Path) -> Recipe:
     return recipe
 
 
-def _sound_choices(recipe: Recipe, given: Words, problems: list[Problem]) -> tuple[dict[str, str], set[str]]:
+def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> tuple[dict[str, str], set[str]]:
     """The file to take from each group, and the groups whose choice is no good; the command line wins."""
-    merged: dict[str, Choice] = {}
+    merged: dict[str, GroupChoice] = {}
     for level in [*(base.choices for base in recipe.chain()), given.choices]:
         merged.update(level)
     faults = {group: fault for group, choice in merged.items() if (fault := choice.problem())}

@@ -1,19 +1,68 @@
-"""Functions of the user's: `package.module:function` or `path/to/file.py:function`, loaded and called."""
+"""Python objects that a configuration names: Keras's losses and metrics by name, and the user's own functions as
+`package.module:function` or `path/to/file.py:function`, loaded and called.
 
-import importlib
+The names of Keras come from the listing in its files: importing Keras takes seconds.
+"""
+
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable
+from functools import cache
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any
 
 import mpt_cli
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
-from mpt_cli.settings.suggest import did_you_mean
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean
+
+SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
+         "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
+NOT_OF_PREDICTIONS = ("Loss", "Metric", "MeanMetricWrapper", "Mean", "Sum")  # bases, and metrics of plain values
+
+
+@cache
+def keras_names(listing: str) -> tuple[str, ...]:
+    """The classes of `losses` or `metrics` that a name can mean; empty where the installed Keras lists them elsewhere.
+
+    >>> "BinaryCrossentropy" in keras_names("losses"), keras_names("nowhere")
+    (True, ())
+    """
+    found = find_spec("keras")
+    file = Path(found.origin).parent / listing / "__init__.py" if found is not None and found.origin else None
+    if file is None or not file.is_file():
+        return ()
+    classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", file.read_text(encoding="utf-8"))
+    return tuple(name for name in classes if name not in NOT_OF_PREDICTIONS)
+
+
+def no_such_keras_name(key: str, name: str, names: tuple[str, ...]) -> Problem:
+    """What to say where none of the classes `names` is meant by `name`."""
+    written = sorted(snake_case(each) for each in names)
+    remedy = did_you_mean(name, written) or f"There are {', '.join(written)}."
+    return Problem(key, "Keras has none of this name.", name, remedy)
+
+
+def canonical_name(name: str) -> str:
+    """What names of one class have in common: case, underscores and short names (mse) don't count.
+
+    >>> canonical_name("mse") == canonical_name("MeanSquaredError") == canonical_name("mean_squared_error")
+    True
+    """
+    return SHORT_NAMES.get(name.lower(), name).lower().replace("_", "")
+
+
+def snake_case(name: str) -> str:
+    """
+    >>> snake_case("KLDivergence"), snake_case("BinaryCrossentropy")
+    ('kl_divergence', 'binary_crossentropy')
+    """
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
+
 
 _USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
 _OUR_FILES = str(Path(mpt_cli.__file__).parent)

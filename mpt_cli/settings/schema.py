@@ -1,13 +1,47 @@
-"""The schema: every key of a configuration, its type, default and meaning. The one place for these."""
+"""The schema: every key of a configuration, its type, default and meaning, the one place for these.
 
-from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Union
+Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
+"""
 
-from mpt_cli.settings.data import DATA, DataSettings, Digits
-from mpt_cli.settings.fault import Fault
-from mpt_cli.settings.key import key
-from mpt_cli.settings.models import MLP, MODELS, ModelSettings
-from mpt_cli.settings.optimizers import OPTIMIZERS, Adam, OptimizerSettings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, is_dataclass, replace
+from functools import cache
+from typing import Any, Dict, List, Optional, Union, get_type_hints
+
+from mpt_cli.errors import Problem, nearest
+from mpt_cli.settings.key import Key, class_keys, key
+from mpt_cli.settings.variants import (
+    DATA,
+    MLP,
+    MODELS,
+    OPTIMIZERS,
+    Adam,
+    DataSettings,
+    Digits,
+    ModelSettings,
+    OptimizerSettings,
+)
+
+
+@dataclass
+class FaultSettings:
+    """What goes wrong on purpose, to rehearse how a run deals with it. Steps count from 1, skipped ones included."""
+
+    kind: str = key("none", "what numbers become: overflow (inf), nan, or zero (gradients that vanish)",
+                    choices=("none", "overflow", "nan", "zero"))
+    place: str = key("backward", "backward: all gradients, with a loss that is in order; forward: the loss; data: the "
+                     "first example of the batch", choices=("backward", "forward", "data"))
+    at_steps: List[int] = key([], "steps at which it happens", at_least=1)
+    every_steps: Optional[int] = key(None, "it happens at every multiple of this too", at_least=1)
+    until_step: Optional[int] = key(None, "the last step at which it may happen, null = the last of the run",
+                                    at_least=1)
+    above_scale: Optional[float] = key(None, "it happens only while the loss scale is above this, as a real overflow "
+                                       "does; null = at any scale", above=0)
+    replica: Optional[int] = key(None, "only on this device of those a batch is split over, from 0; null = on all",
+                                 at_least=0)
+    slow_storage_seconds: float = key(0.0, "seconds that reading each batch of training data takes longer",
+                                      at_least=0)
+
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 SCALE_MODES = ("auto", "dynamic", "fixed", "logmax", "none")
@@ -15,7 +49,7 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, an
 
 
 @dataclass
-class Policy:
+class PolicySettings:
     """In which dtype layers compute and keep their variables."""
 
     name: str = key("float32", "dtype policy of all layers", choices=FLOAT_POLICIES)
@@ -27,7 +61,7 @@ class Policy:
 
 
 @dataclass
-class LossScale:
+class LossScaleSettings:
     """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run."""
 
     mode: str = key("auto", "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
@@ -59,7 +93,7 @@ class LossScale:
 
 
 @dataclass
-class Trainer:
+class TrainerSettings:
     """How long and in what portions is trained."""
 
     epochs: int = key(10, "passes over the training data", at_least=1)
@@ -108,7 +142,7 @@ class Trainer:
 
 
 @dataclass
-class Backend:
+class BackendSettings:
     """What runs underneath Keras."""
 
     name: str = key("tensorflow", "Keras backend", choices=("tensorflow", "jax"))
@@ -120,7 +154,7 @@ class Backend:
 
 
 @dataclass
-class Logger:
+class LoggerSettings:
     """Where telemetry goes beside metrics.jsonl and events.jsonl, which are always written."""
 
     console: str = key("auto", "auto: live in a terminal, plain lines elsewhere",
@@ -132,7 +166,7 @@ class Logger:
 
 
 @dataclass
-class Distribute:
+class DistributeSettings:
     """Over how many devices, and on JAX processes, a batch is split."""
 
     name: str = key("none", "none, mirrored (TensorFlow) or data_parallel (JAX)",
@@ -153,17 +187,122 @@ class Settings:
                               choices=("gpu", "network"))
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
     resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
-    policy: Policy = field(default_factory=Policy)
-    loss_scale: LossScale = field(default_factory=LossScale)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    loss_scale: LossScaleSettings = field(default_factory=LossScaleSettings)
     model: ModelSettings = field(default_factory=MLP)
     data: DataSettings = field(default_factory=Digits)
     optimizer: OptimizerSettings = field(default_factory=Adam)
-    trainer: Trainer = field(default_factory=Trainer)
-    backend: Backend = field(default_factory=Backend)
-    logger: Logger = field(default_factory=Logger)
-    distribute: Distribute = field(default_factory=Distribute)
-    fault: Fault = field(default_factory=Fault)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+    backend: BackendSettings = field(default_factory=BackendSettings)
+    logger: LoggerSettings = field(default_factory=LoggerSettings)
+    distribute: DistributeSettings = field(default_factory=DistributeSettings)
+    fault: FaultSettings = field(default_factory=FaultSettings)
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
 
 
 VARIANTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS}
+
+
+def unknown_key_problem(path: str, value: Any) -> Problem | None:
+    """A problem when no variant has a key `path`, None when one does."""
+    if path in all_keys() or mapping_of(path):
+        return None
+    if _is_section(path):
+        return None if isinstance(value, dict) else _scalar_problem(path, value)
+    holder = path.rpartition(".")[0]
+    if holder in all_keys():
+        return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
+    return Problem(path, "there is no such key.", value, remedy_for(path))
+
+
+def remedy_for(path: str) -> str:
+    """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere."""
+    section, _, leaf = path.rpartition(".")
+    known = [*all_keys(), *sections()]
+    same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
+    if same_leaf:
+        return f"Did you mean {' or '.join(same_leaf[:3])}?"
+    siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
+    if match := nearest(leaf, siblings):
+        return f"Did you mean {siblings[match]}?"
+    leaves = {other.rpartition(".")[2]: other for other in known}
+    if match := nearest(leaf, leaves):
+        return f"Did you mean {leaves[match]}?"
+    if section and siblings:
+        return f"Keys here: {', '.join(siblings)}."
+    match = nearest(path, known)
+    return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
+
+
+def _is_section(path: str) -> bool:
+    return any(other.startswith(path + ".") for other in all_keys())
+
+
+def _scalar_problem(path: str, value: Any) -> Problem:
+    inside = [other for other in all_keys() if other.rpartition(".")[0] == path]
+    first = f"{path}.name" if f"{path}.name" in inside else inside[0]
+    return Problem(path, "must be a section with keys of its own.", value, f"Did you mean {first}={value}?")
+
+
+def sections() -> dict[str, type]:
+    """Each section of Settings and its dataclass (the shared base where it has variants)."""
+    hints = get_type_hints(Settings).items()
+    return {name: hint for name, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
+
+
+def key_versions() -> list[Key]:
+    """Every key once for each meaning, default and range it has; `variants` are those that share it."""
+    versions: list[Key] = []
+    for path, first in all_keys().items():
+        section = path.split(".")[0]
+        if section not in VARIANTS:
+            versions.append(first)
+            continue
+        of_path: list[Key] = []
+        for variant in first.variants:
+            key = next(key for key in class_keys(VARIANTS[section][variant], section) if key.path == path)
+            same = next((i for i, other in enumerate(of_path) if replace(other, variants=()) == key), None)
+            if same is None:
+                of_path.append(replace(key, variants=(variant,)))
+            else:
+                of_path[same] = replace(key, variants=(*of_path[same].variants, variant))
+        versions += of_path
+    return versions
+
+
+@cache
+def all_keys() -> dict[str, Key]:
+    """Every key of every variant by its path; one that several variants have is the first one's."""
+    found = {key.path: key for key in class_keys(Settings) if key.path.split(".")[0] not in VARIANTS}
+    for section, classes in VARIANTS.items():
+        owners: dict[str, list[str]] = {}
+        for variant, cls in classes.items():
+            for declared in class_keys(cls, section):
+                owners.setdefault(declared.path, []).append(variant)
+                found.setdefault(declared.path, declared)
+        for path, names in owners.items():
+            found[path] = Key(**{**found[path].__dict__, "variants": tuple(names)})
+    return found
+
+
+def mapping_of(path: str) -> Key | None:
+    """The key with free content that holds `path`, such as model.kwargs for model.kwargs.depth."""
+    parts = path.split(".")
+    holders = (".".join(parts[:count]) for count in range(1, len(parts)))
+    return next((key for holder in holders if (key := all_keys().get(holder)) and key.is_mapping), None)
+
+
+def emptied_paths(path: str, value: Any) -> Iterator[str]:
+    """The dictionaries in `value`, which is set at `path`, that are given as {}: they are meant to be empty.
+
+    >>> list(emptied_paths("data.kwargs", {"n": 3, "options": {}}))
+    ['data.kwargs.options']
+    """
+    key = all_keys().get(path)
+    if not isinstance(value, dict) or (key is not None and not key.is_mapping):
+        return
+    if not value:
+        yield path
+    for name, inner in value.items():
+        if "." not in str(name):  # else no path can name it
+            yield from emptied_paths(f"{path}.{name}", inner)

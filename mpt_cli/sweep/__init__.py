@@ -1,4 +1,4 @@
-"""Many runs of one command line: what to run, how to run it, and what came of it.
+"""Many runs of one command line: what to run, how its values are chosen, and what came of it.
 
-`plan` makes the jobs, `queue` runs each as a process of its own, `results` reads what lies on disk.
+`search_space` reads the overrides, a sampler chooses values, `run` is the story, `results` reads what lies on disk.
 """

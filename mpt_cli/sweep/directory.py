@@ -9,26 +9,10 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import LOCK, RunDirectory, default_parent
-from mpt_cli.runs.summary import read_json, write_json
-from mpt_cli.settings.command import command
-from mpt_cli.sweep.plan import Job, Plan
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a job's process ended, as the queue saw it.
-
-    `exit_code` is negative for a signal and None where the process could not be started. `cause` says why the queue
-    ended it: timeout, interrupt or median; None where it ended of its own.
-    """
-
-    exit_code: int | None
-    seconds: float
-    cause: str | None = None
-    limit_seconds: float | None = None
-    attempt: int = 1
-    note: str = ""
+from mpt_cli.jobs.queue import Ending
+from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, write_json
+from mpt_cli.settings.search_path import shell_command
+from mpt_cli.sweep.plan import Job, SweepPlan
 
 
 @dataclass(frozen=True)
@@ -45,13 +29,13 @@ class SweepDirectory:
         chosen = Path(path).expanduser() if path else _default_path(f"{cls.verb}s", recipe)
         try:
             chosen.mkdir(parents=True, exist_ok=True)
-            taken = any(entry.name != LOCK for entry in chosen.iterdir())
+            taken = any(entry.name != LOCK_FILE for entry in chosen.iterdir())
         except OSError as error:
             raise DataError(f"{cls.verb}_dir {chosen} can't be written: {error.strerror}. Choose another.") from error
         if taken:
             raise DataError(
                 f"{cls.verb}_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
-                f"`{command(cls.verb, '--resume', chosen)}`, or choose another."
+                f"`{shell_command(cls.verb, '--resume', chosen)}`, or choose another."
             )
         return cls(chosen)
 
@@ -112,21 +96,21 @@ class SweepDirectory:
             count = sum(entry.name.startswith(f"{job.name}.") for entry in parent.iterdir())
             old.rename(parent / f"{job.name}.{count + 1}")
 
-    def write_plan(self, plan: Plan, facts: dict[str, Any]) -> None:
+    def write_plan(self, plan: SweepPlan, facts: dict[str, Any]) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
         jobs = [{**asdict(job), "command": job.command} for job in plan.jobs]
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
         content = {**facts, "recipe": plan.recipe, "varied": plan.varied, "jobs": jobs, "duplicates": duplicates}
         write_json(self.plan_json, content)
 
-    def read_plan(self) -> tuple[Plan, dict[str, Any]]:
+    def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:
         """The plan, and what else stands beside it; DataError when it is damaged."""
         facts = read_json(self.plan_json)
         try:
             jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
             trials = facts["search"]["trials"] if "search" in facts else 0
-            return Plan(facts["varied"], jobs, facts["recipe"], duplicates, trials), facts
+            return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, trials), facts
         except (KeyError, TypeError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 

@@ -1,23 +1,114 @@
-"""From the words to the jobs: every configuration checked, duplicates left out, each with a name of its own."""
+"""What a sweep runs and ranks by: its jobs, each checked and named, and the objective they must be able to report."""
 
 import itertools
 import math
 import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-from mpt_cli.data.present import check_present
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.data.paths import check_present
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.command import command
-from mpt_cli.settings.data import DataSettings
-from mpt_cli.settings.numbers import read_number
+from mpt_cli.settings.key import read_number
 from mpt_cli.settings.schema import Settings
-from mpt_cli.sweep.grammar import Grid, read_grid
-from mpt_cli.sweep.objective import check_objective
+from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.variants import DataSettings
+from mpt_cli.sweep.search_space import Grid, read_grid
+from mpt_cli.telemetry.records import GradientSample, Summary
+from mpt_cli.training.progress import MONITORED, falls
+
+_AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
+_NUMBERS = (int, float, int | None, float | None)
+_OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
+
+
+@dataclass(frozen=True)
+class Objective:
+    """`name` is a metric, or a field of summary.json, dotted where it is inside one (best_metrics.val_accuracy)."""
+
+    name: str
+    falls: bool
+
+    @property
+    def direction(self) -> str:
+        return "min" if self.falls else "max"
+
+    def value(self, summary: Mapping[str, Any]) -> float | None:
+        """The value a run reached; None where it has no such number, and nan stays nan."""
+        found = summary.get("metrics", {}).get(self.name, summary.get(self.name))
+        holder, _, leaf = self.name.partition(".")
+        if found is None and isinstance(summary.get(holder), Mapping):
+            found = summary[holder].get(leaf)
+        try:
+            return None if found is None or isinstance(found, bool) else float(found)
+        except (TypeError, ValueError):
+            return None
+
+    def sort_key(self, value: float | None) -> float:
+        """Ascending order puts the best first, nan and no value last."""
+        if value is None or math.isnan(value):
+            return math.inf
+        return value if self.falls else -value
+
+
+def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> Objective:
+    """`NAME`, `NAME:min` or `NAME:max`; by default the first usual metric that most runs have.
+
+    ConfigError for a name that no run has; without any run, the name is taken as it is.
+    """
+    known = [set(_names(summary)) for summary in summaries]
+    if word is None:
+        counts = {name: sum(name in names for names in known) for name in MONITORED}
+        return _read(max(counts, key=lambda name: counts[name]))
+    objective = _read(word)
+    if known and not any(objective.name in names for names in known):
+        everything = sorted(set().union(*known))
+        remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
+        raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
+    return objective
+
+
+def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
+    """ConfigError for a name that no run of these settings can have, before any has begun.
+
+    With a model of the user's only its form is checked: what that reports is known once it has run.
+    """
+    is_known = not any(each.model.name in _OF_THE_USER for each in settings)
+    choose_objective(word, [_numbers_of(settings)] if is_known else [])
+
+
+def _numbers_of(settings: Sequence[Settings]) -> dict[str, Any]:
+    """A summary with every number that runs of these settings may report."""
+    words = [word for each in settings for word in each.trainer.metrics]
+    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
+    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
+    gradients = {field.name: 0.0 for field in fields(GradientSample)}
+    own = {field.name: 0.0 for field in fields(Summary) if field.type in _NUMBERS}
+    return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
+
+
+def _read(word: str) -> Objective:
+    name, colon, direction = word.rpartition(":")
+    if not colon:
+        return Objective(word, falls(word))
+    if direction not in ("min", "max"):
+        raise ConfigError(Problem("--objective", "must end in :min or :max, or in neither.", word))
+    return Objective(name, direction == "min")
+
+
+def _names(summary: Mapping[str, Any]) -> Iterable[str]:
+    for section, value in summary.items():
+        if isinstance(value, Mapping):
+            yield from (f"{section}.{name}" for name in value)
+            if section == "metrics":
+                yield from value
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            yield section
+
 
 MOST_JOBS = 10_000  # more could only be a slip; checking them alone would take a quarter of an hour
 _NAME_LENGTH = 80
@@ -46,11 +137,11 @@ class Job:
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
         kept = [f"{name}={value}" for name, value in self.environment.items() if name == _OF_THE_RESULT]
-        return " ".join([*kept, command("train", *self.words)])
+        return " ".join([*kept, shell_command("train", *self.words)])
 
 
 @dataclass(frozen=True)
-class Plan:
+class SweepPlan:
     """What a sweep will run. `duplicates` are (overrides, number of the same job).
 
     `trials` is how many jobs a search is to have, of which only those begun are in `jobs`; 0 where these are all.
@@ -70,7 +161,7 @@ class Plan:
 def make_plan(
     words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True,
     objective: str | None = None,
-) -> Plan:  # fmt: skip
+) -> SweepPlan:  # fmt: skip
     """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
 
     Where the jobs run on this machine (`is_here`) their data must be on it; `objective` must be one they can report.
@@ -167,7 +258,7 @@ def _with_seed(words: list[str], settings: Settings) -> tuple[list[str], Setting
     return [*words, f"seed={seed}"], replace(settings, seed=seed)
 
 
-def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> Plan:
+def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> SweepPlan:
     values = itertools.product(*(assignment.values for assignment in grid.assignments if assignment.is_varied))
     jobs: list[Job] = []
     duplicates: list[tuple[dict[str, str], int]] = []
@@ -180,17 +271,17 @@ def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> Plan:
         else:
             jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
     recipes = {settings.recipe for _, settings in loaded}
-    return Plan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+    return SweepPlan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 
 
-def plan_lines(plan: Plan) -> list[str]:
+def plan_lines(plan: SweepPlan) -> list[str]:
     """The jobs with their overrides, as --dry-run lists them."""
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
              for job in plan.jobs]  # fmt: skip
     return [*lines, *duplicate_lines(plan), job_count(plan.jobs)]
 
 
-def duplicate_lines(plan: Plan) -> list[str]:
+def duplicate_lines(plan: SweepPlan) -> list[str]:
     return [f"left out: {' '.join(f'{key}={value}' for key, value in overrides.items())} is the same as job {number}"
             for overrides, number in plan.duplicates]  # fmt: skip
 

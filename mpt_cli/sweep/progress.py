@@ -2,28 +2,52 @@
 
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.report.traces import latest_line
-from mpt_cli.sweep.child import Child, Work
-from mpt_cli.sweep.directory import Ending, SweepDirectory
-from mpt_cli.sweep.queue import Watch
+from mpt_cli.jobs.queue import Command, Ending, Observer, Running
+from mpt_cli.report.history import latest_line
+from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.results import GOOD, JobResult, read_job
-from mpt_cli.sweep.screen import Screen
-from mpt_cli.telemetry.console.words import count_words, number_words, scale_words, seconds_words, share_words
+from mpt_cli.telemetry.console.plain import StreamLines
+from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
+
+
+class Screen:
+    """`say` writes a line that stays. `live` is the terminal where things may change in place, None without one.
+
+    When the reader of a pipe goes away (`mpt sweep … | head`), the sweep goes on in silence.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        """`stream` None is silence."""
+        self._lines = None if stream is None else StreamLines(stream)
+        console = Console(file=stream, highlight=False) if stream is not None and stream.isatty() else None
+        self.live = console if console is not None and not console.is_dumb_terminal else None
+
+    def say(self, line: str, style: str = "") -> None:
+        if self.live is not None:
+            self.live.print(Text(line, style), soft_wrap=True)
+        elif self._lines is not None:
+            self._lines(line)
+
+    def show(self, table: RenderableType) -> None:
+        """Something rich draws; only in a terminal."""
+        if self.live is not None:
+            self.live.print(table)
+
 
 PLAIN_SECONDS = 30.0  # between lines about running jobs where they can't be changed in place
 LIVE_SECONDS = 0.5
 
 
-class Progress(Watch):
+class SweepProgress(Observer):
     """Shows the queue on `screen`. A context manager: it gives the terminal back."""
 
     def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
@@ -31,11 +55,11 @@ class Progress(Watch):
         self._done: list[float] = []  # seconds of each job that has ended
         self._failed = 0
         self._is_ending = False
-        self._running: list[tuple[Child, dict[str, Any] | None]] = []
+        self._running: list[tuple[Running, dict[str, Any] | None]] = []
         self._shown_at = time.monotonic()
         self._live: Live | None = None
 
-    def __enter__(self) -> "Progress":
+    def __enter__(self) -> "SweepProgress":
         if self._screen.live is not None:
             self._live = Live(console=self._screen.live, get_renderable=self._render, transient=True)
             self._live.start()
@@ -45,11 +69,11 @@ class Progress(Watch):
         if self._live is not None:
             self._live.stop()
 
-    def started(self, child: Child) -> None:
+    def started(self, child: Running) -> None:
         if self._live is None:
             self._screen.say(f"{self._place()} started   {child.work.job.name}")
 
-    def tick(self, running: Sequence[Child]) -> None:
+    def tick(self, running: Sequence[Running]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
             self._screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
@@ -60,15 +84,15 @@ class Progress(Watch):
         self._running = [(child, latest_line(self._sweep.run(child.work.job).metrics_jsonl)) for child in running]
         if self._live is None:
             for child, line in self._running:
-                self._screen.say(f"  {child.work.job.name}  {'  '.join(state_words(line, child.seconds))}")
+                self._screen.say(f"  {child.work.job.name}  {'  '.join(format_state(line, child.seconds))}")
             self._screen.say(f"  {self._overall()}")
 
-    def ended(self, work: Work, ending: Ending) -> None:
+    def ended(self, work: Command, ending: Ending) -> None:
         self._done.append(ending.seconds)
         self._running = [(child, line) for child, line in self._running if child.work is not work]
         result = read_job(self._sweep, work.job)
         self._failed += not result.is_good
-        line = f"{self._place()} {result.status:<9} {work.job.name}  {ending_words(result)}"
+        line = f"{self._place()} {result.status:<9} {work.job.name}  {format_ending(result)}"
         self._screen.say(line, "" if result.status in GOOD else "red")
 
     def _place(self) -> str:
@@ -79,7 +103,7 @@ class Progress(Watch):
         parts = [f"{len(self._done)} of {self._count} jobs done"]
         parts += [f"{self._failed} not good"] if self._failed else []
         left = self._seconds_left()
-        return ", ".join([*parts, *([f"about {seconds_words(left)} left"] if left is not None else [])])
+        return ", ".join([*parts, *([f"about {format_seconds(left)} left"] if left is not None else [])])
 
     def _seconds_left(self) -> float | None:
         """From the mean time of the jobs so far; the time that running jobs have had already counts."""
@@ -96,28 +120,28 @@ class Progress(Watch):
         top.add_row(Text(self._overall(), "bold"), ProgressBar(total=self._count, completed=len(self._done)))
         rows = Table.grid(padding=(0, 2))
         for child, line in list(self._running):
-            rows.add_row(*map(Text, [child.work.job.name, *state_words(line, child.seconds)]))
+            rows.add_row(*map(Text, [child.work.job.name, *format_state(line, child.seconds)]))
         return Group(top, rows)
 
 
-def state_words(line: dict[str, Any] | None, seconds: float) -> list[str]:
+def format_state(line: dict[str, Any] | None, seconds: float) -> list[str]:
     """Where a running job is, from its latest line in metrics.jsonl."""
     if line is None:
-        return ["starting", seconds_words(seconds)]
+        return ["starting", format_seconds(seconds)]
     loss, scale = line.get("loss"), line.get("loss_scale")
-    skipped = f"{count_words(line['skipped_steps'])} skipped ({share_words(line['skipped_steps'], line['step'])})"
+    skipped = f"{format_count(line['skipped_steps'])} skipped ({format_share(line['skipped_steps'], line['step'])})"
     return [
-        f"step {count_words(line['step'])}", f"loss {number_words(None if loss is None else float(loss))}",
-        f"scale {scale_words(None if scale is None else float(scale))}", skipped, seconds_words(seconds),
+        f"step {format_count(line['step'])}", f"loss {format_number(None if loss is None else float(loss))}",
+        f"scale {format_scale(None if scale is None else float(scale))}", skipped, format_seconds(seconds),
     ]  # fmt: skip
 
 
-def ending_words(result: JobResult) -> str:
+def format_ending(result: JobResult) -> str:
     """How a job came out, in one line."""
     if result.reason or not result.summary:
         return result.reason
     metrics = result.summary.get("metrics", {})
     name = next((usual for usual in MONITORED if usual in metrics), None)
-    parts = [f"{name} {number_words(float(metrics[name]))}"] if name else []
-    parts.append(f"{count_words(result.number('skipped_steps') or 0)} skipped")
-    return ", ".join([*parts, result.summary["verdict"], seconds_words(result.seconds or 0.0)])
+    parts = [f"{name} {format_number(float(metrics[name]))}"] if name else []
+    parts.append(f"{format_count(result.number('skipped_steps') or 0)} skipped")
+    return ", ".join([*parts, result.summary["verdict"], format_seconds(result.seconds or 0.0)])

@@ -1,25 +1,30 @@
-"""What became of each job, read from what lies in the sweep directory and nothing else."""
+"""What became of each job, read from the sweep directory alone, and the configurations in order of their rank: runs
+that differ only in their seed are one.
+"""
 
+import math
 import re
 import signal
+import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import BAD_DATA, BUG, CODES_OF_SIGNALS, NUMERICAL, OK, TERMINATED, DataError
-from mpt_cli.report.traces import read_lines, settled_step
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, SIGNAL_EXIT_CODES, TERMINATED, ConfigError, DataError
+from mpt_cli.jobs.queue import Ending
+from mpt_cli.report.history import read_lines, settled_step
+from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.runs.resume import past_attempts
-from mpt_cli.runs.summary import read_summary
-from mpt_cli.sweep.directory import Ending, SweepDirectory
-from mpt_cli.sweep.plan import Job
-from mpt_cli.telemetry.console.words import seconds_words
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
+from mpt_cli.telemetry.format import format_seconds
 
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
 # by the exit code of a job that has saved, or that its launcher has lost
-_SIGNALLED = {code: signal.Signals(number).name for number, code in CODES_OF_SIGNALS.items()}
+_SIGNALLED = {code: signal.Signals(number).name for number, code in SIGNAL_EXIT_CODES.items()}
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for it where it runs elsewhere
 
@@ -94,15 +99,15 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
     if ending.cause == "timeout":
-        return TIMED_OUT, TERMINATED, f"it was still running after {seconds_words(ending.limit_seconds or 0.0)}"
+        return TIMED_OUT, TERMINATED, f"it was still running after {format_seconds(ending.limit_seconds or 0.0)}"
     if code is None:
         return FAILED, BAD_DATA, ending.note
     if code < 0:
-        return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {seconds_words(ending.seconds)}"
+        return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
     if code == OK:
         return FAILED, BAD_DATA, "it left no summary.json"
     if code in _SIGNALLED:
-        why = f"{_SIGNALLED[code]} ended it after {seconds_words(ending.seconds)}"
+        why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
         return KILLED, TERMINATED, f"{why}, saved" if summary else last_sentence(sweep.log(job)) or why
     return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
 
@@ -132,3 +137,127 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The jobs of one setting of the varied keys. `mean` and `deviation` are of the objective over finished jobs.
+
+    `deviation` is that of the sample (n - 1), None for fewer than two. `rank` is None where nothing finished.
+    """
+
+    overrides: dict[str, str]
+    results: list[JobResult]
+    mean: float | None = None
+    deviation: float | None = None
+    rank: int | None = None
+
+    @property
+    def finished(self) -> list[JobResult]:
+        return [result for result in self.results if result.status == FINISHED]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == len(self.results)
+
+    @property
+    def shown(self) -> list[JobResult]:
+        """The jobs whose figures stand for it: those that finished, else all that left a summary."""
+        return self.finished or [result for result in self.results if result.summary]
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """A whole sweep as it stands on disk; `configurations` are in order of their rank.
+
+    `complaint` says why they are not ranked by what was asked for.
+    """
+
+    sweep: SweepDirectory
+    plan: SweepPlan
+    objective: Objective
+    results: list[JobResult]
+    configurations: list[Configuration]
+    complaint: str = ""
+
+    @property
+    def best(self) -> JobResult | None:
+        """The best job of the best configuration."""
+        first = next((configuration for configuration in self.configurations if configuration.rank == 1), None)
+        if first is None:
+            return None
+        return min(first.finished, key=lambda result: self.objective.sort_key(self.objective.value(result.summary)))
+
+    @property
+    def keys(self) -> list[str]:
+        """The varied keys, without the seed that several runs of one row share."""
+        return [key for key in self.plan.varied if key != SEED]
+
+    @property
+    def has_seeds(self) -> bool:
+        return SEED in self.plan.varied
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
+
+
+def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: bool = False) -> SweepResults:
+    """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
+
+    ConfigError for an `objective` that no job reports. Where a sweep ends (`is_final`), and where it is the one on
+    record, the default takes its place.
+    """
+    plan, facts = sweep.read_plan()
+    results = [read_job(sweep, job) for job in plan.jobs]
+    finished = [result.summary for result in results if result.status == FINISHED]
+    try:
+        chosen, complaint = choose_objective(objective or facts.get("objective"), finished), ""
+    except ConfigError as error:
+        if objective and not is_final:
+            raise
+        chosen, complaint = choose_objective(None, finished), str(error)
+    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
+
+
+def check_reported(sweep: SweepDirectory, objective: str | None) -> None:
+    """ConfigError for an objective named anew that none of the finished jobs reports."""
+    if objective is not None:
+        read_results(sweep, objective)
+
+
+def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
+    """Configurations, best first; of equals, the one that skipped less.
+
+    One with failed jobs comes after those without: its mean is that of the survivors.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
+    for result in results:
+        own = tuple((key, value) for key, value in result.job.overrides.items() if key != SEED)
+        groups.setdefault(own, []).append(result)
+    rows = [_configuration(dict(own), members, objective) for own, members in groups.items()]
+    rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
+    return [Configuration(row.overrides, row.results, row.mean, row.deviation, place if _is_ranked(row) else None)
+            for place, row in enumerate(rows, 1)]  # fmt: skip
+
+
+def _configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
+    finished = [result for result in members if result.status == FINISHED]
+    values = [value for result in finished if (value := objective.value(result.summary)) is not None]
+    if not values:
+        return Configuration(overrides, members)
+    is_sound = all(map(math.isfinite, values))
+    mean = statistics.fmean(values)
+    deviation = statistics.stdev(values) if len(values) > 1 and is_sound else None
+    return Configuration(overrides, members, mean, deviation)
+
+
+def _skips(row: Configuration) -> float:
+    return sum(result.skipped_share or 0.0 for result in row.results)
+
+
+def _is_ranked(row: Configuration) -> bool:
+    return row.mean is not None and not math.isnan(row.mean)

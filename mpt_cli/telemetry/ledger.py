@@ -1,22 +1,65 @@
-"""Turns the per-step records of the compiled loop into totals and events. Nothing is sampled: every step counts."""
+"""The records of every step, and their totals and events. Nothing is sampled: every step counts."""
 
 import math
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
+from itertools import pairwise
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.telemetry.block import Block
-from mpt_cli.telemetry.records import Event, GradientSample
-from mpt_cli.telemetry.tally import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW
+from mpt_cli.telemetry.records import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW, Event, GradientSample
+
+FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
+INT_FIELDS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
+
+
+@dataclass(frozen=True)
+class StepRecords:
+    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
+    `zero` is 1 where every element of every gradient was 0.
+
+    `metrics` are the epoch's running metrics after the last step, `lines` those after each step that has a line of the
+    log, by its number in the block, counted from 1.
+    """
+
+    floats: NDArray[np.float32]
+    ints: NDArray[np.int32]
+    metrics: dict[str, float]
+    lines: dict[int, dict[str, float]] = field(default_factory=dict)
+
+    def parts(self) -> list[Self]:
+        """Cut after each step that has a line; the metrics of a part are those after its last step.
+
+        >>> block = StepRecords(np.zeros((5, 4)), np.zeros((5, 6)), {"loss": 5.0}, {2: {"loss": 2.0}, 4: {"loss": 4.0}})
+        >>> [(len(part), part.metrics["loss"]) for part in block.parts()]
+        [(2, 2.0), (2, 4.0), (1, 5.0)]
+        """
+        ends = sorted({*self.lines, len(self)})
+        return [
+            type(self)(self.floats[first:last], self.ints[first:last], self.lines.get(last, self.metrics))
+            for first, last in pairwise([0, *ends])
+        ]
+
+    def __len__(self) -> int:
+        return len(self.floats)
+
+    def column(self, name: str) -> NDArray[Any]:
+        if name in FLOAT_FIELDS:
+            return self.floats[:, FLOAT_FIELDS.index(name)]
+        return self.ints[:, INT_FIELDS.index(name)]
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        return self.column("finite").astype(bool)
+
 
 FLAGS = ("window", "forward")  # the fields of a ledger that are arrays of booleans
 Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class LedgerRules:
+class LedgerOptions:
     """What the ledger must know of the run to read its records.
 
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
@@ -41,7 +84,7 @@ class Ledger:
     so that no rule depends on where a call into the compiled loop ends.
     """
 
-    rules: LedgerRules
+    rules: LedgerOptions
     window_steps: int = 500
     seen: int = 0
     applied: int = 0
@@ -90,7 +133,7 @@ class Ledger:
     def start_epoch(self) -> None:
         self.applied_in_epoch = 0
 
-    def absorb(self, block: Block, epoch: int) -> list[Event]:
+    def absorb(self, block: StepRecords, epoch: int) -> list[Event]:
         """Take in the records of the next steps; returns their events in order."""
         if len(block) == 0:
             return []
@@ -116,18 +159,18 @@ class Ledger:
         latest = self.forward[-skips:] if skips else self.forward[:0]
         return float(latest.mean()) if len(latest) else 0.0
 
-    def _count(self, block: Block, applied: Flags) -> None:
+    def _count(self, block: StepRecords, applied: Flags) -> None:
         skips, lost = ~applied, ~np.isfinite(block.column("loss"))
         skipped = int(np.count_nonzero(skips))
         self.seen += len(block)
         self.applied += len(block) - skipped
         self.applied_in_epoch += len(block) - skipped
         self.skipped += skipped
-        self.consecutive_skips, self.peak_skips = _streaks(skips, self.consecutive_skips)
+        self.consecutive_skips, self.peak_skips = _streak_lengths(skips, self.consecutive_skips)
         self.longest_streak = max(self.longest_streak, self.peak_skips)
-        self.non_finite_losses, self.peak_bad_losses = _streaks(lost[applied], self.non_finite_losses)
+        self.non_finite_losses, self.peak_bad_losses = _streak_lengths(lost[applied], self.non_finite_losses)
         zero = block.column("zero").astype(bool)
-        self.zero_steps, self.peak_zero_steps = _streaks(zero[applied], self.zero_steps)
+        self.zero_steps, self.peak_zero_steps = _streak_lengths(zero[applied], self.zero_steps)
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
@@ -135,7 +178,7 @@ class Ledger:
         if skipped:
             self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
 
-    def _read_scale(self, block: Block, applied: Flags) -> None:
+    def _read_scale(self, block: StepRecords, applied: Flags) -> None:
         before, after = block.column("scale_before"), block.column("scale_after")
         self.lowest_scale = min(self.lowest_scale, float(before.min()), float(after.min()))
         self.highest_scale = max(self.highest_scale, float(before.max()), float(after.max()))
@@ -172,7 +215,7 @@ class Ledger:
         self._loss_sum += total
         self._loss_count += len(used)
 
-    def _events(self, block: Block, epoch: int) -> list[Event]:
+    def _events(self, block: StepRecords, epoch: int) -> list[Event]:
         before, after, finite = block.column("scale_before"), block.column("scale_after"), block.finite
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
@@ -187,7 +230,7 @@ class Ledger:
                 events.append(Event(step, epoch, CEILING, *scales))
         return events
 
-    def _overflow(self, block: Block, i: int, step: int, epoch: int) -> Event:
+    def _overflow(self, block: StepRecords, i: int, step: int, epoch: int) -> Event:
         first = int(block.column("first_bad")[i])
         return Event(
             step, epoch, OVERFLOW, float(block.column("scale_before")[i]), float(block.column("scale_after")[i]),
@@ -197,7 +240,7 @@ class Ledger:
         )  # fmt: skip
 
 
-def _streaks(flags: Flags, before: int) -> tuple[int, int]:
+def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:
     """Length of the run of true flags that ends the array, and of the longest, with `before` ones preceding it.
 
     Without any flag the run before goes on, and none was reached here.

@@ -1,7 +1,10 @@
-"""The values telemetry is made of. Plain frozen data: the trainer makes them, console and files show them."""
+"""The values that pass between trainer and telemetry: plain frozen data.
+
+The trainer makes records and events, console and files show them; limits and logged steps tell a call where to end.
+"""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 
@@ -141,3 +144,48 @@ class Summary:
     rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
+
+
+OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
+
+
+NEVER = 2**30
+
+
+class LoggedSteps(NamedTuple):
+    """After which steps of a call there is a line of the log: the `first`, counted from 1, and each `every` further."""
+
+    first: int = NEVER
+    every: int = NEVER
+
+
+class StreakCounts(NamedTuple):
+    """Counts of bad steps, or the counts at which a call ends early.
+
+    Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
+    with gradients that were all zero; and all steps skipped in this call.
+    """
+
+    skips: int
+    floor_skips: int
+    non_finite_losses: int
+    zero_steps: int
+    skips_in_call: int
+
+
+class StopLimits(NamedTuple):
+    """`streaks` before a call, and their `limits`."""
+
+    streaks: StreakCounts = StreakCounts(0, 0, 0, 0, 0)
+    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
+
+    def numbers(self) -> list[int]:
+        """The streaks, then the limits; a streak at its limit already (of a resumed run, say) leaves a step.
+
+        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).numbers()
+        [0, 12, 0, 0, 0, 50, 13, 1073741824, 50, 3]
+        """
+        pairs = zip(self.streaks, self.limits, strict=True)
+        return [*self.streaks, *(max(limit, streak + 1) for streak, limit in pairs)]

@@ -2,38 +2,19 @@
 
 import os
 import sys
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
-from mpt_cli.settings.schema import Logger
+from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.console.stream import ConsoleLog, StreamLines
-from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.csv_table import CsvSink
-from mpt_cli.telemetry.sinks.jsonl import JsonlSink
-from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink, check_tensorboard
-from mpt_cli.telemetry.sinks.trackers import MlflowSink, WandbSink, check_tracker
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
+from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
+from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
+from mpt_cli.telemetry.sinks.trackers import MlflowSink, TensorBoardSink, WandbSink, check_tensorboard, check_tracker
 
 
-@dataclass(frozen=True)
-class TelemetryFiles:
-    """Where each sink writes; `runs` knows the names."""
-
-    metrics_jsonl: Path
-    events_jsonl: Path
-    metrics_csv: Path
-    tensorboard: Path
-    console_log: Path
-    mlflow: Path = Path("mlflow")
-    wandb: Path = Path("wandb")
-
-
-def check_logger(logger: Logger) -> None:
+def check_logger(logger: LoggerSettings) -> None:
     """ConfigError where a sink was asked for that can't be had; before a run directory exists."""
     if logger.tensorboard:
         check_tensorboard()
@@ -42,7 +23,7 @@ def check_logger(logger: Logger) -> None:
             check_tracker(name)
 
 
-def build_telemetry(files: TelemetryFiles, logger: Logger, stream: TextIO | None = None) -> Telemetry:
+def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
     """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
     check_logger(logger)
     sinks: list[Sink] = [JsonlSink(files.metrics_jsonl, files.events_jsonl), ConsoleLog(files.console_log)]

@@ -1,7 +1,12 @@
-"""What everything that receives telemetry has in common."""
+"""What everything that receives telemetry has in common, and the one object that hands everything to all of them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
 
+from mpt_cli.telemetry.health import EventTally
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 
 
@@ -45,3 +50,118 @@ class Sink:
 
     def close(self) -> None:
         """Let go of files and terminal; called also after an exception and without `start`."""
+
+
+CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
+
+
+class Telemetry:
+    """Fans out to its sinks; a context manager, so that files and terminal are let go whatever happens.
+
+    ```
+    with build_telemetry(run.telemetry_files, settings.logger) as telemetry:
+        telemetry.start(header)
+        ...                                   # after each call into the compiled loop:
+        telemetry.progress(step, epoch)
+        telemetry.events(drained_events)      # before the snapshot of the same interval
+        telemetry.snapshot(snapshot)
+        telemetry.finish(summary)
+    ```
+    Telemetry is never lost silently. Lines that can't be written wait in memory and the user hears of it; DataError at
+    the end, or when too many wait, where they never could be.
+    """
+
+    def __init__(self, sinks: Sequence[Sink]) -> None:
+        self.sinks = tuple(sinks)
+        self.tally = EventTally()
+        self.cut_files: CutFiles = _cut_nothing  # what takes lines out of the files of the run
+        self._trouble: str | None = None
+
+    def start(self, header: RunHeader) -> None:
+        for sink in self.sinks:
+            sink.start(header)
+
+    def progress(self, step: int, epoch: int, phase: str = "") -> None:
+        """Where the run is. `phase` says what it is busy with beside training, such as "validating"."""
+        for sink in self.sinks:
+            sink.progress(step, epoch, phase)
+        self._tell_trouble()
+
+    def events(self, events: Sequence[Event]) -> None:
+        if not events:
+            return
+        self.tally.add(events)
+        for sink in self.sinks:
+            sink.events(events)
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        for sink in self.sinks:
+            sink.snapshot(snapshot)
+
+    def _tell_trouble(self) -> None:
+        trouble = next(filter(None, (sink.trouble() for sink in self.sinks)), None)
+        if (trouble is None) == (self._trouble is None):
+            return
+        self._trouble = trouble
+        waiting = f"{trouble}; its lines wait in memory, training goes on"
+        self.message("files can be written again" if trouble is None else waiting)
+
+    def flush(self) -> None:
+        """Everything so far into the files: a checkpoint must not be ahead of the record."""
+        for sink in self.sinks:
+            sink.flush()
+
+    def cut_back(self, step: int, epochs_completed: int) -> None:
+        """Forget what was reported after `step`, in the files too: the run goes on from there a second time."""
+        for sink in self.sinks:
+            sink.release()
+        self.tally = EventTally()
+        self.tally.add(self.cut_files(step, epochs_completed))
+        for sink in self.sinks:
+            sink.take_up(step, len(self.tally.skip_steps))
+
+    def message(self, text: str) -> None:
+        for sink in self.sinks:
+            sink.message(text)
+
+    def finish(self, summary: Summary) -> None:
+        for sink in self.sinks:
+            sink.finish(summary)
+
+    def close(self) -> None:
+        """Close every sink, also when closing one of them fails; the first failure is raised after the last."""
+        failures: list[Exception] = []
+        for sink in self.sinks:
+            try:
+                sink.close()
+            except Exception as failure:
+                failures.append(failure)
+        if failures:
+            raise failures[0]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        try:
+            self.close()
+        except Exception:
+            if error is None:  # what ended the run matters more than what closing it met
+                raise
+
+
+def _cut_nothing(step: int, epochs_completed: int) -> list[Event]:
+    return []
+
+
+@dataclass(frozen=True)
+class TelemetryFiles:
+    """Where each sink writes; `runs` knows the names."""
+
+    metrics_jsonl: Path
+    events_jsonl: Path
+    metrics_csv: Path
+    tensorboard: Path
+    console_log: Path
+    mlflow: Path = Path("mlflow")
+    wandb: Path = Path("wandb")

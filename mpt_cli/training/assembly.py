@@ -1,4 +1,7 @@
-"""From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine."""
+"""From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
+
+`try_build` goes as far and trains nothing, for `mpt check --build`.
+"""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,27 +9,35 @@ from typing import Any
 import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
-from mpt_cli.data.targets import warn_of_float_labels
+from mpt_cli.data.load import load_data
+from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import (
+    LayerAudit,
     LossScaleOptimizer,
     Policy,
     apply_policy,
+    audit_layers,
     find_bad_combinations,
     has_own_train_step,
 )
-from mpt_cli.settings.schema import Settings, Trainer
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform, tensorflow_left_out
 from mpt_cli.training.distribution import build_distribution
 from mpt_cli.training.engine import Engine, build_engine, convolves
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
-from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size
-from mpt_cli.training.objective import build_objective
-from mpt_cli.training.optimizers import build_optimizer, warn_of_learning_rate
-from mpt_cli.training.own_order import first_batch, warn_of_own_order
-from mpt_cli.training.scaling import resolve_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
+from mpt_cli.training.loss_and_optimizer import (
+    build_loss_and_metrics,
+    build_optimizer,
+    describe_scaling,
+    resolve_scaling,
+    warn_of_learning_rate,
+    warn_of_scaling,
+    wrap_optimizer,
+)
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -81,7 +92,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
         compile_model(settings, model, data, optimizer)
         first = build_metrics(model, data.train, settings.trainer.batch_size)
-    warnings += warn_of_own_order(data.train, first)
+    warnings += shuffle_check(data.train, first)
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps)  # fmt: skip
@@ -129,7 +140,7 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
     """Give `model` its loss, metrics and optimizer, with all variables made."""
-    objective = build_objective(settings.trainer, model, data.task, settings.policy.name)
+    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
     model.compile(optimizer=optimizer, loss=objective.loss, metrics=objective.metrics, auto_scale_loss=False)
     if optimizer is not None:
@@ -153,7 +164,7 @@ def choose_jit(settings: Settings, platform: Platform, model: Any) -> bool:
     return not convolves(model)
 
 
-def count_steps(trainer: Trainer, steps_per_epoch: int | None) -> int | None:
+def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:
     """Steps of a run; None where neither the data nor `max_steps` tells."""
     planned = None if steps_per_epoch is None else trainer.epochs * steps_per_epoch
     if planned is None or trainer.max_steps is None:
@@ -161,7 +172,7 @@ def count_steps(trainer: Trainer, steps_per_epoch: int | None) -> int | None:
     return min(planned, trainer.max_steps)
 
 
-def call_capacity(trainer: Trainer, resident: bool) -> int:
+def call_capacity(trainer: TrainerSettings, resident: bool) -> int:
     """The most steps of one call into the compiled loop."""
     if isinstance(trainer.steps_per_execution, int):
         return trainer.steps_per_execution
@@ -186,7 +197,7 @@ def _feeds(settings: Settings, data: DataSet, engine: Engine, devices: int) -> t
     return train_feed, build_feed(data.validation, engine, in_order, resident), resident
 
 
-def _stays_on_device(trainer: Trainer, data: DataSet) -> bool:
+def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
     sizes = [byte_size(data.train), byte_size(data.validation)]
     if trainer.feed == "resident" and None in sizes:
         raise ConfigError(Problem("trainer.feed", "a stream of data can't stay on the device.", "resident",
@@ -217,3 +228,24 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         )) from error
     return batch
+
+
+@dataclass(frozen=True)
+class BuildCheck:
+    """The audit of a model that could be trained."""
+
+    layers: list[LayerAudit]
+    parameters: int
+    data: str
+    loss_scale: str
+    warnings: tuple[str, ...]
+
+
+def try_build(settings: Settings, platform: Platform) -> BuildCheck:
+    """Assemble the run of `settings`; raises what would keep it from starting."""
+    assert settings.seed is not None
+    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    return BuildCheck(
+        audit_layers(parts.model), parts.model.count_params(), parts.data.description,
+        describe_scaling(parts.scaling, parts.model), parts.warnings,
+    )  # fmt: skip

@@ -1,23 +1,178 @@
-"""The checkpoints of a run: the last few and the best are kept, and the newest whole one is found again."""
+"""Checkpoints: their two files, which of them are kept, the variables in them, and when one is saved.
 
+`NAME.npz` holds every variable; the label `NAME.json` the position of the run, and the name and SHA-256 of the first.
+The label is renamed into place last, so that its presence says that the variables are complete. Where there is a
+checkpoint of that name already, the new variables go into `NAME-again.npz` (and the next time into `NAME.npz`): the old
+one is valid until its label is replaced.
+"""
+
+import errno
+import hashlib
+import json
 import os
+import shutil
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import DataError
-from mpt_cli.training.checkpoint_files import (
-    DAMAGED,
-    Arrays,
-    Checkpoint,
-    files_of,
-    name_of,
-    read_checkpoint,
-    read_label,
-    write_checkpoint,
-)
+import numpy as np
+from numpy.typing import NDArray
 
-__all__ = ["Arrays", "Checkpoint", "CheckpointStore"]
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.ledger import Ledger
+from mpt_cli.training.progress import Progress, Stopwatch, monitored
+
+SCHEMA_VERSION = 1
+SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
+AGAIN = "-again"
+DAMAGED = (OSError, ValueError, KeyError, EOFError)  # whatever reading a file that is not whole can meet
+Arrays = dict[str, NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Variables by name, and the position of the run: a JSON object."""
+
+    step: int
+    arrays: Arrays
+    position: dict[str, Any]
+
+
+def files_of(folder: Path, name: str) -> tuple[Path, Path, Path]:
+    """The label first, which makes the others a checkpoint, and the two places for the variables."""
+    return folder / f"{name}.json", folder / f"{name}.npz", folder / f"{name}{AGAIN}.npz"
+
+
+def name_of(file: Path) -> str:
+    """Of the checkpoint that a file belongs to."""
+    return file.stem.removesuffix(AGAIN)
+
+
+def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
+    """Write both files, or none: OSError where there is no room or no right to, and what was there before stays."""
+    check_room(folder, sum(array.nbytes for array in checkpoint.arrays.values()))
+    label, *places = files_of(folder, name)
+    data = next(place for place in places if place != _data_in_use(label))
+    partial_label, partial_data = _partial(label), _partial(data)
+    arrays: dict[str, Any] = {name: _plain(array) for name, array in checkpoint.arrays.items()}
+    try:
+        _write_durably(partial_data, lambda file: np.savez(file, **arrays))
+        text = _label_text(checkpoint, data.name, _sha256(partial_data))
+        _write_durably(partial_label, lambda file: file.write(text.encode()))
+        for partial, place in ((partial_data, data), (partial_label, label)):
+            os.replace(partial, place)
+            _sync_folder(folder)
+    except BaseException:
+        partial_data.unlink(missing_ok=True)
+        partial_label.unlink(missing_ok=True)
+        raise
+    for place in places:
+        if place != data:
+            place.unlink(missing_ok=True)
+
+
+def read_label(folder: Path, name: str) -> dict[str, Any]:
+    """The checked content of a label; OSError, ValueError or KeyError with the reason where it is not whole."""
+    label, *places = files_of(folder, name)
+    content = json.loads(label.read_text())
+    if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
+        raise ValueError("its label does not match its checksum")
+    if content["schema_version"] != SCHEMA_VERSION:
+        raise ValueError(f"it has schema_version {content['schema_version']}, this mpt reads {SCHEMA_VERSION}")
+    content.setdefault("data", f"{name}.npz")  # earlier labels do not name it
+    if content["data"] not in [place.name for place in places]:
+        raise ValueError("its label is of another checkpoint")
+    return content
+
+
+def read_checkpoint(folder: Path, name: str) -> Checkpoint:
+    """Read and check both files; OSError, ValueError or KeyError with the reason where they are not whole."""
+    content = read_label(folder, name)
+    data = folder / content["data"]
+    if _sha256(data) != content["sha256"]:
+        raise ValueError("its variables do not match their checksum")
+    with np.load(data, allow_pickle=False) as stored:
+        arrays = {name: stored[name].view(_dtype(dtype)) for name, dtype in content["dtypes"].items()}
+    return Checkpoint(content["step"], arrays, content["position"])
+
+
+def check_room(folder: Path, size_bytes: int) -> None:
+    """OSError before the disk is filled to the brim, which would take the room that the run's other files need."""
+    free = shutil.disk_usage(folder).free
+    if free < size_bytes + SPARE_BYTES:
+        needed = f"{os.strerror(errno.ENOSPC)}: {size_bytes / 2**20:.1f} MiB needed, {free / 2**20:.1f} MiB free"
+        raise OSError(errno.ENOSPC, needed)
+
+
+def _plain(array: NDArray[Any]) -> NDArray[Any]:
+    """NumPy's files know no bfloat16 or float8; their bits are stored as integers."""
+    if array.dtype.kind != "V":
+        return array
+    return array.view({1: np.uint8, 2: np.uint16}[array.dtype.itemsize])
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return np.dtype(name)
+    except TypeError:
+        import ml_dtypes
+
+        return np.dtype(getattr(ml_dtypes, name))
+
+
+def _data_in_use(label: Path) -> Path | None:
+    """The variables of the checkpoint that stands; None where there is none, or none that can be read."""
+    try:
+        return label.with_name(read_label(label.parent, label.stem)["data"])
+    except DAMAGED:
+        return None
+
+
+def _label_text(checkpoint: Checkpoint, data: str, sha256: str) -> str:
+    content = {
+        "schema_version": SCHEMA_VERSION,
+        "step": checkpoint.step,
+        "data": data,
+        "sha256": sha256,
+        "dtypes": {name: str(array.dtype) for name, array in checkpoint.arrays.items()},
+        "position": checkpoint.position,
+    }
+    return strict_json({**content, "checksum": _checksum(content)}) + "\n"
+
+
+def _checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(strict_json(dict(sorted(content.items()))).encode()).hexdigest()
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
+
+
+def _write_durably(path: Path, write: Callable[[Any], Any]) -> None:
+    with path.open("wb") as file:
+        write(file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Without this a rename may be lost when the machine goes down, or come after a later one."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 LATEST, BEST = "step-", "best-"  # before the number of the step
 
 
@@ -153,3 +308,200 @@ def _name(kind: str, step: int) -> str:
 
 def _reason(error: BaseException) -> object:
     return error.strerror if isinstance(error, OSError) and error.strerror else error
+
+
+SCALE_PREFIX = "scale/"
+
+
+def collect_state(model: Any) -> Arrays:
+    """Copies of every variable a step reads: weights, statistics, seed generators, optimizer, scale, metrics."""
+    return {name: np.asarray(variable.numpy()) for name, variable in _variables(model).items()}
+
+
+def collect_weights(model: Any) -> Arrays:
+    """Copies of what a model computes with: weights, statistics, seed generators."""
+    return {name: np.asarray(variable.numpy()) for name, variable in _model_variables(model).items()}
+
+
+def restore_weights(model: Any, arrays: Arrays) -> None:
+    """Put what `collect_weights` gave into the same model, perhaps read from a file; DataError for another model."""
+    _assign(_model_variables(model), arrays)
+
+
+def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> None:
+    """Put `arrays` into the model's variables.
+
+    With `other_scaling` the loss scale and its counters keep their fresh values, because the mode is another one now.
+    DataError when the arrays are those of another model or optimizer; nothing is changed then.
+    """
+    variables = _variables(model)
+    if other_scaling:
+        variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
+        arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
+    _assign(variables, arrays)
+
+
+def _assign(variables: dict[str, Any], arrays: Arrays) -> None:
+    for name in sorted(set(variables) ^ set(arrays)):
+        where = "this run" if name in variables else "the checkpoint"
+        raise DataError(f"the checkpoint is of another model or optimizer: only {where} has variable {name!r}.")
+    for name, variable in variables.items():
+        if tuple(variable.shape) != arrays[name].shape or _dtype_name(variable) != str(arrays[name].dtype):
+            raise DataError(
+                f"the checkpoint is of another model or policy: variable {name!r} is {_dtype_name(variable)} "
+                f"{tuple(variable.shape)} here and {arrays[name].dtype} {arrays[name].shape} there."
+            )
+    for name, variable in variables.items():
+        variable.assign(arrays[name])
+
+
+def _dtype_name(variable: Any) -> str:
+    return str(variable.numpy().dtype)
+
+
+def _variables(model: Any) -> dict[str, Any]:
+    optimizer = model.optimizer
+    named = _numbered("optimizer", optimizer.inner_optimizer.variables) | _numbered("metric", model.metrics_variables)
+    named |= {f"{SCALE_PREFIX}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
+    return _model_variables(model) | named
+
+
+def _model_variables(model: Any) -> dict[str, Any]:
+    return _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
+
+
+def _numbered(kind: str, variables: Any) -> dict[str, Any]:
+    """By number within their kind: names and paths of Keras variables are not unique and change between processes."""
+    return {f"{kind}/{i}": variable for i, variable in enumerate(variables)}
+
+
+MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
+
+
+@dataclass(frozen=True)
+class CheckpointSchedule:
+    """After how many steps, epochs or seconds a checkpoint is due (None: not by this measure), and what is the best.
+
+    `monitor` is the metric whose best epoch is kept as well; None keeps none.
+    """
+
+    steps: int | None
+    epochs: int | None
+    seconds: float | None
+    monitor: str | None = None
+    settled_only: bool = False  # not within a streak of skips or zeros: a rollback needs a place before the trouble
+
+    @classmethod
+    def from_settings(cls, settings: TrainerSettings, metric_names: Iterable[str]) -> "CheckpointSchedule":
+        """ConfigError where the run won't have the monitored metric."""
+        names = list(metric_names)
+        monitor = monitored(settings.monitor, names)
+        if monitor is not None and monitor not in names:
+            remedy = f"It has {', '.join(names)}."
+            raise ConfigError(Problem("trainer.monitor", "must be a metric of the run.", monitor, remedy))
+        minutes = settings.checkpoint_every_minutes
+        seconds = None if minutes is None else 60.0 * minutes
+        settled_only = settings.on_unhealthy == "rollback"
+        return cls(settings.checkpoint_every_steps, settings.checkpoint_every_epochs, seconds, monitor, settled_only)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data."""
+
+    scaling_mode: str
+    dataset: str
+    hysteresis: int = 1
+
+
+class Checkpointer:
+    """Saves a run at its rhythm. A save that fails is said, and training goes on with the checkpoint before it."""
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        rhythm: CheckpointSchedule,
+        model: Any,
+        origin: Origin,
+        before_save: Callable[[], None],
+    ) -> None:
+        self.store, self.rhythm, self.model = store, rhythm, model
+        self.origin, self.before_save = origin, before_save
+        self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
+        self.saved_step: int | None = None
+        self.failure: str | None = None  # why the latest attempt to save failed
+        self._saved_position: tuple[int, int] | None = None
+        self._saved_at = time.monotonic()
+        self._save_seconds = 0.0
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Take the run up at `checkpoint`; DataError when it was made on other data."""
+        before = checkpoint.position["dataset"]
+        if before != self.origin.dataset:
+            raise DataError(
+                f"the checkpoint of step {checkpoint.step} was made on other data (fingerprint {before[:12]}…, now "
+                f"{self.origin.dataset[:12]}…). Bring back the data of then, or start a new run."
+            )
+        self.store.go_on_from(checkpoint)
+        self.saved_step = checkpoint.step
+        self._saved_position = checkpoint.step, checkpoint.position["progress"]["step_in_epoch"]
+
+    def steps_until_due(self, seen: int) -> int | None:
+        """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
+        return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
+
+    def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
+        in_trouble = self.rhythm.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
+        if self._is_due(progress, ledger) and not in_trouble:
+            self.save(progress, ledger)
+
+    def save(self, progress: Progress, ledger: Ledger) -> None:
+        """Save now, unless this step is saved already. A spoiled one is not: the last good checkpoint stays the latest.
+        """
+        here = ledger.seen, progress.step_in_epoch
+        if self._saved_position == here:
+            return
+        started = time.monotonic()
+        if self._try(lambda: self.store.save(self._checkpoint(collect_state(self.model), progress, ledger))):
+            self.saved_step, self._saved_position = ledger.seen, here
+        self._saved_at = time.monotonic()
+        self._save_seconds = self._saved_at - started
+
+    def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
+        """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
+        if self.rhythm.monitor in improved:
+            self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
+
+    def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
+        """DataError where the last applied step has spoiled the weights."""
+        if not ledger.is_sound:
+            raise DataError("the loss or a gradient of the last applied step was not finite")
+        position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
+                    "monitor": self.rhythm.monitor, "times": self.stopwatch.position()}
+        return Checkpoint(ledger.seen, arrays, position)
+
+    def _try(self, save: Callable[[], None]) -> bool:
+        """Whether it worked; the user hears when saving begins to fail and when it works again."""
+        try:
+            self.before_save()  # telemetry up to here must be on disk before a checkpoint says that it is
+            save()
+        except (OSError, DataError) as error:
+            reason = str(error) if isinstance(error, DataError) else error.strerror or str(error)
+            if self.failure is None:
+                before = self.saved_step
+                kept = "there is none before it" if before is None else f"that of step {before} is kept"
+                self.store.say(f"a checkpoint could not be written ({reason}); {kept}, training goes on")
+            self.failure = reason
+            return False
+        if self.failure is not None:
+            self.store.say("checkpoints can be written again")
+        self.failure = None
+        return True
+
+    def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
+        rhythm = self.rhythm
+        by_steps = rhythm.steps is not None and ledger.seen % rhythm.steps == 0
+        at_epoch_end = progress.step_in_epoch == 0
+        by_epochs = rhythm.epochs is not None and at_epoch_end and progress.epochs_completed % rhythm.epochs == 0
+        wait = None if rhythm.seconds is None else max(rhythm.seconds, self._save_seconds / MOST_SAVING_SHARE)
+        return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)

@@ -11,14 +11,15 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, layers_of
-from mpt_cli.telemetry.block import FLOATS, INTS, Block, Lines, Streaks, Watch
+from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
 from mpt_cli.training.distribution import Distribution
 
-Rows = NDArray[np.int32]
-Around = Callable[[Callable[..., Any]], Callable[..., Any]]
+BatchIndices = NDArray[np.int32]
+StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
-class Call:
+class LoopCall:
     """A call into the compiled loop, which may still be running on the device.
 
     `records` are the floats and ints of each step, and the metrics after each that has a line of the log, all on the
@@ -26,12 +27,12 @@ class Call:
     """
 
     def __init__(
-        self, lines: Lines, names: list[str], records: Any, done: Any, metrics: Any, weights_are_finite: Any
+        self, lines: LoggedSteps, names: list[str], records: Any, done: Any, metrics: Any, weights_are_finite: Any
     ) -> None:
         self.lines, self.names, self.records, self.done = lines, names, records, done
         self.metrics, self.weights_are_finite = metrics, weights_are_finite
 
-    def wait(self) -> Block:
+    def wait(self) -> StepRecords:
         """Block until the steps are done and bring their records to the host."""
         floats, ints, vectors = (np.asarray(record) for record in self.records)
         count = int(self.done)
@@ -39,7 +40,7 @@ class Call:
             number: named_metrics(self.names, vectors[number - 1])
             for number in range(self.lines.first, count + 1, self.lines.every)
         }
-        return Block(floats[:count], ints[:count], named_metrics(self.names, self.metrics), inner)
+        return StepRecords(floats[:count], ints[:count], named_metrics(self.names, self.metrics), inner)
 
 
 class Engine(ABC):
@@ -57,7 +58,7 @@ class Engine(ABC):
     def __init__(self, model: Any) -> None:
         self.model = model
         self._names: list[str] = []  # of the metrics, known once they are computed
-        self._latest: Call | None = None  # the last call, where nothing has changed since
+        self._latest: LoopCall | None = None  # the last call, where nothing has changed since
         self._resets = False  # whether the metrics begin anew with the next call
 
     @abstractmethod
@@ -66,14 +67,19 @@ class Engine(ABC):
 
     @abstractmethod
     def train(
-        self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008
-    ) -> Call:
+        self,
+        source: Any,
+        rows: BatchIndices,
+        count: int,
+        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
+        watch: StopLimits = StopLimits(),  # noqa: B008
+    ) -> LoopCall:
         """Start `count` training steps, or fewer where a streak of `watch` reaches its limit.
 
         After those of `lines` the metrics are recorded as well.
         """
 
-    def evaluate(self, source: Any, rows: Rows, count: int) -> None:
+    def evaluate(self, source: Any, rows: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._reset_now()
         self._latest = None
@@ -110,7 +116,7 @@ class Engine(ABC):
         self._latest, self._resets = None, False
 
     @abstractmethod
-    def _add_to_metrics(self, source: Any, rows: Rows, count: int) -> None:
+    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
         """`evaluate` itself."""
 
     @abstractmethod
@@ -135,7 +141,9 @@ class Engine(ABC):
         return resets
 
 
-def build_engine(model: Any, jit_compile: bool, distribution: Distribution, around: Around | None = None) -> Engine:
+def build_engine(
+    model: Any, jit_compile: bool, distribution: Distribution, around: StepWrapper | None = None
+) -> Engine:
     """The engine of the running backend for a built `model`; `around` wraps its training step (`faults`)."""
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.training.engine_tensorflow import TensorFlowEngine
@@ -164,12 +172,12 @@ def named_metrics(names: list[str], vector: Any) -> dict[str, float]:
     return dict(zip(names, np.asarray(vector).tolist(), strict=True))
 
 
-def order_of(count: int, resets: bool, lines: Lines, watch: Watch) -> NDArray[np.int32]:
+def control_vector(count: int, resets: bool, lines: LoggedSteps, watch: StopLimits) -> NDArray[np.int32]:
     """A call's orders as one vector, int32 (4 + 10,): see `Orders`."""
     return np.array([count, resets, *lines, *watch.numbers()], np.int32)
 
 
-class Orders(NamedTuple):
+class LoopControl(NamedTuple):
     """The vector of `order_of` on the device: scalars, and the streaks before the call and their limits."""
 
     count: Any
@@ -180,8 +188,8 @@ class Orders(NamedTuple):
     limits: Any
 
     @classmethod
-    def read(cls, vector: Any) -> "Orders":
-        kinds = len(Streaks._fields)
+    def read(cls, vector: Any) -> "LoopControl":
+        kinds = len(StreakCounts._fields)
         return cls(vector[0], vector[1], vector[2], vector[3], vector[4 : 4 + kinds], vector[4 + kinds :])
 
     def go_on(self, done: Any, streaks: Any) -> Any:
@@ -193,13 +201,13 @@ class Orders(NamedTuple):
         return (done >= self.first_line) & ((done - self.first_line) % self.every == 0)
 
 
-def longer_streaks(streaks: Any, optimizer: LossScaleOptimizer, floats: Any, ints: Any) -> Any:
+def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, floats: Any, ints: Any) -> Any:
     """`Streaks`, int32 (5,), after the step with this record on the device, as `Ledger` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
-    lost, zero = ~ops.isfinite(floats[FLOATS.index("loss")]), ints[INTS.index("zero")] > 0
-    applied = (ints[INTS.index("finite")] > 0) | (optimizer.on_overflow == "apply")
-    at_floor = floats[FLOATS.index("scale_before")] <= getattr(state.rule, "min_scale", 0.0)
+    lost, zero = ~ops.isfinite(floats[FLOAT_FIELDS.index("loss")]), ints[INT_FIELDS.index("zero")] > 0
+    applied = (ints[INT_FIELDS.index("finite")] > 0) | (optimizer.on_overflow == "apply")
+    at_floor = floats[FLOAT_FIELDS.index("scale_before")] <= getattr(state.rule, "min_scale", 0.0)
     longer = ops.stack([~applied, ~applied, applied & lost, applied & zero, ~applied])
     broken = ops.stack([applied, ~at_floor, applied & ~lost, applied & ~zero, applied & ~applied])
     return ops.where(broken, 0, streaks + ops.cast(longer, "int32"))

@@ -16,24 +16,24 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.precision.apply_jax import cond
+from mpt_cli.precision.backend_jax import cond, train_step
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.step import StepRecord, metrics_of
-from mpt_cli.precision.step_jax import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Lines, Watch
+from mpt_cli.precision.keras_fit import StepRecord, metrics_of
+from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.training.distribution import replicate_array
 from mpt_cli.training.engine import (
-    Around,
-    Call,
+    BatchIndices,
     Engine,
-    Orders,
-    Rows,
+    LoopCall,
+    LoopControl,
+    StepWrapper,
+    control_vector,
     convolves,
-    longer_streaks,
     metric_vector,
-    order_of,
-)  # fmt: skip
-from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
-from mpt_cli.training.processes import place_everywhere
+    update_streaks,
+)
+from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
 
 Tensor = Any
 
@@ -54,7 +54,7 @@ class Carry(NamedTuple):
 class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
-    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None, around: Around | None = None) -> None:
+    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None, around: StepWrapper | None = None) -> None:
         super().__init__(model)
         self._step = around(train_step) if around else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
@@ -66,7 +66,7 @@ class JaxEngine(Engine):
         self._evaluate_many = compiled(self._evaluate_loop, donate_argnums=2)
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
-        self._compare = jax.jit(partial(compare, model))
+        self._compare = jax.jit(partial(compare_gradients, model))
         self._begin = jax.jit(self._first_carry, donate_argnums=0)
         self._end = jax.jit(self._said_of)
         self._results = jax.jit(self._metric_vector)
@@ -79,26 +79,31 @@ class JaxEngine(Engine):
         self._train_one = self._compiled(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def place(self, arrays: Any) -> Any:
-        return jax.tree.map(lambda a: place_everywhere(a, self._everywhere), arrays)
+        return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
     def train(
-        self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008
-    ) -> Call:
+        self,
+        source: Any,
+        rows: BatchIndices,
+        count: int,
+        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
+        watch: StopLimits = StopLimits(),  # noqa: B008
+    ) -> LoopCall:
         model = self.model
         lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
                  model.metrics_variables)
         state = tuple([v.value for v in variables] for variables in lists)
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, count, watch)
-        given = rows, order_of(count, self._take_reset(), lines, watch)
+        given = rows, control_vector(count, self._take_reset(), lines, watch)
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
             given = self.place(given)
         done, state, records, said = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
             _assign(variables, values)
-        self._latest = Call(lines, self._names, records, done, *said)
+        self._latest = LoopCall(lines, self._names, records, done, *said)
         return self._latest
 
-    def _add_to_metrics(self, source: Any, rows: Rows, count: int) -> None:
+    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
         model = self.model
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
@@ -156,29 +161,33 @@ class JaxEngine(Engine):
 
     def _first_carry(self, state: Any, rows: Tensor, order: Tensor) -> Carry:
         """Before the first step of a call: nothing recorded, and the metrics fresh where that was asked for."""
-        orders = Orders.read(order)
+        orders = LoopControl.read(order)
         *others, metrics = state
         fresh = self._fresh_metrics()
         metrics = [jnp.where(orders.resets > 0, new, old) for new, old in zip(fresh, metrics, strict=True)]
         width = self._metric_vector(fresh).shape[0]
         steps = len(rows)
-        records = (jnp.zeros((steps, len(FLOATS))), jnp.zeros((steps, len(INTS)), "int32"), jnp.zeros((steps, width)))
+        records = (
+            jnp.zeros((steps, len(FLOAT_FIELDS))),
+            jnp.zeros((steps, len(INT_FIELDS)), "int32"),
+            jnp.zeros((steps, width)),
+        )
         return Carry(jnp.int32(0), (*others, metrics), records, orders.streaks)
 
     def _train_step(self, carry: Carry, source: Any, rows: Tensor, order: Tensor) -> Carry:
         i, state, (floats, ints, vectors), streaks = carry
         _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
-        is_wanted = Orders.read(order).has_line(i + 1)
+        is_wanted = LoopControl.read(order).has_line(i + 1)
         metrics = cond(is_wanted, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
         row = _floats(record), _ints(record)
         records = floats.at[i].set(row[0]), ints.at[i].set(row[1]), vectors.at[i].set(metrics)
-        return Carry(i + 1, state, records, longer_streaks(streaks, self.model.optimizer, *row))
+        return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, *row))
 
     def _said_of(self, state: Any) -> tuple[Tensor, Tensor]:
         return self._metric_vector(state[3]), all_finite(state[0])
 
     def _train_loop(self, state: Any, source: Any, rows: Tensor, order: Tensor) -> Any:
-        orders = Orders.read(order)
+        orders = LoopControl.read(order)
         carry = jax.lax.while_loop(
             lambda carry: orders.go_on(carry.i, carry.streaks),
             lambda carry: self._train_step(carry, source, rows, order),
@@ -186,7 +195,9 @@ class JaxEngine(Engine):
         )
         return carry.i, carry.state, carry.records, self._said_of(carry.state)
 
-    def _train_in_a_row(self, count: int, watch: Watch, state: Any, source: Any, rows: Tensor, order: Tensor) -> Any:
+    def _train_in_a_row(
+        self, count: int, watch: StopLimits, state: Any, source: Any, rows: Tensor, order: Tensor
+    ) -> Any:
         """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
         carry, done = self._begin(state, rows, order), 0
         streaks, limits = np.array(watch.numbers()).reshape(2, -1)

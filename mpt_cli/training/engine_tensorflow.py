@@ -6,12 +6,22 @@ from typing import Any
 
 import tensorflow as tf
 
+from mpt_cli.precision.backend_tensorflow import train_step
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.step import StepRecord
-from mpt_cli.precision.step_tensorflow import train_step
-from mpt_cli.telemetry.block import FLOATS, INTS, Lines, Watch
-from mpt_cli.training.engine import Around, Call, Engine, Orders, Rows, longer_streaks, metric_vector, order_of
-from mpt_cli.training.gradients import compare, kept_gradients, pure_loss
+from mpt_cli.precision.keras_fit import StepRecord
+from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.training.engine import (
+    BatchIndices,
+    Engine,
+    LoopCall,
+    LoopControl,
+    StepWrapper,
+    control_vector,
+    metric_vector,
+    update_streaks,
+)
+from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
 
 Tensor = Any
 
@@ -22,14 +32,14 @@ class TensorFlowEngine(Engine):
     Under a `strategy` each replica takes its share of the rows of a step.
     """
 
-    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: Around | None = None) -> None:
+    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: StepWrapper | None = None) -> None:
         super().__init__(model)
         self.strategy, self.jit_compile = strategy, jit_compile
         self._step = around(train_step) if around else train_step
         self.recompile()
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
         self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
-        self._compare = tf.function(partial(compare, model), jit_compile=jit_compile, autograph=False)
+        self._compare = tf.function(partial(compare_gradients, model), jit_compile=jit_compile, autograph=False)
         self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._metric_vector, autograph=False)
         self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
@@ -41,14 +51,19 @@ class TensorFlowEngine(Engine):
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
     def train(
-        self, source: Any, rows: Rows, count: int, lines: Lines = Lines(), watch: Watch = Watch()  # noqa: B008
-    ) -> Call:
-        order = tf.constant(order_of(count, self._take_reset(), lines, watch))
+        self,
+        source: Any,
+        rows: BatchIndices,
+        count: int,
+        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
+        watch: StopLimits = StopLimits(),  # noqa: B008
+    ) -> LoopCall:
+        order = tf.constant(control_vector(count, self._take_reset(), lines, watch))
         results = self._train(source, tf.convert_to_tensor(rows), order)
-        self._latest = Call(lines, self._names, *results)  # the first call finds the names
+        self._latest = LoopCall(lines, self._names, *results)  # the first call finds the names
         return self._latest
 
-    def _add_to_metrics(self, source: Any, rows: Rows, count: int) -> None:
+    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
         self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
 
     def reset_metrics(self) -> None:
@@ -86,20 +101,24 @@ class TensorFlowEngine(Engine):
         return list(self._on_replicas(differentiate, source, row))
 
     def _train_loop(self, source: Any, rows: Tensor, order: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
-        orders = Orders.read(order)
+        orders = LoopControl.read(order)
         if self.strategy is None:
             tf.cond(orders.resets > 0, self._reset_metrics, lambda: tf.constant(0))
         latest = self._metric_vector()
         arrays = [
             tf.TensorArray(dtype, rows.shape[0], element_shape=shape)
-            for dtype, shape in ((tf.float32, (len(FLOATS),)), (tf.int32, (len(INTS),)), (tf.float32, latest.shape))
+            for dtype, shape in (
+                (tf.float32, (len(FLOAT_FIELDS),)),
+                (tf.int32, (len(INT_FIELDS),)),
+                (tf.float32, latest.shape),
+            )
         ]
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
             row = self._on_replicas(self._train_one, source, rows[i])
             metrics = tf.cond(orders.has_line(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
             written = [array.write(i, part) for array, part in zip(arrays, (*row, metrics), strict=True)]
-            return i + 1, longer_streaks(streaks, self.model.optimizer, *row), *written
+            return i + 1, update_streaks(streaks, self.model.optimizer, *row), *written
 
         done, _, *arrays = tf.while_loop(lambda i, streaks, *_: orders.go_on(i, streaks), body,
                                          (tf.constant(0), orders.streaks, *arrays), parallel_iterations=1)

@@ -13,13 +13,13 @@ from keras import ops
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import scale_gradient
-from mpt_cli.settings.fault import Fault
+from mpt_cli.settings.schema import FaultSettings
 
 Tensor = Any
 VALUES = {"overflow": float("inf"), "nan": float("nan"), "zero": 0.0}
 
 
-def build_injector(fault: Fault, model: Any, data: DataSet, replicas: int) -> "Injector | None":
+def build_injector(fault: FaultSettings, model: Any, data: DataSet, replicas: int) -> "Injector | None":
     """What spoils the steps of `model`, None where nothing does; ConfigError where the data can't hold nan."""
     if fault.kind == "none":
         return None
@@ -29,7 +29,7 @@ def build_injector(fault: Fault, model: Any, data: DataSet, replicas: int) -> "I
     return Injector(fault, model, replicas)
 
 
-def warn_of_fault(fault: Fault) -> list[str]:
+def warn_of_fault(fault: FaultSettings) -> list[str]:
     """Sentences for the header: nobody should take a rehearsal for the real thing."""
     words = []
     if fault.kind != "none":
@@ -41,7 +41,7 @@ def warn_of_fault(fault: Fault) -> list[str]:
     return words
 
 
-def _when(fault: Fault) -> str:
+def _when(fault: FaultSettings) -> str:
     parts = [f"step {step}" for step in fault.at_steps]
     if fault.every_steps is not None:
         parts.append("every step" if fault.every_steps == 1 else f"every {fault.every_steps} steps")
@@ -54,13 +54,13 @@ def _when(fault: Fault) -> str:
 
 
 class Injector:
-    """Spoils the training steps of one model as a `Fault` says; evaluation is left alone.
+    """Spoils the training steps of one model as a `FaultSettings` says; evaluation is left alone.
 
     `around` wraps a `precision` train step. What decides is the number of the step, read from the optimizer's own count
     on the device, so that neither steps per call nor a resumed run make a difference.
     """
 
-    def __init__(self, fault: Fault, model: Any, replicas: int = 1) -> None:
+    def __init__(self, fault: FaultSettings, model: Any, replicas: int = 1) -> None:
         self.fault, self.model, self.replicas = fault, model, replicas
         self._now = threading.local()  # the replicas of a MirroredStrategy are traced in threads that take turns
         self._compute_loss = model.compute_loss

@@ -1,7 +1,7 @@
 """Where the steps of an epoch get their examples: from data that stays on the device, or in chunks sent to it.
 
 Both hand out the same batches in the same order, which depends on the seed and the epoch only, so that it makes no
-difference to the result which one runs or where a run is taken up again.
+difference to the result which one runs or where a run is taken up again. `shuffle_check` finds a stream that can't.
 """
 
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.examples import Batch, Examples, Stream, leaves
-from mpt_cli.training.engine import Engine, Rows
+from mpt_cli.data.examples import Batch, Examples, Stream, fingerprint_arrays, leaves
+from mpt_cli.training.engine import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
 
@@ -23,7 +23,7 @@ class Piece:
     """Steps for one call: `rows[:count]` of `source`."""
 
     source: Any
-    rows: Rows
+    rows: BatchIndices
     count: int
 
     def divide(self, done: int) -> "tuple[Piece, Piece]":
@@ -219,7 +219,30 @@ def _joined(batches: list[Batch], length: int) -> Any:
     return tuple(join([batch[i] for batch in batches]) for i in range(3))
 
 
-def _padded(indices: NDArray[np.int32], capacity: int) -> Rows:
+def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:
     if len(indices) == capacity:
         return indices
     return np.concatenate([indices, np.zeros((capacity - len(indices), indices.shape[1]), np.int32)])
+
+
+def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
+    """The first `batch_size` examples, or all where there are fewer, in the order of the source."""
+    if isinstance(data, Stream):
+        return next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
+    first = data.take(slice(0, batch_size))
+    return first.x, first.y, first.sample_weight
+
+
+def shuffle_check(data: Examples | Stream, first: Batch) -> list[str]:
+    """A warning where a stream, read once more, does not begin with the examples of `first`.
+
+    A dataset.shuffle(n) draws another order each time it is read, which depends on how often the process has read it.
+    """
+    if isinstance(data, Examples):
+        return []
+    again = first_batch(data, len(Examples(*first)))
+    if fingerprint_arrays([Examples(*again)]) == fingerprint_arrays([Examples(*first)]):
+        return []
+    return ["data: the dataset gives its examples in another order, or others, each time it is read. A resumed run "
+            "can't repeat that: of the epoch it goes on with, it leaves some out and sees some twice. Leave shuffling "
+            "to trainer.shuffle, or use dataset.shuffle(..., reshuffle_each_iteration=False)."]  # fmt: skip

@@ -4,23 +4,22 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
-from mpt_cli.telemetry.block import Block, Lines
-from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import ZERO_GRADIENTS, Health, Stop
-from mpt_cli.telemetry.ledger import Ledger
-from mpt_cli.telemetry.records import GradientSample, Snapshot
-from mpt_cli.training.checkpointer import Checkpointer
+from mpt_cli.telemetry.health import ZERO_GRADIENTS, HealthRules, Stop
+from mpt_cli.telemetry.ledger import Ledger, StepRecords
+from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
+from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.training.backend import memory_in_use
+from mpt_cli.training.checkpoint import Checkpointer
+from mpt_cli.training.distribution import ProcessGroup
 from mpt_cli.training.engine import Engine
 from mpt_cli.training.feed import Feed, Piece
-from mpt_cli.training.interruption import Interruption
-from mpt_cli.training.memory import memory_in_use
-from mpt_cli.training.processes import Together
+from mpt_cli.training.gradient_samples import GradientSampler
+from mpt_cli.training.outcome import Interruption, Outcome
 from mpt_cli.training.progress import Progress
-from mpt_cli.training.sampling import Sampler
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """How long to train and how often to report. `steps_per_call` None lets the stopwatch choose."""
 
     epochs: int
@@ -31,21 +30,12 @@ class Plan:
     steps_per_call: int | None
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
-
-    progress: Progress
-    stop: Stop | None = None
-    signal: Signals | None = None
-
-
 class Trainer:
     """Runs an engine over a feed until the plan, a health rule or a signal ends it, reporting to telemetry."""
 
     def __init__(
-        self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: Plan, telemetry: Telemetry,
-        ledger: Ledger, health: Health, checkpointer: Checkpointer,
+        self, engine: Engine, train_feed: Feed, validation_feed: Feed | None, plan: TrainingPlan, telemetry: Telemetry,
+        ledger: Ledger, health: HealthRules, checkpointer: Checkpointer,
     ) -> None:  # fmt: skip
         self.engine, self.train_feed, self.validation_feed = engine, train_feed, validation_feed
         self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
@@ -54,9 +44,9 @@ class Trainer:
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
-        self.sampler: Sampler | None = None  # None where nothing computes in float16
+        self.sampler: GradientSampler | None = None  # None where nothing computes in float16
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
-        self.together: Together | None = None  # where several processes train, whose calls must be the same
+        self.together: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -156,7 +146,7 @@ class Trainer:
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
         every = self.plan.log_every_steps
-        lines = Lines(every - self.ledger.seen % every, every)
+        lines = LoggedSteps(every - self.ledger.seen % every, every)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.rows, piece.count, lines, self.health.watch(self.ledger))
         block = call.wait()
@@ -167,7 +157,7 @@ class Trainer:
             self._take_in(part)
         return left
 
-    def _take_in(self, part: Block) -> None:
+    def _take_in(self, part: StepRecords) -> None:
         """The next steps, up to a line of the log or the end of the call."""
         self.telemetry.events(self.ledger.absorb(part, self.progress.epoch))
         self.progress.step_in_epoch += len(part)
@@ -175,7 +165,7 @@ class Trainer:
             self._log(part.metrics)
         self._stop = self._stop or self.health.check(self.ledger)
 
-    def _sample(self, sampler: Sampler) -> GradientSample | None:
+    def _sample(self, sampler: GradientSampler) -> GradientSample | None:
         assert self.last_piece is not None
         sample = sampler.take(self.last_piece, self.ledger.seen, self.ledger.scale)
         self.ledger.sample = sample or self.ledger.sample

@@ -1,22 +1,45 @@
-"""One module per verb, each with `configure(parser)` and `run(arguments) -> exit code`; imported when it is called."""
+"""The verbs: in which module each stands, and its line in `mpt --help`.
+
+A verb NAME is an entry here and two functions in its module: `configure_NAME(parser)`, and `run_NAME(arguments)`, which
+returns the exit code and whose docstring is the description in `mpt NAME --help`. The module is imported when the verb
+is called.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`module` of `mpt_cli.verbs`; a verb without a `meaning` is not listed."""
+
+    module: str
+    meaning: str = ""
+
 
 VERBS = {
-    "train": "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10",
-    "sweep": "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2",
-    "diagnose": "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
-    "compare": "one recipe under several precisions, side by side: mpt compare conf=digits_cnn",
-    "report": "one page of a run, of several overlaid, of a sweep or of a comparison",
-    "reproduce": "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml",
-    "verify-resume": "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp",
-    "evaluate": "metrics of a finished run's model",
-    "export": "a finished run's model as .keras, SavedModel or ONNX",
-    "check": "is the configuration sound? --build also builds the model and audits its dtypes",
-    "show": "the resolved configuration, and which functions it would import",
-    "list": "what there is: recipes, models, data, policies, optimizers, keys",
-    "copy": "a recipe as a file of your own to edit",
-    "doctor": "versions, devices, what each policy gains here, what is missing",
-    "completion": "the script that completes mpt's words in bash, zsh or fish",
+    "train": Verb("train", "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10"),
+    "sweep": Verb("sweep", "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2"),
+    "diagnose": Verb(
+        "diagnose",
+        "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
+    ),
+    "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
+    "report": Verb("finished_runs", "one page of a run, of several overlaid, of a sweep or of a comparison"),
+    "reproduce": Verb(
+        "reproduce", "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml"
+    ),
+    "verify-resume": Verb(
+        "train", "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp"
+    ),
+    "evaluate": Verb("finished_runs", "metrics of a finished run's model"),
+    "export": Verb("finished_runs", "a finished run's model as .keras, SavedModel or ONNX"),
+    "check": Verb("inspection", "is the configuration sound? --build also builds the model and audits its dtypes"),
+    "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
+    "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),
+    "copy": Verb("inspection", "a recipe as a file of your own to edit"),
+    "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
+    "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
+    "__complete": Verb("completion"),
+    "__killed": Verb("train"),
 }
-HIDDEN_VERBS = ("__complete", "__killed")
-EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
-            5 expectation not met, 130 interrupted, 143 terminated"""
+LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}

@@ -1,4 +1,4 @@
-"""Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
+"""`diagnose`: which loss scale does this model need, and which layer made a run overflow?"""
 
 import argparse
 import sys
@@ -6,17 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.settings.command import command, conf_word
-from mpt_cli.settings.locate import recipe_paths
-from mpt_cli.verbs.common import add_json, add_words, print_json
+from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.diagnose.directory import DiagnosisDirectory
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory
     from mpt_cli.settings.schema import Settings
 
-_EXAMPLES = """examples:
+_DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose conf=digits_cnn
   mpt diagnose conf=underflow loss_scale=none --at-steps 0,100,400
   mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
@@ -27,8 +26,8 @@ _EXAMPLES = """examples:
 It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_words(parser)
+def configure_diagnose(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
     parser.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
@@ -37,29 +36,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
                         "or in the run directory")  # fmt: skip
     add_json(parser)
-    parser.epilog = _EXAMPLES
+    parser.epilog = _DIAGNOSE_EXAMPLES
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_diagnose(arguments: argparse.Namespace) -> int:
+    """Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
     run_dirs = [word for word in arguments.words if "=" not in word.split("/")[0] and Path(word).expanduser().is_dir()]
     _check(arguments, run_dirs)
     if run_dirs:
-        from mpt_cli.verbs.diagnose_run import diagnose_run
-
-        return diagnose_run(run_dirs[0], arguments, _speaker(arguments))
-    return _diagnose_recipe(arguments, _speaker(arguments))
+        return diagnose_run(run_dirs[0], arguments, _progress_printer(arguments))
+    return _diagnose_recipe(arguments, _progress_printer(arguments))
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from mpt_cli.diagnose.directory import DiagnosisDirectory, check_target
-    from mpt_cli.diagnose.one_device import on_one_device
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, on_one_device
     from mpt_cli.job import with_drawn_seed
     from mpt_cli.runs.directory import default_parent
     from mpt_cli.settings import load_settings
 
     steps = _read_steps(arguments.at_steps)
     settings = with_drawn_seed(on_one_device(load_settings(arguments.words), say))
-    check_target(arguments.write)
+    check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
         found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
     files = [str(file) for file in directory.files]
@@ -73,7 +70,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     else:
         from rich.console import Console
 
-        from mpt_cli.diagnose.table import print_diagnosis
+        from mpt_cli.diagnose.display import print_diagnosis
 
         print_diagnosis(found, files, Console(file=sys.stdout, highlight=False))
     return OK
@@ -87,10 +84,10 @@ def _measure(
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
-    from mpt_cli.diagnose.content import diagnosis_content
+    from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
+    from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import Request
-    from mpt_cli.diagnose.picture import write_pictures
 
     found = diagnose(settings, platform, Request(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
@@ -99,7 +96,7 @@ def _measure(
     return found, content
 
 
-def _speaker(arguments: argparse.Namespace) -> Callable[[str], None]:
+def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
     """Where progress is said: on standard output, or beside the JSON on standard error."""
     stream = sys.stderr if arguments.json else sys.stdout
     return lambda text: print(text, file=stream, flush=True)
@@ -126,7 +123,7 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
 
 
 def _of_configuration(run_dir: str) -> str:
-    return command("diagnose", conf_word(Path(run_dir) / "config.yaml"))
+    return shell_command("diagnose", conf_override(Path(run_dir) / "config.yaml"))
 
 
 def _missing_directories(words: list[str]) -> list[Problem]:
@@ -149,3 +146,33 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
         rule = "must be whole numbers with commas between them, as in 0,100,500."
         raise ConfigError(Problem("--at-steps", rule, text))
     return tuple(sorted({int(word) for word in words}))
+
+
+def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    """5 where no layer can be named, because the step does not overflow when it is trained again."""
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory, find_overflow, on_one_device
+    from mpt_cli.runs.directory import RunDirectory
+    from mpt_cli.runs.resume import stored_settings
+    from mpt_cli.training.backend import prepare_backend
+
+    run = RunDirectory.open(run_dir)
+    overflow = find_overflow(run, arguments.step)
+    settings = on_one_device(stored_settings(run), say)
+    with DiagnosisDirectory.making(arguments.out, run.path) as directory:
+        platform = prepare_backend(settings)
+        from mpt_cli.diagnose.overflow import examine_overflow, overflow_content, overflow_sentences, replay
+
+        replayed = replay(run, settings, platform, overflow, say)
+        found = examine_overflow(replayed)
+        content = {**overflow_content(replayed, found), "directory": str(directory.path)}
+        directory.write(content)
+    if arguments.json:
+        print_json(content)
+    else:
+        from rich.console import Console
+
+        from mpt_cli.diagnose.display import print_labelled
+
+        rows = [*overflow_sentences(replayed, found), ("file", str(directory.diagnosis_json))]
+        print_labelled(rows, Console(file=sys.stdout, highlight=False))
+    return OK if content["status"] == "ok" else MISMATCH

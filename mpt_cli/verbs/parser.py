@@ -1,23 +1,64 @@
-"""From a verb to its module and its parser."""
+"""From a verb to its functions and its parser, and the arguments and the JSON that several verbs share."""
 
 import argparse
 import importlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import SCHEMA_VERSION
+from mpt_cli.verbs import VERBS
 
-def verb_module(verb: str) -> Any:
-    """The module of `mpt_cli.verbs` that does it; hidden verbs have underscores before their names."""
-    return importlib.import_module(f"mpt_cli.verbs.{verb.strip('_').replace('-', '_')}")
+
+@dataclass(frozen=True)
+class VerbFunctions:
+    """What a verb's module holds for it."""
+
+    configure: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def load_verb(verb: str) -> VerbFunctions:
+    """The functions of one verb, whose module is imported now."""
+    module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
+    name = verb.strip("_").replace("-", "_")
+    return VerbFunctions(getattr(module, f"configure_{name}"), getattr(module, f"run_{name}"))
 
 
 def verb_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb, with what its module adds to it."""
-    module = verb_module(verb)
+    functions = load_verb(verb)
     parser = argparse.ArgumentParser(
         prog=f"mpt {verb}",
-        description=module.__doc__,
+        description=inspect.getdoc(functions.run),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    module.configure(parser)
+    functions.configure(parser)
     return parser
+
+
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="conf=... key=value",
+        help="conf= takes a recipe's name (`mpt list`) or the path of your own YAML; each key=value changes one key, "
+        "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
+        "fault)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+
+
+def add_best(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One object that strict parsers read, with its schema_version."""
+    print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.verbs.common import add_json, print_json
+from mpt_cli.verbs.parser import add_json, print_json
 
 if TYPE_CHECKING:
-    from mpt_cli.runs.reproduction import Reproduction
-    from mpt_cli.runs.targets import Target
+    from mpt_cli.reproduce.reproduction import ReproduceTarget, Reproduction
 
-_EXAMPLES = """examples:
+_REPRODUCE_EXAMPLES = """examples:
   mpt reproduce digits_mlp overflow -j 2
   mpt reproduce --all --junit results.xml       every shipped recipe that can run on this machine
   mpt reproduce runs/digits_cnn/RUN             against its own summary: bit for bit
@@ -23,7 +22,7 @@ _EXAMPLES = """examples:
   mpt reproduce digits_mlp seed=7               with changes"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
+def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("words", nargs="*", metavar="NAME|FILE|RUN_DIR … key=value …",
                         help="recipes, recipe files, run directories (./NAME where a recipe is called "
                         "NAME); changes to all of them")  # fmt: skip
@@ -35,19 +34,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)
-    parser.epilog = _EXAMPLES
+    parser.epilog = _REPRODUCE_EXAMPLES
 
 
-def run(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.junit import check_junit, write_junit
-    from mpt_cli.runs.reproduction import create_folder, reproduce
-    from mpt_cli.verbs.reproduce_print import Reporter
+def run_reproduce(arguments: argparse.Namespace) -> int:
+    """Run recipes or earlier runs again and hold them against what was expected; exit code 5 where that is missed."""
+    from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_junit
+    from mpt_cli.reproduce.reproduction import create_output_folder, reproduce
 
-    targets, left_out = _targets(arguments)
+    targets, left_out = _read_targets(arguments)
     if arguments.junit:
         check_junit(Path(arguments.junit))
-    folder = create_folder(arguments.output)
-    reporter = Reporter(sys.stderr if arguments.json else sys.stdout)
+    folder = create_output_folder(arguments.output)
+    reporter = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     reporter.start(targets, left_out)
     lock = threading.Lock()
 
@@ -67,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
     return MISMATCH if missed else OK
 
 
-def _targets(arguments: argparse.Namespace) -> "tuple[list[Target], dict[str, str]]":
-    from mpt_cli.runs.targets import all_targets, find_target, names_run
+def _read_targets(arguments: argparse.Namespace) -> "tuple[list[ReproduceTarget], dict[str, str]]":
+    from mpt_cli.reproduce.reproduction import all_targets, find_target, names_run
 
     changes = [word for word in arguments.words if "=" in word and not Path(word).exists()]
     names = [word for word in arguments.words if word not in changes]
@@ -92,7 +91,7 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
 
 def _update(result: "Reproduction") -> bool:
     """Whether the recipe now expects what came out; a run that failed gives nothing to write."""
-    from mpt_cli.runs.update import new_figures, updated_text, write_recipe
+    from mpt_cli.runs.expectations import new_figures, updated_text, write_recipe
 
     target, missed = result.target, [check for check in result.checks if not check.passed]
     if target.recipe is None or any(check.name not in target.expect or check.got is None for check in missed):

@@ -1,21 +1,23 @@
-"""Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
+"""Many runs of one command line, each in a process of its own: `sweep` ranks them, `compare` holds precisions side by
+side.
+"""
 
 import argparse
 import sys
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.sweep.launchers.settings import LOCAL, NAMES, split_launcher_words
-from mpt_cli.sweep.search.settings import SAMPLERS, Search
-from mpt_cli.verbs.common import add_words, print_json
+from mpt_cli.jobs.launchers import LAUNCHERS, LOCAL, split_launcher_overrides
+from mpt_cli.sweep.samplers import SAMPLERS, SearchSettings
+from mpt_cli.verbs.parser import add_overrides, print_json
 
 if TYPE_CHECKING:
-    from mpt_cli.sweep.launchers.launcher import Launcher
-    from mpt_cli.sweep.ranking import SweepResults
+    from mpt_cli.jobs.launchers import Launcher
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.results import SweepResults
     from mpt_cli.sweep.run import Options
-    from mpt_cli.sweep.screen import Screen
 
-_EXAMPLES = """values, in Hydra's grammar:
+_SWEEP_EXAMPLES = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     one after another
   loss_scale.initial_scale='2**range(8,25,4)'   powers: 2**8, 2**12 … 2**24
   'seed=range(5)'  'optimizer.learning_rate=choice(1e-3,1e-2)'  'conf=glob(digits_*)'  'policy=glob(mixed_*)'
@@ -43,9 +45,9 @@ exit code: 0 when every job is good; 4 when those that failed did so numerically
 3, 2 and 143, which stands for killed, lost or timed out). The table and the files are complete all the same."""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_words(parser)
-    parser.epilog = _EXAMPLES
+def configure_sweep(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.epilog = _SWEEP_EXAMPLES
     parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: what cores, memory and "
                         "GPUs allow, and 16 on a cluster")  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
@@ -59,20 +61,24 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", choices=SAMPLERS, help="how a search chooses; default: tpe, whose first 10 are "
                         "random")  # fmt: skip
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
-    parser.add_argument("--launcher", choices=NAMES, help="where the jobs run, each a process as ever; default: local, "
-                        "and with --resume as before")  # fmt: skip
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        help="where the jobs run, each a process as ever; default: local, and with --resume as before",
+    )
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    words, launcher_words = split_launcher_words(arguments.words)
-    _check(arguments, words)
+def run_sweep(arguments: argparse.Namespace) -> int:
+    """Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
+    words, launcher_words = split_launcher_overrides(arguments.words)
+    _check_sweep(arguments, words)
     launcher = _launcher(arguments, launcher_words)
-    from mpt_cli.sweep.files import results_dict
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.report import results_dict
     from mpt_cli.sweep.run import Options
-    from mpt_cli.sweep.screen import Screen
     from mpt_cli.sweep.table import objective_lines, print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
@@ -80,7 +86,11 @@ def run(arguments: argparse.Namespace) -> int:
                       launcher=launcher)  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
-    found, code = _resume(arguments, options, screen) if arguments.resume else _start(arguments, words, options, screen)
+    found, code = (
+        _resume_sweep_or_search(arguments, options, screen)
+        if arguments.resume
+        else _start_sweep_or_search(arguments, words, options, screen)
+    )
     if arguments.json:
         for line in objective_lines(found):
             screen.say(line)
@@ -90,22 +100,20 @@ def run(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _start(
+def _start_sweep_or_search(
     arguments: argparse.Namespace, words: list[str], options: "Options", screen: "Screen"
 ) -> "tuple[SweepResults, int]":
-    from mpt_cli.sweep.run import start_sweep
-    from mpt_cli.sweep.search.run import start_search
+    from mpt_cli.sweep.run import start_search, start_sweep
 
     search = _search(arguments)
     return start_search(words, search, options, screen) if search else start_sweep(words, options, screen)
 
 
-def _resume(
+def _resume_sweep_or_search(
     arguments: argparse.Namespace, options: "Options", screen: "Screen"
 ) -> "tuple[SweepResults, int]":  # fmt: skip
     from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.run import resume_sweep
-    from mpt_cli.sweep.search.run import resume_search
+    from mpt_cli.sweep.run import resume_search, resume_sweep
 
     if "search" in SweepDirectory.open(arguments.resume).read_plan()[1]:
         return resume_search(arguments.resume, arguments.trials, options, screen)
@@ -114,15 +122,15 @@ def _resume(
     return resume_sweep(arguments.resume, options, screen)
 
 
-def _search(arguments: argparse.Namespace) -> Search | None:
+def _search(arguments: argparse.Namespace) -> SearchSettings | None:
     if arguments.trials is None:
         return None
-    return Search(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)
+    return SearchSettings(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)
 
 
 def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | None":
+    from mpt_cli.jobs.launchers import Launcher
     from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.launchers.launcher import Launcher
 
     if arguments.resume is not None and arguments.launcher is None and not words:
         return Launcher.from_facts(SweepDirectory.open(arguments.resume).read_plan()[1])
@@ -133,8 +141,7 @@ def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options"
     from dataclasses import asdict
 
     from mpt_cli.sweep.plan import make_plan, plan_lines
-    from mpt_cli.sweep.run import split_words
-    from mpt_cli.sweep.search.run import space_lines
+    from mpt_cli.sweep.run import space_lines, split_overrides
 
     search = _search(arguments)
     if search is not None:
@@ -142,7 +149,7 @@ def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options"
         print_json({"search": lines}) if arguments.json else print("\n".join(lines))
         return OK
 
-    words, _ = split_words(given)
+    words, _ = split_overrides(given)
     plan = make_plan(words, is_here=options.is_here, objective=options.objective)
     if arguments.json:
         print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
@@ -151,7 +158,7 @@ def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options"
     return OK
 
 
-def _check(arguments: argparse.Namespace, words: list[str]) -> None:
+def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
     problems = []
     if arguments.jobs is not None and arguments.jobs < 1:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
@@ -167,5 +174,74 @@ def _check(arguments: argparse.Namespace, words: list[str]) -> None:
     for name, value in (("--sampler", arguments.sampler), ("--sampler-seed", arguments.sampler_seed)):
         if value is not None and (arguments.trials is None or arguments.resume is not None):
             problems.append(Problem(name, "is for a new search: give --trials too, and no --resume.", value))
+    if problems:
+        raise ConfigError(problems)
+
+
+_COMPARE_EXAMPLES = """examples:
+  mpt compare conf=digits_cnn                                  float32, mixed_float16 and mixed_bfloat16
+  mpt compare conf=digits_cnn policy=float32,mixed_float16 --seeds 3
+  mpt compare conf=digits_mlp policy=mixed_float16 loss_scale=dynamic,fixed,none
+  mpt compare conf=digits_mlp policy=float32,mixed_float16 backend=tensorflow,jax compare_dir=mine
+  mpt compare --resume mine                                    what is missing or failed, and nothing else
+  mpt report mine                                              table and page again
+
+The baseline is float32, of the same backend; without float32, the first. Jobs run one after another, so that their
+speeds can be compared; several seeds are rounds, every other one backwards.
+
+exit code: as of `mpt sweep`: 0 when every run is good, else the gravest of theirs. A precision that does not pay, or
+gives other results, is a finding and no failure."""
+
+
+def configure_compare(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.epilog = _COMPARE_EXAMPLES
+    parser.add_argument("-j", "--jobs", type=int, metavar="N", help="jobs at a time; default: 1. With more, "
+                        "speeds are not compared")  # fmt: skip
+    parser.add_argument("--seeds", type=int, metavar="N", help="repeat with N seeds, from the recipe's on; default: 1")
+    parser.add_argument("--tolerance", type=float, metavar="X", help="how far the objective may be from the baseline's "
+                        "and still be equal; default: 0.01 of an accuracy, 5 %% of a loss")  # fmt: skip
+    parser.add_argument("--objective", metavar="NAME[:min|:max]", help="the metric that is quality; default: the first "
+                        "of val_accuracy, val_loss, accuracy, loss that the runs have")  # fmt: skip
+    parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
+    parser.add_argument("--resume", metavar="COMPARE_DIR", help="run what is missing or failed in an earlier one")
+    parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
+    parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    """One recipe under several precisions, same seed, data and order: quality, speed, memory and skips side by side."""
+    _check_compare(arguments)
+    from mpt_cli.compare.report import comparison_dict, print_comparison
+    from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.run import Options
+
+    screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
+    if arguments.resume is not None:
+        found, code = resume_compare(arguments.resume, options, screen)
+    else:
+        measure = CompareSettings(arguments.seeds, arguments.tolerance)
+        found, code = start_compare(arguments.words, measure, options, screen)
+    if arguments.json:
+        print_json(comparison_dict(found))
+    else:
+        print_comparison(found, screen)
+    return code
+
+
+def _check_compare(arguments: argparse.Namespace) -> None:
+    problems = []
+    if arguments.jobs is not None and arguments.jobs < 1:
+        problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    if arguments.tolerance is not None and not arguments.tolerance >= 0:
+        problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
+    fixed = (arguments.words or None, arguments.jobs, arguments.seeds, arguments.tolerance)
+    if arguments.resume is not None and any(value is not None for value in fixed):
+        remedy = "The comparison's own stand in its compare.json."
+        problems.append(Problem("--resume", "must be given without words, -j, --seeds and --tolerance.", None, remedy))
     if problems:
         raise ConfigError(problems)

@@ -1,15 +1,24 @@
-"""Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
+"""One run: `train`, and `verify-resume`, which proves that a killed one goes on as if nothing had happened."""
 
 import argparse
 import os
+import signal
 import sys
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mpt_cli.errors import OK
+from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.verbs.common import add_words
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
-_EXAMPLES = """examples:
+if TYPE_CHECKING:
+    from mpt_cli.reproduce.resume_proof import ResumeProof
+
+_TRAIN_EXAMPLES = """examples:
   mpt train conf=digits_cnn
   mpt train conf=digits_cnn policy=mixed_bfloat16 trainer.epochs=3 seed=1
   mpt train conf=digits_cnn loss_scale=fixed loss_scale.initial_scale=2**10
@@ -20,36 +29,38 @@ _EXAMPLES = """examples:
   mpt train conf=digits_cnn run_dir=r resume=auto    begin or go on: the same command every time"""
 
 
-def configure(parser: argparse.ArgumentParser) -> None:
-    add_words(parser)
-    parser.epilog = _EXAMPLES
+def configure_train(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.epilog = _TRAIN_EXAMPLES
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress")
 
 
-def run(arguments: argparse.Namespace) -> int:
-    words = with_own_configuration(arguments.words)
+def run_train(arguments: argparse.Namespace) -> int:
+    """Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
+    words = with_configuration_of_run(arguments.words)
     settings = load_settings(words)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, words)) is not None:
         return code
-    from mpt_cli import job, launch
-    from mpt_cli.runs.summary import summary_dict
-    from mpt_cli.verbs.common import print_json
+    from mpt_cli import job
+    from mpt_cli.jobs import launch
+    from mpt_cli.runs.directory import summary_dict
+    from mpt_cli.verbs.parser import print_json
 
     command = ["mpt", "train", *words]
     with open(os.devnull, "w") as nowhere, launch.others_released(settings):
         stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
-        summary = job.train(settings, command, job.Audience(stream))
+        summary = job.train(settings, command, job.Reporters(stream))
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
-        print(f"mpt train: {_ending_words(summary.status, summary.explanation)}", file=sys.stderr)
+        print(f"mpt train: {_format_ending(summary.status, summary.explanation)}", file=sys.stderr)
     return summary.exit_code
 
 
-def _ending_words(status: str, explanation: str) -> str:
+def _format_ending(status: str, explanation: str) -> str:
     """
-    >>> _ending_words("failed", "DataError: no file"), _ending_words("stopped", "Stopped: loss is nan")
+    >>> _format_ending("failed", "DataError: no file"), _format_ending("stopped", "Stopped: loss is nan")
     ('failed: DataError: no file', 'Stopped: loss is nan')
     """
     return explanation if explanation.lower().startswith(status) else f"{status}: {explanation}"
@@ -57,17 +68,17 @@ def _ending_words(status: str, explanation: str) -> str:
 
 def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words: list[str]) -> int | None:
     """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
-    from mpt_cli import launch
-    from mpt_cli.training.processes import check_place, find_place
+    from mpt_cli.jobs import launch
+    from mpt_cli.training.distribution import check_process_info, find_process_info
 
     if launch.must_launch(settings):
         from mpt_cli.job import with_seed_of_run
 
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
         return launch.launch(settings, [*words, f"seed={with_seed_of_run(settings).seed}", *flags])
-    place = find_place(settings)
+    place = find_process_info(settings)
     if place is not None:
-        check_place(settings, place)
+        check_process_info(settings, place)
     if place is None or place.leads:
         return None
     from mpt_cli import job
@@ -76,7 +87,7 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
     return OK
 
 
-def with_own_configuration(words: list[str]) -> list[str]:
+def with_configuration_of_run(words: list[str]) -> list[str]:
     """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
     resumed = [word.removeprefix("resume=").strip("'\"") for word in words if word.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(word.startswith("conf=") for word in words):
@@ -84,3 +95,69 @@ def with_own_configuration(words: list[str]) -> list[str]:
     from mpt_cli.runs.directory import RunDirectory
 
     return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *words]
+
+
+class KillAt(Sink):
+    """Nothing is flushed, closed or saved: the process is gone at the end of the call that reaches `step`."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        if step >= self.step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def configure_killed(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument("--at", type=int, required=True, metavar="STEP")
+    parser.add_argument("--quiet", action="store_true")
+
+
+def run_killed(arguments: argparse.Namespace) -> int:
+    """Train until a step, then kill this very process as `kill -9` would; `mpt verify-resume` calls it."""
+    from mpt_cli import job
+
+    settings = load_settings(arguments.words)
+    audience = job.Reporters(sys.stderr, [KillAt(arguments.at)])
+    return job.train(settings, ["mpt", "train", *arguments.words], audience).exit_code
+
+
+_VERIFY_RESUME_EXAMPLES = """examples:
+  mpt verify-resume conf=digits_mlp trainer.epochs=3
+  mpt verify-resume conf=digits_cnn backend=jax trainer.max_steps=60 --at 31"""
+
+
+def configure_verify_resume(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument("--at", type=int, metavar="STEP", help="the step to kill it at; default: a random one")
+    parser.add_argument("--output", metavar="DIR", help="keep both runs here; default: they are thrown away")
+    add_json(parser)
+    parser.epilog = _VERIFY_RESUME_EXAMPLES
+
+
+def run_verify_resume(arguments: argparse.Namespace) -> int:
+    """Prove that a killed run goes on as if nothing had happened: run it whole, run it killed and resumed, compare."""
+    from mpt_cli.job import with_drawn_seed
+    from mpt_cli.reproduce.resume_proof import verify_resume
+
+    settings = with_drawn_seed(load_settings(arguments.words))
+    if (settings.distribute.processes or 1) > 1:
+        rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
+        raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
+    words = [*arguments.words, f"seed={settings.seed}"]  # the same for both runs
+    if arguments.output:
+        return _print_proof(verify_resume(words, Path(arguments.output), arguments.at), arguments)
+    with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
+        return _print_proof(verify_resume(words, Path(folder), arguments.at), arguments)
+
+
+def _print_proof(proof: "ResumeProof", arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        identical = proof.difference is None
+        print_json({"identical": identical, **asdict(proof), "folder": arguments.output and str(proof.folder)})
+    else:
+        print(f"killed at step {proof.killed_at} of {proof.steps}, resumed from step {proof.resumed_from}")
+        same = "identical: weights, optimizer, loss scale, events, metrics and summary, bit by bit"
+        print(same if proof.difference is None else f"NOT the same: {proof.difference}")
+    return OK if proof.difference is None else MISMATCH

@@ -7,7 +7,7 @@ from benchmarks.on_gpu.flops import forward_multiply_adds, training_flops
 from benchmarks.on_gpu.peaks import peak_of
 from benchmarks.on_gpu.report import judge
 from mpt_cli.models.build import build_model
-from mpt_cli.settings.models import ResNet, Transformer
+from mpt_cli.settings.variants import ResNet, Transformer
 
 
 def test_dense_layer_on_a_vector_counts_its_kernel() -> None:

@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.schema import Trainer
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
-from mpt_cli.training.checkpoint import CheckpointStore
-from mpt_cli.training.checkpointer import Checkpointer, Origin, Rhythm
+from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.training.checkpoint import Checkpointer, CheckpointSchedule, CheckpointStore, Origin
 from mpt_cli.training.progress import Progress, is_better
 
 
@@ -44,12 +43,12 @@ def said() -> list[str]:
 
 
 def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
-    rhythm = Rhythm(10, 1, None, "val_loss")
+    rhythm = CheckpointSchedule(10, 1, None, "val_loss")
     return Checkpointer(CheckpointStore(folder, 2, said.append), rhythm, _model(), Origin("dynamic", dataset), flush)
 
 
 def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, Ledger]:
-    return Progress(epochs + 1, in_epoch, epochs), Ledger(LedgerRules(), seen=step)
+    return Progress(epochs + 1, in_epoch, epochs), Ledger(LedgerOptions(), seen=step)
 
 
 def test_it_saves_by_steps_and_at_the_end_of_epochs(tmp_path: Path, said) -> None:
@@ -153,12 +152,12 @@ def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path, said) -> None:
     ],
 )
 def test_the_monitored_metric(monitor: str | None, names: list[str], chosen: str | None) -> None:
-    assert Rhythm.from_settings(Trainer(monitor=monitor), names).monitor == chosen
+    assert CheckpointSchedule.from_settings(TrainerSettings(monitor=monitor), names).monitor == chosen
 
 
 def test_a_metric_the_run_will_not_have_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"trainer.monitor: must be a metric of the run. Received: 'val_f1'. It"):
-        Rhythm.from_settings(Trainer(monitor="val_f1"), ["loss"])
+        CheckpointSchedule.from_settings(TrainerSettings(monitor="val_f1"), ["loss"])
 
 
 def test_progress_comes_back_from_strict_json_with_its_nan() -> None:

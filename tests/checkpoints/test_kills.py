@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.runs.comparison import first_difference
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.summary import read_summary
-from mpt_cli.training.checkpoint_files import name_of
+from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.runs.directory import RunDirectory, read_summary
+from mpt_cli.training.checkpoint import name_of
 
 KILLS = 20
 

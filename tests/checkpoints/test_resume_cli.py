@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.runs.summary import read_summary
+from mpt_cli.runs.directory import read_summary
 
 pytestmark = pytest.mark.slow
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=60"]

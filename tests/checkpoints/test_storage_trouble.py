@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.summary import read_summary
+from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.training.checkpoint import CheckpointStore
 
 STEPS = 92

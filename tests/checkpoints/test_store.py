@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.errors import BAD_DATA, DataError
-from mpt_cli.training import checkpoint_files
+from mpt_cli.training import checkpoint
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -130,7 +130,7 @@ def test_none_whole_is_an_error_and_never_a_silent_restart(store, said, kind: st
 
 
 def test_a_later_version_is_not_guessed_at(store, said, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_files, "SCHEMA_VERSION", 2)
+    monkeypatch.setattr(checkpoint, "SCHEMA_VERSION", 2)
     store.save(_checkpoint(10))
     monkeypatch.undo()
     with pytest.raises(DataError, match="none of the 1 checkpoints"):
@@ -243,7 +243,7 @@ def test_a_label_that_does_not_name_its_variables_is_read(store, monkeypatch: py
     content = json.loads(label.read_text())
     assert content.pop("data") == "step-000000010.npz"
     del content["checksum"]
-    label.write_text(json.dumps({**content, "checksum": checkpoint_files._checksum(content)}))
+    label.write_text(json.dumps({**content, "checksum": checkpoint._checksum(content)}))
     found = store.newest()
     assert found is not None and found.step == 10
 

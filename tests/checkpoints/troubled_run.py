@@ -52,7 +52,7 @@ def main(run_dir: Path, plan: dict[str, str], words: list[str]) -> int:
     settings = load_settings([*WORDS, f"run_dir={run_dir}", *words])
     trouble = Trouble(run_dir, {int(step): what for step, what in plan.items()})
     try:
-        return job.train(settings, [], job.Audience(sys.stdout, [trouble])).exit_code
+        return job.train(settings, [], job.Reporters(sys.stdout, [trouble])).exit_code
     except MptError as error:
         print(f"mpt train: {error}", file=sys.stderr)
         return error.exit_code

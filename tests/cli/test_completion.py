@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings.locate import recipe_paths
 from mpt_cli.settings.schema import SCALE_MODES
-from mpt_cli.verbs import VERBS
-from mpt_cli.verbs.candidates import complete_line
+from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.verbs import LISTED_VERBS
+from mpt_cli.verbs.completion import complete_line
 
 
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
         ("mpt tr", ["train"]),
-        ("mpt ", sorted(VERBS)),
+        ("mpt ", sorted(LISTED_VERBS)),
         ("mpt train conf=digits_c", ["conf=digits_cnn"]),
         ("mpt train conf=digits_cnn pol", ["policy.", "policy="]),
         ("mpt train policy=mixed_", ["policy=mixed_bfloat16", "policy=mixed_float16"]),

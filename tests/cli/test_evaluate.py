@@ -7,12 +7,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpt_cli import afterwards
-from mpt_cli.afterwards import check_model
+from mpt_cli import evaluation
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
+from mpt_cli.evaluation import check_model
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.training import evaluation
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {"val_loss": 0.5, "val_accuracy": 0.75},
@@ -23,7 +22,7 @@ PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {
 def run(tmp_path, monkeypatch):
     """A run directory with best weights of epoch 3, at step 60."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr(evaluation, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
     monkeypatch.setattr(evaluation, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
     (tmp_path / "run").mkdir()

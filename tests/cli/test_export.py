@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli import afterwards
+from mpt_cli import export as exporting
 from mpt_cli.cli import main
-from mpt_cli.training import evaluation, export_target
 
 
 class Model:
@@ -24,13 +23,13 @@ class Model:
 
 @pytest.fixture
 def export(tmp_path, monkeypatch):
-    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr(exporting, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
 
     def run(trouble: BaseException | None) -> int:
-        monkeypatch.setattr(evaluation, "load_trained", lambda _: Model(trouble))
+        monkeypatch.setattr(exporting, "load_trained", lambda _: Model(trouble))
         target = str(tmp_path / "out" / "served")
         return main(["export", str(tmp_path / "run"), "--format", "savedmodel", "--output", target])
 
@@ -57,7 +56,7 @@ def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, 
 @pytest.fixture
 def run_without_keras(tmp_path, monkeypatch):
     """The words for an export of a run, where Keras must not be needed."""
-    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr(exporting, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
@@ -79,7 +78,7 @@ def test_so_is_a_wrong_suffix(run_without_keras, capsys):
 
 
 def test_so_is_an_exporter_that_is_not_installed(run_without_keras, monkeypatch, capsys):
-    monkeypatch.setitem(export_target.EXPORTERS, "onnx", ["onnx_of_no_one"])
+    monkeypatch.setitem(exporting.EXPORTERS, "onnx", ["onnx_of_no_one"])
     assert main([*run_without_keras, "--format", "onnx"]) == 2
     said = capsys.readouterr().err
     assert "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'." in said

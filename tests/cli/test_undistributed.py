@@ -2,11 +2,11 @@
 
 import pytest
 
-from mpt_cli import afterwards
+from mpt_cli import evaluation, export, job
 from mpt_cli.cli import main
-from mpt_cli.compare.examine import measure_runs
+from mpt_cli.compare.footprint import measure_runs
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.schema import Distribute, Settings
+from mpt_cli.settings.schema import DistributeSettings, Settings
 
 TWO = ["conf=digits_mlp", "backend=jax", "distribute=data_parallel", "distribute.processes=2"]
 
@@ -26,27 +26,28 @@ def run(tmp_path, monkeypatch):
     def prepare(settings: Settings) -> None:
         raise Prepared(settings)
 
-    monkeypatch.setattr(afterwards, "check_model", lambda _: None)
+    monkeypatch.setattr(evaluation, "check_model", lambda _: None)
+    monkeypatch.setattr(export, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", prepare)
     (tmp_path / "config.yaml").write_text(resolved_yaml(load_settings(TWO)))
     return str(tmp_path)
 
 
 @pytest.mark.parametrize("use", [
-    afterwards.evaluate, lambda run: afterwards.export(run, "savedmodel"), lambda run: measure_runs([run]),
-    lambda _: afterwards.check_build(load_settings(TWO)),
+    evaluation.evaluate, lambda run: export.export(run, "savedmodel"), lambda run: measure_runs([run]),
+    lambda _: job.check_build(load_settings(TWO)),
 ], ids=["evaluate", "export", "compare", "check"])  # fmt: skip
 def test_a_run_of_several_processes_needs_only_one_device_afterwards(run, use):
     with pytest.raises(Prepared) as prepared:
         use(run)
-    assert prepared.value.settings.distribute == Distribute()
+    assert prepared.value.settings.distribute == DistributeSettings()
     assert prepared.value.settings.backend.name == "jax"
 
 
 def test_a_check_in_one_process_splits_the_batch_as_training_would(run):
     with pytest.raises(Prepared) as prepared:
-        afterwards.check_build(load_settings(["conf=digits_mlp", "distribute=mirrored", "distribute.devices=2"]))
-    assert prepared.value.settings.distribute == Distribute("mirrored", 2)
+        job.check_build(load_settings(["conf=digits_mlp", "distribute=mirrored", "distribute.devices=2"]))
+    assert prepared.value.settings.distribute == DistributeSettings("mirrored", 2)
 
 
 def test_verify_resume_says_that_it_is_for_one_process(capsys):

@@ -8,18 +8,18 @@ import pytest
 
 from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.locate import recipe_paths
-from mpt_cli.verbs import VERBS
+from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.verbs import LISTED_VERBS
 
 
 def test_help_names_every_verb_and_exit_code(mpt) -> None:
     done = mpt("--help")
     assert done.code == 0 and done.err == ""
-    assert all(f"\n  {verb} " in done.out for verb in VERBS)
+    assert all(f"\n  {verb} " in done.out for verb in LISTED_VERBS)
     assert "130 interrupted" in done.out
 
 
-@pytest.mark.parametrize("verb", sorted(VERBS))
+@pytest.mark.parametrize("verb", sorted(LISTED_VERBS))
 def test_each_verb_has_help_with_an_example(verb, mpt) -> None:
     done = mpt(verb, "--help")
     assert done.code == 0
@@ -135,13 +135,13 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
     ],
 )
 def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", _raiser(error))
+    monkeypatch.setattr("mpt_cli.verbs.inspection.load_settings", _raiser(error))
     done = mpt("check", "conf=digits_cnn")
     assert (done.code, done.err) == (code, words)
 
 
 def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", _raiser(RuntimeError("surprise")))
+    monkeypatch.setattr("mpt_cli.verbs.inspection.load_settings", _raiser(RuntimeError("surprise")))
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 1
     assert "Traceback" in done.err and "surprise" in done.err and "This is a bug in mpt" in done.err
@@ -154,7 +154,7 @@ def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch) -> 
         except ZeroDivisionError as error:
             raise errors.UserCodeError("model.builder: net raised ZeroDivisionError.") from error
 
-    monkeypatch.setattr("mpt_cli.verbs.check.load_settings", fail)
+    monkeypatch.setattr("mpt_cli.verbs.inspection.load_settings", fail)
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 2 and done.err.startswith("mpt check: model.builder: net raised ZeroDivisionError.\n\n")
     assert '"/home/me/nets.py", line 2, in net' in done.err and "This is a bug" not in done.err

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.compare import noise, page, run
+from mpt_cli.compare import report, results, run
 from mpt_cli.compare.results import Comparison
 from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
-from mpt_cli.sweep.screen import Screen
 
 STUB = Path(__file__).with_name("stub_run.py")
 TIMINGS = [{"device": "cpu", "operation": name, "dtype": dtype, "seconds": 1.0, "speed_against_float32": speed}
@@ -30,7 +30,7 @@ class Outcomes:
     started: list[str] = field(default_factory=list)
 
     def compare(self, words: Sequence[str], seeds: int | None = None, **options: Any) -> tuple[Comparison, int]:
-        return self._run(lambda own, screen: run.start_compare(words, run.Measure(seeds), own, screen), options)
+        return self._run(lambda own, screen: run.start_compare(words, run.CompareSettings(seeds), own, screen), options)
 
     def resume(self, path: Path) -> tuple[Comparison, int]:
         return self._run(lambda own, screen: run.resume_compare(str(path), own, screen), {})
@@ -58,8 +58,8 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
         return {"device": "CPU (2 cores)", "kind": "cpu", "runs": {str(path): footprint for path in runs}}
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "pictures", lambda stories: [])
+    monkeypatch.setattr(report, "run_pictures", lambda stories: [])
     monkeypatch.setattr(run, "examine_runs", examine)
     monkeypatch.setattr(run, "probe_backend", lambda backend, jit_compile: {"timings": TIMINGS})
-    monkeypatch.setattr(noise, "busy_core_seconds", lambda: None)
+    monkeypatch.setattr(results, "busy_core_seconds", lambda: None)
     return Outcomes()

@@ -5,17 +5,15 @@ import json
 
 import pytest
 
-from mpt_cli.compare import noise, run
-from mpt_cli.compare.directory import CompareDirectory
-from mpt_cli.compare.noise import NoiseMeter
-from mpt_cli.compare.results import read_comparison
-from mpt_cli.compare.table import columns, failure_lines, print_comparison
+from mpt_cli.compare import results, run
+from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare.report import columns, failure_lines, print_comparison
+from mpt_cli.compare.results import NoiseMeter, read_comparison
 from mpt_cli.compare.verdict import overall, sentences
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.sweep.child import Work
-from mpt_cli.sweep.directory import Ending
+from mpt_cli.jobs.queue import Command, Ending
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.screen import Screen
+from mpt_cli.sweep.progress import Screen
 
 THREE = ["conf=digits_mlp", "compare_dir=c", "trainer.batch_size=50"]
 
@@ -157,14 +155,14 @@ def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
 
 def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, monkeypatch, tmp_path):
     times, clock = iter([100.0, 103.0]), iter([10.0, 12.0])
-    monkeypatch.setattr(noise, "busy_core_seconds", lambda: next(times))
-    monkeypatch.setattr(noise, "usable_cores", lambda: 2)
-    monkeypatch.setattr(noise, "_own_seconds", lambda: 0.0)
-    monkeypatch.setattr(noise.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(results, "busy_core_seconds", lambda: next(times))
+    monkeypatch.setattr(results, "usable_cores", lambda: 2)
+    monkeypatch.setattr(results, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(results.time, "monotonic", lambda: next(clock))
     place = CompareDirectory(tmp_path)
     meter = NoiseMeter(place)
     meter.started(None)
-    meter.ended(Work(Job(1, "001", {}, []), [], tmp_path / "log"), Ending(0, 2.0))
+    meter.ended(Command(Job(1, "001", {}, []), [], tmp_path / "log"), Ending(0, 2.0))
     assert json.loads(place.noise_json.read_text())["others_share"] == {"001": 0.75}  # 3 of 4 core seconds
 
 

@@ -5,9 +5,8 @@ import math
 
 import pytest
 
-from mpt_cli.compare.quality import compare_quality, rule_words
-from mpt_cli.compare.speed import StepTime, speed_up, step_time
-from mpt_cli.sweep.objective import Objective
+from mpt_cli.compare.results import StepTime, compare_quality, format_rule, speed_up, step_time
+from mpt_cli.sweep.plan import Objective
 
 ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", falls=True)
 
@@ -39,10 +38,10 @@ def test_the_tolerance_can_be_chosen():
 
 
 def test_one_seed_says_what_it_can_not_tell():
-    assert rule_words(ACCURACY, [0.01], 1) == (
+    assert format_rule(ACCURACY, [0.01], 1) == (
         "Equal quality: val_accuracy within 0.0100 of the baseline. One seed can't tell the effect of a precision from "
         "chance: --seeds 3 can.")  # fmt: skip
-    assert "in the mean over 3 seeds" in rule_words(ACCURACY, [0.01], 3)
+    assert "in the mean over 3 seeds" in format_rule(ACCURACY, [0.01], 3)
 
 
 def test_the_step_time_is_the_median_of_the_logged_speeds(tmp_path):

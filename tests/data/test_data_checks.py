@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.checks import check_examples
-from mpt_cli.data.dtypes import to_numbers
 from mpt_cli.data.examples import Examples
-from mpt_cli.data.targets import read_target
+from mpt_cli.data.prepare import check_examples, read_target, to_numbers
 from mpt_cli.errors import DataError
 
 X = np.ones((4, 2))

@@ -4,11 +4,17 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from mpt_cli.data.assemble import Raw, build_data_set, prepare
-from mpt_cli.data.dtypes import to_numbers
+from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples
-from mpt_cli.data.targets import Target, labels_from_one_hot, read_target, warn_of_float_labels
-from mpt_cli.settings.data import Loader, Npz, TFRecord
+from mpt_cli.data.prepare import (
+    TargetSpec,
+    labels_from_one_hot,
+    prepare_examples,
+    read_target,
+    to_numbers,
+    warn_of_float_labels,
+)
+from mpt_cli.settings.variants import Loader, Npz, TFRecord
 
 
 def x_of(x):
@@ -48,7 +54,7 @@ def final(y, task="auto", num_classes=None, x=None):
     if task != "regression":
         examples = labels_from_one_hot(examples)
     target = read_target([examples], task, num_classes)
-    return target, prepare(examples, target, "it").y
+    return target, prepare_examples(examples, target, "it").y
 
 
 @pytest.mark.parametrize(("y", "task", "expected"), [
@@ -60,7 +66,7 @@ def final(y, task="auto", num_classes=None, x=None):
 ])
 def test_labels_become_int32_vectors(y, task, expected):
     target, labels = final(y, task)
-    assert target == Target("classification", 3)
+    assert target == TargetSpec("classification", 3)
     assert (labels.dtype, labels.tolist()) == (np.int32, expected)
 
 
@@ -72,7 +78,7 @@ def test_labels_become_int32_vectors(y, task, expected):
 ])
 def test_regression_targets_become_float32_matrices(y, task, outputs):
     target, values = final(y, task)
-    assert target == Target("regression", outputs)
+    assert target == TargetSpec("regression", outputs)
     assert (values.dtype, values.shape) == (np.float32, (3, outputs))
     assert values.ravel().tolist() == y.ravel().tolist()
 
@@ -91,11 +97,11 @@ def test_a_number_of_classes_makes_whole_floats_labels():
 def test_targets_in_a_dict_are_left_to_the_user():
     examples = Examples(np.ones((2, 2)), {"a": np.zeros(2, np.float32), "b": np.array([5, 6])})
     assert read_target([examples], "auto", None).task == "other"
-    assert prepare(examples, Target("other", None), "it").y["b"].tolist() == [5, 6]
+    assert prepare_examples(examples, TargetSpec("other", None), "it").y["b"].tolist() == [5, 6]
 
 
 def warnings_of(y, settings, task="auto", num_classes=None):
-    raw = Raw("it", Examples(np.ones((len(y), 2)), y), None, task, num_classes)
+    raw = RawArrays("it", Examples(np.ones((len(y), 2)), y), None, task, num_classes)
     return warn_of_float_labels(build_data_set(raw, settings, 0), settings)
 
 

@@ -7,11 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from mpt_cli.data import fingerprint
-from mpt_cli.data.examples import Examples
-from mpt_cli.data.fingerprint import fingerprint_arrays
+from mpt_cli.data import examples
+from mpt_cli.data.examples import Examples, fingerprint_arrays
 from mpt_cli.data.load import load_data
-from mpt_cli.settings.data import Digits
+from mpt_cli.settings.variants import Digits
 
 X = np.arange(6, dtype=np.float32).reshape(3, 2)
 Y = np.array([0, 1, 0], np.int32)
@@ -44,8 +43,8 @@ def test_training_and_validation_are_told_apart():
 
 
 def test_of_large_data_a_sample_is_hashed_and_this_is_said(monkeypatch):
-    monkeypatch.setattr(fingerprint, "WHOLE_BYTES", 100)
-    monkeypatch.setattr(fingerprint, "SAMPLE_BYTES", 90)
+    monkeypatch.setattr(examples, "WHOLE_BYTES", 100)
+    monkeypatch.setattr(examples, "SAMPLE_BYTES", 90)
     x = np.arange(100, dtype=np.float32)[:, None]  # 400 bytes and 100 of y: every 6th example
     value, said = fingerprint_arrays([Examples(x, np.zeros(100, np.int8))])
     assert said == "shapes and every 6th example"
@@ -57,7 +56,7 @@ def test_of_large_data_a_sample_is_hashed_and_this_is_said(monkeypatch):
 
 @pytest.mark.slow
 def test_it_is_the_same_in_another_process_and_changes_with_the_seed():
-    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.data import Digits; "
+    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.variants import Digits; "
                "print(load_data(Digits(), 5).fingerprint)")
     other = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
     assert load_data(Digits(), 5).fingerprint == other

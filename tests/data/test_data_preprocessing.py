@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from mpt_cli.data.assemble import Raw, build_data_set
+from mpt_cli.data.build import RawArrays, build_data_set
 from mpt_cli.data.examples import Examples
 from mpt_cli.data.load import load_data
 from mpt_cli.job import Start, _write_record
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.data import DataSettings
+from mpt_cli.settings.variants import DataSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.stopwatch import Stopwatch
+from mpt_cli.training.progress import Stopwatch
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
 
@@ -24,7 +24,7 @@ PIXELS = np.zeros((4, 2, 2), np.uint8)
     ({"image": PIXELS, "age": np.ones((4, 1))}, {"x['image']": 255}),
     ((np.ones((4, 1)), PIXELS), {"x[1]": 255})])
 def test_the_inputs_that_were_scaled_are_named(x, divided):
-    data = build_data_set(Raw("it", Examples(x, np.arange(4))), DataSettings(name="it"), 0)
+    data = build_data_set(RawArrays("it", Examples(x, np.arange(4))), DataSettings(name="it"), 0)
     assert data.preprocessing == ({"divided_by": divided} if divided else {})
 
 

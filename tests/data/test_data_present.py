@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.data.present import check_present
+from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.data import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
+from mpt_cli.settings.variants import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
 
 
 @pytest.fixture(autouse=True)

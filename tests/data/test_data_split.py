@@ -3,11 +3,10 @@
 import numpy as np
 import pytest
 
-from mpt_cli.data.assemble import Raw, build_data_set
-from mpt_cli.data.examples import Examples
-from mpt_cli.data.split import draw, split
+from mpt_cli.data.build import RawArrays, build_data_set
+from mpt_cli.data.examples import Examples, draw_examples, split_examples
 from mpt_cli.errors import DataError
-from mpt_cli.settings.data import DataSettings
+from mpt_cli.settings.variants import DataSettings
 
 
 def numbered(count):
@@ -24,88 +23,92 @@ def build(raw, seed=0, **settings):
 
 @pytest.mark.parametrize(("count", "fraction", "held_out"), [(10, 0.3, 3), (2, 0.01, 1), (2, 0.99, 1), (5, 0.5, 2)])
 def test_each_part_has_the_share_asked_for_and_at_least_one_example(count, fraction, held_out):
-    train, validation = split(numbered(count), fraction, seed=3)
+    train, validation = split_examples(numbered(count), fraction, seed=3)
     assert (len(train), len(validation)) == (count - held_out, held_out)
     assert sorted(rows(train) + rows(validation)) == list(range(count))
 
 
 def test_the_split_is_drawn_from_the_seed():
-    parts = {seed: rows(split(numbered(50), 0.2, seed)[1]) for seed in (0, 1)}
-    assert parts[0] == rows(split(numbered(50), 0.2, 0)[1])
+    parts = {seed: rows(split_examples(numbered(50), 0.2, seed)[1]) for seed in (0, 1)}
+    assert parts[0] == rows(split_examples(numbered(50), 0.2, 0)[1])
     assert parts[0] != parts[1]
 
 
 def test_fraction_0_holds_nothing_out():
-    train, validation = split(numbered(3), 0, seed=0)
+    train, validation = split_examples(numbered(3), 0, seed=0)
     assert (rows(train), validation) == ([0, 1, 2], None)
 
 
 def test_a_single_example_cannot_be_split():
     with pytest.raises(DataError, match=r"1 example can't be split .* data\.validation_fraction=0 for none"):
-        split(numbered(1), 0.2, seed=0)
+        split_examples(numbered(1), 0.2, seed=0)
 
 
 def test_in_order_the_last_part_is_held_out():
-    train, validation = split(numbered(10), 0.3, seed=0, in_order=True)
+    train, validation = split_examples(numbered(10), 0.3, seed=0, in_order=True)
     assert (rows(train), rows(validation)) == ([0, 1, 2, 3, 4, 5, 6], [7, 8, 9])
 
 
 def test_limit_draws_by_seed():
-    assert len(draw(numbered(10), 4, 0)) == 4
-    assert rows(draw(numbered(50), 9, 0)) == rows(draw(numbered(50), 9, 0)) != rows(draw(numbered(50), 9, 1))
+    assert len(draw_examples(numbered(10), 4, 0)) == 4
+    assert (
+        rows(draw_examples(numbered(50), 9, 0))
+        == rows(draw_examples(numbered(50), 9, 0))
+        != rows(draw_examples(numbered(50), 9, 1))
+    )
 
 
 def test_limit_in_order_keeps_the_order():
-    drawn = rows(draw(numbered(50), 9, 0, in_order=True))
+    drawn = rows(draw_examples(numbered(50), 9, 0, in_order=True))
     assert drawn == sorted(drawn)
 
 
 @pytest.mark.parametrize("limit", [None, 10, 11])
 def test_a_limit_beyond_the_examples_takes_all(limit):
-    assert rows(draw(numbered(10), limit, 0)) == list(range(10))
+    assert rows(draw_examples(numbered(10), limit, 0)) == list(range(10))
 
 
 def test_limit_comes_before_the_split():
-    data = build(Raw("it", numbered(100)), limit=10, validation_fraction=0.3)
+    data = build(RawArrays("it", numbered(100)), limit=10, validation_fraction=0.3)
     assert (len(data.train), len(data.validation)) == (7, 3)
 
 
 def test_a_validation_set_of_its_own_is_kept_and_limited_too():
-    data = build(Raw("it", numbered(20), numbered(8)), limit=5, validation_fraction=0)
+    data = build(RawArrays("it", numbered(20), numbered(8)), limit=5, validation_fraction=0)
     assert (len(data.train), len(data.validation)) == (5, 5)
-    assert len(build(Raw("it", numbered(20), numbered(8))).validation) == 8
+    assert len(build(RawArrays("it", numbered(20), numbered(8))).validation) == 8
 
 
 def test_classes_are_counted_before_limit_and_split():
     labels = np.append(np.zeros(30, int), 1)
-    data = build(Raw("it", Examples(np.ones((31, 2)), labels)), limit=2)
+    data = build(RawArrays("it", Examples(np.ones((31, 2)), labels)), limit=2)
     assert data.num_classes == 2
 
 
 def test_a_class_may_be_missing_in_validation():
-    data = build(Raw("it", numbered(4), Examples(np.ones((2, 1)), np.array([1, 1]))))
+    data = build(RawArrays("it", numbered(4), Examples(np.ones((2, 1)), np.array([1, 1]))))
     assert (data.num_classes, data.validation.y.tolist()) == (2, [1, 1])
 
 
 def test_a_class_only_in_validation_counts():
-    assert build(Raw("it", numbered(4), Examples(np.ones((2, 1)), np.array([2, 1])))).num_classes == 3
+    assert build(RawArrays("it", numbered(4), Examples(np.ones((2, 1)), np.array([2, 1])))).num_classes == 3
 
 
 def test_validation_of_another_shape_is_refused():
     message = r"^it: training and validation examples differ\. Received: x \(1,\) float32 with y \(\), against x \(2,\)"
     with pytest.raises(DataError, match=message):
-        build(Raw("it", numbered(4), Examples(np.ones((2, 2)), np.array([0, 1]))))
+        build(RawArrays("it", numbered(4), Examples(np.ones((2, 2)), np.array([0, 1]))))
 
 
 def test_problems_of_the_validation_set_say_so():
     with pytest.raises(DataError, match=r"^it \(validation\): x has 1 value that is NaN"):
-        build(Raw("it", numbered(4), Examples(np.array([[np.nan]]), np.array([0]))))
+        build(RawArrays("it", numbered(4), Examples(np.array([[np.nan]]), np.array([0]))))
 
 
 def test_columns_are_standardised_by_the_training_split_alone():
     train = Examples(np.array([[0.0, 5.0, 0], [4.0, 5.0, 1]]), np.array([10.0, 30.0]))
     held_out = Examples(np.array([[6.0, 6.0, 1]]), np.array([40.0]))
-    raw = Raw("it", train, held_out, "regression", standardise=np.array([True, True, False]), note="more")
+    raw = RawArrays("it", train, held_out, "regression", standardise=np.array([True, True, False]), note="more")
     data = build(raw)
     assert data.train.x.tolist() == [[-1, 0, 0], [1, 0, 1]]  # mean 2, deviation 2; a constant column by deviation 1
     assert data.validation.x.tolist() == [[2, 1, 1]]
@@ -117,24 +120,24 @@ def test_columns_are_standardised_by_the_training_split_alone():
 
 
 def test_labels_are_not_standardised():
-    raw = Raw("it", numbered(4), numbered(4), standardise=np.array([True]))
+    raw = RawArrays("it", numbered(4), numbered(4), standardise=np.array([True]))
     assert build(raw).train.y.tolist() == [0, 1, 0, 1]
 
 
 def test_the_largest_input_of_either_part_is_recorded():
-    raw = Raw("it", numbered(4), Examples(np.array([[-70_000.0], [1]]), np.array([0, 1])))
+    raw = RawArrays("it", numbered(4), Examples(np.array([[-70_000.0], [1]]), np.array([0, 1])))
     assert build(raw).max_abs_input == 70_000
 
 
 def test_tokens_have_no_largest_input():
     tokens = np.array([[3, 90_000], [1, 2]])
-    data = build(Raw("it", Examples(tokens, np.array([0, 1]))))
+    data = build(RawArrays("it", Examples(tokens, np.array([0, 1]))))
     assert (data.max_abs_input, data.input_dtype) == (0.0, "int32")
 
 
 def test_descriptions_of_several_inputs():
     x = {"image": np.ones((1200, 8, 8, 1)), "age": np.ones((1200, 1), int)}
-    data = build(Raw("it", Examples(x, np.arange(1200) % 3)), validation_fraction=0)
+    data = build(RawArrays("it", Examples(x, np.arange(1200) % 3)), validation_fraction=0)
     assert data.description == "it: 1,200 training examples of image 8x8x1, age 1, 3 classes"
     assert data.input_shape == {"image": (8, 8, 1), "age": (1,)}
     assert data.input_dtype == "float32+int32"
@@ -144,7 +147,7 @@ def test_descriptions_of_several_inputs():
 def test_sample_weights_are_split_along():
     weight = np.arange(10) + 0.5
     x = np.arange(10.0)[:, None]
-    data = build(Raw("it", Examples(x, np.arange(10) % 2, weight)))
+    data = build(RawArrays("it", Examples(x, np.arange(10) % 2, weight)))
     for part in (data.train, data.validation):
         assert part.sample_weight.tolist() == (part.x[:, 0] + 0.5).tolist()
         assert part.sample_weight.dtype == np.float32

@@ -8,7 +8,7 @@ import pytest
 from sklearn import datasets
 
 from mpt_cli.data.load import SOURCES, load_data
-from mpt_cli.settings.data import DATA, Digits, Tabular
+from mpt_cli.settings.variants import DATA, Digits, Tabular
 
 
 def test_every_source_of_the_schema_can_be_loaded():

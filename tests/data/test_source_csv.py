@@ -5,7 +5,7 @@ import pytest
 
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.data import Csv
+from mpt_cli.settings.variants import Csv
 
 PETS = "weight,colour,kind\n2,red,cat\n4,blue,dog\n2,red,cat\n4,red,dog\n"
 

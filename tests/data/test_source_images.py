@@ -8,7 +8,7 @@ from mpt_cli.data import images
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.data import Images
+from mpt_cli.settings.variants import Images
 
 COLOURS = {"cats": (255, 0, 51), "dogs": (0, 102, 0)}
 

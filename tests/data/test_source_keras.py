@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.data import keras_sets
+from mpt_cli.data import builtin
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.data import KerasDataset
+from mpt_cli.settings.variants import KerasDataset
 
 
 @pytest.fixture
@@ -117,8 +117,8 @@ def test_a_file_that_keras_rejects_is_named_and_not_lost(home, monkeypatch):
 
 def test_a_home_that_cannot_be_written_is_replaced_as_keras_does(monkeypatch):
     monkeypatch.setenv("KERAS_HOME", "/nowhere/at/all")
-    assert str(keras_sets._home()).endswith("/.keras")
-    assert not str(keras_sets._home()).startswith("/nowhere")
+    assert str(builtin._keras_home()).endswith("/.keras")
+    assert not str(builtin._keras_home()).startswith("/nowhere")
 
 
 def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
@@ -130,7 +130,7 @@ def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
         asked.append(f"{folder}/{fname}" + ("_archive" if arguments.get("extract") else ""))
         raise Exception("stop")
 
-    for name, files in keras_sets._FILES.items():
+    for name, files in builtin._KERAS_FILES.items():
         asked.clear()
         monkeypatch.setattr(sys.modules[getattr(keras.datasets, name).load_data.__module__], "get_file", get_file)
         with pytest.raises(DataError, match="stop"):
@@ -150,7 +150,7 @@ def test_fashion_mnist_from_files_put_into_keras_home(tmp_path):
     for part, count in (("train", 20), ("t10k", 10)):
         _idx(folder / f"{part}-labels-idx1-ubyte.gz", 8, np.arange(count) % 10)
         _idx(folder / f"{part}-images-idx3-ubyte.gz", 16, np.full((count, 28, 28), 255))
-    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.data import KerasDataset; "
+    program = ("from mpt_cli.data.load import load_data; from mpt_cli.settings.variants import KerasDataset; "
                "print(load_data(KerasDataset(dataset='fashion_mnist'), 0).description)")
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True,
                          env={**os.environ, "KERAS_HOME": str(tmp_path)})

@@ -10,7 +10,7 @@ from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings.data import Loader
+from mpt_cli.settings.variants import Loader
 
 ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"
 DATASET = ARRAYS + "import tensorflow as tf\nd = tf.data.Dataset.from_tensor_slices((x, y))\n"

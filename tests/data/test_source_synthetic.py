@@ -6,7 +6,7 @@ from sklearn.linear_model import Ridge, RidgeClassifier
 
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.data import Synthetic
+from mpt_cli.settings.variants import Synthetic
 
 
 def flat(part):

@@ -4,7 +4,7 @@ import pytest
 
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.data import Text
+from mpt_cli.settings.variants import Text
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.settings.data import TFRecord
+from mpt_cli.settings.variants import TFRecord
 
 
 def feature(values):

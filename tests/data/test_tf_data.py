@@ -6,8 +6,7 @@ import tensorflow as tf
 
 from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Examples, Stream
-from mpt_cli.data.tf_data import find_source, is_dataset, read_dataset
-from mpt_cli.data.tf_elements import element_spec, is_batched
+from mpt_cli.data.tf_data import as_tf_dataset, element_spec, is_batched, is_tf_dataset, read_tf_dataset
 from mpt_cli.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -19,7 +18,7 @@ def dataset(*arrays):
 
 
 def read(made, limit=None):
-    return read_dataset(find_source(made, "it"), limit)
+    return read_tf_dataset(as_tf_dataset(made, "it"), limit)
 
 
 def spec(*shapes, dtype=tf.float32):
@@ -167,5 +166,5 @@ def test_examples_of_different_shapes():
 
 
 def test_is_dataset():
-    assert is_dataset(dataset())
-    assert not is_dataset((X, Y))
+    assert is_tf_dataset(dataset())
+    assert not is_tf_dataset((X, Y))

@@ -11,11 +11,10 @@ from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.load import load_data
 from mpt_cli.diagnose.advice import config_lines, sentences
-from mpt_cli.diagnose.course import Course
-from mpt_cli.diagnose.examination import Examination, Request
+from mpt_cli.diagnose.examination import Examination, Request, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
-from mpt_cli.training.state import collect_state
+from mpt_cli.training.checkpoint import collect_state
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +24,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     settings = net_settings("subclassed", *words)
     keras.utils.set_random_seed(0)
     plain = assemble(settings, PLATFORM, load_data(settings.data, 0))
-    Course(plain).train_to(20)
+    RunStepper(plain).train_to(20)
     keras.utils.set_random_seed(0)
     measured = Examination(settings, PLATFORM, Request(batches=3))
     for step in (0, 7, 14, 20):  # an epoch has 15 steps

@@ -7,11 +7,11 @@ import pytest
 from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.load import load_data
-from mpt_cli.diagnose.course import Course
 from mpt_cli.diagnose.diagnosis import Diagnosis
-from mpt_cli.diagnose.ranges import Gradients
+from mpt_cli.diagnose.examination import RunStepper
+from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import INFS, share_flushed
-from mpt_cli.settings.schema import LossScale
+from mpt_cli.settings.schema import LossScaleSettings
 from mpt_cli.training.assembly import assemble
 
 # gradients below the gate lie 2**power under those above it
@@ -24,7 +24,7 @@ def found(request) -> tuple[str, Diagnosis]:
     return request.param, diagnosed(request.param, batches=BATCHES)
 
 
-def layer(found: Diagnosis, name: str) -> Gradients:
+def layer(found: Diagnosis, name: str) -> GradientCounts:
     gradients = next(row for row in found.layers if row.name.rpartition("/")[2] == name).activations
     assert gradients is not None
     return gradients
@@ -70,9 +70,9 @@ def skipped_steps(net: str, scale: float) -> int:
     """Of real training steps at a fixed scale, with weights that stay where they are."""
     jit = "trainer.jit_compile=false"  # XLA may keep float32 between the operations it fuses
     settings = net_settings(net, jit, "optimizer.learning_rate=1e-30")
-    settings = replace(settings, loss_scale=LossScale(mode="fixed", initial_scale=scale))
+    settings = replace(settings, loss_scale=LossScaleSettings(mode="fixed", initial_scale=scale))
     parts = assemble(settings, PLATFORM, load_data(settings.data, 0))
-    Course(parts).train_to(BATCHES)
+    RunStepper(parts).train_to(BATCHES)
     assert int(parts.optimizer.seen_steps) == BATCHES
     return int(parts.optimizer.skipped_steps)
 

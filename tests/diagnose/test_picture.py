@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mpt_cli.diagnose.picture import percent_words, scale_title
+from mpt_cli.diagnose.display import format_percent, scale_title
 from mpt_cli.precision.gradients import gradient_statistics
 
 
@@ -16,4 +16,4 @@ def test_gradients_that_are_all_flushed_are_a_hundred_per_cent():
 
 @pytest.mark.parametrize(("share", "words"), [(0.9951, "99.5 %"), (0.99, "99 %"), (0.989, "99 %"), (1e-7, "1e-05 %")])
 def test_nearly_all_is_told_from_all(share, words):
-    assert percent_words(share) == words
+    assert format_percent(share) == words

@@ -3,16 +3,16 @@
 import numpy as np
 import pytest
 
-from mpt_cli.diagnose.ranges import Gradients
+from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import EXPONENT_BIAS, SINK_SIZE, SafeScales
 
 
-def of_outputs(values: dict[int, int]) -> Gradients:
+def of_outputs(values: dict[int, int]) -> GradientCounts:
     """In float16, by exponent how many."""
     counts = np.zeros(SINK_SIZE, np.float32)
     for exponent, number in values.items():
         counts[exponent + EXPONENT_BIAS] = number
-    return Gradients(counts, "float16", of_weights=False)
+    return GradientCounts(counts, "float16", of_weights=False)
 
 
 @pytest.mark.parametrize("exponent", [0, -20, -40, -60])

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.models.build import build_model
-from mpt_cli.settings.models import CNN, MLP, ModelSettings, ResNet, Transformer
+from mpt_cli.settings.variants import CNN, MLP, ModelSettings, ResNet, Transformer
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.models.build import build_model
-from mpt_cli.settings.models import Transformer
+from mpt_cli.settings.variants import Transformer
 
 SMALL_GPT = Transformer(layers=2, width=8, heads=2)
 

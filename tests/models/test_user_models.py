@@ -8,7 +8,7 @@ import pytest
 
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.models.build import build_model
-from mpt_cli.settings.models import Builder, Saved
+from mpt_cli.settings.variants import Builder, Saved
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from mpt_cli.precision import (
     computes_in_float16,
     keep_skips_whole,
 )
-from mpt_cli.precision.float8 import scaled_statistics
+from mpt_cli.precision.scale_state import scaled_statistics
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(48, 8)).astype("float32")

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 
 from mpt_cli.precision import FixedScale, LossScaleOptimizer, NoScale
-from mpt_cli.settings.schema import LossScale
+from mpt_cli.settings.schema import LossScaleSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.scaling import wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 
 
 def wrapped(rule) -> tuple[LossScaleOptimizer, list[keras.Variable]]:
@@ -80,4 +80,4 @@ def test_it_comes_back_from_its_configuration():
 
 
 def test_a_run_without_scaling_has_it():
-    assert wrap_optimizer(keras.optimizers.SGD(), LossScale(), Scaling()).rule == NoScale()
+    assert wrap_optimizer(keras.optimizers.SGD(), LossScaleSettings(), Scaling()).rule == NoScale()

@@ -6,7 +6,7 @@ import pytest
 from backends import only_on
 
 from mpt_cli.precision import Policy, apply_policy, find_bad_combinations
-from mpt_cli.precision.unsafe import operation_risks
+from mpt_cli.precision.audit import operation_risks
 
 ops, layers = keras.ops, keras.layers
 

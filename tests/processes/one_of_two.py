@@ -11,7 +11,7 @@ import threading
 import numpy as np
 
 from mpt_cli.settings import load_settings
-from mpt_cli.telemetry.fanout import Telemetry
+from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.backend import prepare_backend
 
 

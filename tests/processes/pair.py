@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.launch import free_port
-from mpt_cli.training.processes import Place
+from mpt_cli.jobs.launch import free_port
+from mpt_cli.training.distribution import ProcessInfo
 
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel", "distribute.processes=2"]
@@ -24,8 +24,13 @@ def two_seen(cwd: Path, *words: str) -> list[dict[str, Any]]:
     """What each of two processes saw that trained together with these words."""
     meeting_point = f"127.0.0.1:{free_port()}"
     running = [
-        subprocess.Popen([sys.executable, ONE_OF_TWO, *TINY, *TWO, *words], cwd=cwd, text=True,
-                         env={**os.environ, "MPT_PROCESS": str(Place(i, 2, meeting_point))}, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, ONE_OF_TWO, *TINY, *TWO, *words],
+            cwd=cwd,
+            text=True,
+            env={**os.environ, "MPT_PROCESS": str(ProcessInfo(i, 2, meeting_point))},
+            stdout=subprocess.PIPE,
+        )
         for i in range(2)
-    ]  # fmt: skip
+    ]
     return [json.loads(process.communicate(timeout=200)[0]) for process in running]

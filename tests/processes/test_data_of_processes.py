@@ -7,7 +7,7 @@ import pytest
 from pair import TINY, TWO, mpt, two_seen
 
 from mpt_cli.errors import DataError
-from mpt_cli.training.processes import check_same_data
+from mpt_cli.training.distribution import check_same_data
 
 slow = pytest.mark.slow
 OF_ITS_OWN = """import os

@@ -5,8 +5,8 @@ import signal
 
 import pytest
 
-from mpt_cli import launch
 from mpt_cli.errors import ConfigError
+from mpt_cli.jobs import launch
 from mpt_cli.settings import load_settings
 
 TWO = ["conf=digits_mlp", "backend=jax", "distribute=data_parallel", "distribute.processes=2"]

@@ -13,13 +13,13 @@ import pytest
 from finished_run import FINISHED
 from pair import TINY, TWO, mpt, two_seen
 
-from mpt_cli import launch
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.launch import free_port
-from mpt_cli.runs.summary import write_json
+from mpt_cli.jobs import launch
+from mpt_cli.jobs.launch import free_port
+from mpt_cli.runs.directory import write_json
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.training.processes import Place, check_place, find_place
+from mpt_cli.training.distribution import ProcessInfo, check_process_info, find_process_info
 
 slow = pytest.mark.slow
 
@@ -34,12 +34,12 @@ def settings(*words: str):
 
 def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted() -> None:
     parallel = settings("backend=jax", "distribute=data_parallel")
-    assert find_place(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == Place(1, 2, "127.0.0.1:99")
-    assert find_place(parallel, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}) == Place(3, 4)
-    assert find_place(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
-    assert find_place(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
-    assert str(Place(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
-    assert Place(0, 2).leads and not Place(1, 2).leads
+    assert find_process_info(parallel, {"MPT_PROCESS": "1/2@127.0.0.1:99"}) == ProcessInfo(1, 2, "127.0.0.1:99")
+    assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "3"}) == ProcessInfo(3, 4)
+    assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert find_process_info(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
+    assert str(ProcessInfo(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
+    assert ProcessInfo(0, 2).leads and not ProcessInfo(1, 2).leads
 
 
 ROLLBACK = ("trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back "
@@ -58,16 +58,16 @@ NO_SEED = ("seed: must be a number where 4 processes start by themselves: each w
      [ROLLBACK, OTHER_COUNT.replace("Received: 2", "Received: 1"), NO_SEED]),
 ])
 def test_a_task_of_a_slurm_step_says_what_its_settings_lack(words: list[str], messages: list[str]) -> None:
-    task = Place(3, 4)
+    task = ProcessInfo(3, 4)
     with pytest.raises(ConfigError) as refused:
-        check_place(settings("backend=jax", "distribute=data_parallel", *words), task)
+        check_process_info(settings("backend=jax", "distribute=data_parallel", *words), task)
     assert [str(problem) for problem in refused.value.problems] == messages
 
 
 def test_settings_that_fit_their_place_pass() -> None:
-    check_place(settings("backend=jax", "distribute=data_parallel"), Place(3, 4))
-    check_place(settings("backend=jax", "distribute=data_parallel", "distribute.processes=4"), Place(3, 4))
-    check_place(settings("backend=jax", *TWO), Place(0, 2, "127.0.0.1:99"))
+    check_process_info(settings("backend=jax", "distribute=data_parallel"), ProcessInfo(3, 4))
+    check_process_info(settings("backend=jax", "distribute=data_parallel", "distribute.processes=4"), ProcessInfo(3, 4))
+    check_process_info(settings("backend=jax", *TWO), ProcessInfo(0, 2, "127.0.0.1:99"))
 
 
 def test_a_run_gone_on_with_keeps_the_seed_it_drew_in_all_processes(tmp_path: Path, monkeypatch) -> None:

@@ -1,8 +1,8 @@
 """Rows as a table, in each of its forms."""
 
-from mpt_cli.report.columns import Column, csv_text, markdown_table, plain_lines, rich_table
+from mpt_cli.report.tables import TableColumn, csv_text, markdown_table, plain_lines, rich_table
 
-NAMED = [Column("name", str, is_number=False), Column("le|n", lambda word: str(len(word)))]
+NAMED = [TableColumn("name", str, is_number=False), TableColumn("le|n", lambda word: str(len(word)))]
 
 
 def test_texts_stand_to_the_left_and_numbers_to_the_right():
@@ -10,7 +10,7 @@ def test_texts_stand_to_the_left_and_numbers_to_the_right():
 
 
 def test_a_line_ends_with_its_last_letter():
-    assert plain_lines([*NAMED, Column("why", lambda _: "", is_number=False)], ["a"])[1] == "a        1"
+    assert plain_lines([*NAMED, TableColumn("why", lambda _: "", is_number=False)], ["a"])[1] == "a        1"
 
 
 def test_bars_are_escaped_in_titles_and_in_cells():

@@ -9,14 +9,13 @@ import pytest
 from page_checks import check_page
 from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
 
-from mpt_cli.report.curves import pictures
-from mpt_cli.report.draw import draw
-from mpt_cli.report.html import Head, Row, page, table
-from mpt_cli.report.looks import COLOURS, looks
-from mpt_cli.report.picture import Curve, Picture
+from mpt_cli.report.history import read_history
+from mpt_cli.report.page import render_page
+from mpt_cli.report.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
+from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run_page import run_page, write_run_page
-from mpt_cli.report.story import read_story
-from mpt_cli.report.style import DARK, LIGHT
+from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.tables import HtmlColumn, HtmlRow, html_table
 
 
 def luminance(colour: str) -> float:
@@ -31,16 +30,16 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-@pytest.mark.parametrize("colours", [LIGHT, DARK])
+@pytest.mark.parametrize("colours", [LIGHT_PAGE, DARK_PAGE])
 def test_text_and_curves_stand_out_from_the_page(colours):
     for name in ("ink", "faint", "good", "bad", "warn", "link"):
         assert contrast(colours[name], colours["page"]) >= 4.5 and contrast(colours[name], colours["soft"]) >= 4.5
-    assert all(contrast(colour, colours["page"]) >= 3 for colour in COLOURS)
+    assert all(contrast(colour, colours["page"]) >= 3 for colour in CURVE_COLOURS)
 
 
 def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     path = tmp_path / "run" / "report.html"
-    write_run_page([read_story(write_run(tmp_path / "run"))], path)
+    write_run_page([read_history(write_run(tmp_path / "run"))], path)
     text = path.read_text()
     found = check_page(text)
     assert [picture["aria-labelledby"] for picture in found.all("svg")] == [
@@ -56,16 +55,16 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
 
 def test_every_skip_is_marked(tmp_path):
     skips = [1, 2, 3, 40, 77, 99]
-    story = read_story(write_run(tmp_path / "run", events=[overflow(step, 8.0, 8.0) for step in skips]))
-    [scale] = [picture for picture in pictures([story]) if picture.name == "loss-scale"]
+    story = read_history(write_run(tmp_path / "run", events=[overflow(step, 8.0, 8.0) for step in skips]))
+    [scale] = [picture for picture in run_pictures([story]) if picture.name == "loss-scale"]
     assert list(scale.rug) == skips and scale.log_base == 2
     rug = re.search(r'<g id="loss-scale-skips">(.*?)</g>\s*<g id', draw(scale).inline, flags=re.S)
     assert rug is not None and rug[1].count("<use") == len(skips)
 
 
 def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
-    stories = [read_story(write_run(tmp_path / f"run {number}")) for number in range(3)]
-    found = {picture.name: picture for picture in pictures(stories)}
+    stories = [read_history(write_run(tmp_path / f"run {number}")) for number in range(3)]
+    found = {picture.name: picture for picture in run_pictures(stories)}
     assert list(found) == ["validation-loss", "training-loss", "validation-accuracy", "training-accuracy", "loss-scale",
                            "skips", "skip-rate", "throughput"]  # fmt: skip
     assert len({curve.look for curve in found["training-loss"].curves}) == 3
@@ -80,8 +79,8 @@ def test_of_fifty_runs_the_best_the_failed_and_the_worst_stand_out(tmp_path):
     for number in range(50):
         changes = {"status": "stopped", "exit_code": 4} if number == 13 else {}
         run = write_run(tmp_path / f"run{number:02}", metrics={"val_accuracy": number / 100}, **changes)
-        stories.append(read_story(run))
-    [loss] = [picture for picture in pictures(stories) if picture.name == "training-loss"]
+        stories.append(read_history(run))
+    [loss] = [picture for picture in run_pictures(stories) if picture.name == "training-loss"]
     assert [curve.label for curve in loss.curves if not curve.look.quiet] == [
         "run00", "run13", "run45", "run46", "run47", "run48", "run49"]  # fmt: skip
     drawing = draw(loss)
@@ -91,13 +90,13 @@ def test_of_fifty_runs_the_best_the_failed_and_the_worst_stand_out(tmp_path):
 
 
 def test_looks_differ_as_far_as_they_can():
-    assert len(set(looks(12))) == 12 and sum(look.quiet for look in looks(13, [2])) == 12
+    assert len(set(curve_styles(12))) == 12 and sum(look.quiet for look in curve_styles(13, [2])) == 12
 
 
 def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
     run = write_run(tmp_path / "run", status="stopped", exit_code=4, verdict="never trained",
                     explanation="Stopped: <b>.", postmortem=POSTMORTEM)  # fmt: skip
-    text = run_page([read_story(run)], [])
+    text = run_page([read_history(run)], [])
     check_page(text)
     assert "Stopped: never trained" in text and "Stopped: &lt;b&gt;." in text and "Look at the data." in text
     assert "<details open><summary>1 of 1 variables hold nan or inf</summary>" in text
@@ -107,7 +106,7 @@ def test_a_failed_run_is_shown_with_its_postmortem(tmp_path):
 def test_what_is_missing_is_said_on_the_page(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "summary.json").unlink()
-    text = run_page([read_story(run)], [])
+    text = run_page([read_history(run)], [])
     check_page(text)
     assert "No end on record, last logged at step 100" in text
     assert "There is no summary.json: the run is still going on, or was killed." in text
@@ -116,7 +115,7 @@ def test_what_is_missing_is_said_on_the_page(tmp_path):
 def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_commands(tmp_path):
     run = write_run(tmp_path / "<b> a&b")
     (run / "summary.json").unlink()
-    text = run_page([read_story(run)], [])
+    text = run_page([read_history(run)], [])
     check_page(text)
     assert "<b>" not in text and "&lt;b&gt; a&amp;b</span>: " in text
     shown = [shlex.split(html.unescape(line)) for line in re.findall(r"<pre>(mpt .*?)</pre>", text)]
@@ -125,7 +124,7 @@ def test_the_name_of_a_directory_is_text_on_its_page_and_one_word_of_its_command
 
 def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
     lines = [step_line(step, loss="NaN" if step in (3, 4) else 1.0) for step in range(1, 8)]
-    [loss, *_] = pictures([read_story(write_run(tmp_path / "run", metrics_lines=lines))])
+    [loss, *_] = run_pictures([read_history(write_run(tmp_path / "run", metrics_lines=lines))])
     assert loss.note == "Marks × at the top: a value that was not finite."
     assert loss.rows()[0][:2] == ["training", "7 (2 not finite)"] and "nan" not in draw(loss).inline.lower()
 
@@ -133,8 +132,8 @@ def test_values_that_are_not_finite_break_the_line_and_are_marked(tmp_path):
 def test_a_run_with_no_more_lines_than_epochs_shows_both(tmp_path):
     ends = [step_line(step, loss=loss, epoch_end=True) for step, loss in ((40, 0.75), (80, 0.5), (120, 0.25))]
     lines = [step_line(80, loss=0.625, examples_per_second=300.0), *ends]
-    story = read_story(write_run(tmp_path / "run", metrics_lines=lines))
-    found = {picture.name: picture.curves[0] for picture in pictures([story])}
+    story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
+    found = {picture.name: picture.curves[0] for picture in run_pictures([story])}
     assert (found["loss"].xs, found["loss"].ys) == ([40, 80, 120], [0.75, 0.625, 0.25])
     assert (found["throughput"].xs, found["throughput"].ys) == ([40, 80, 120], [100, 300, 100])
 
@@ -142,8 +141,8 @@ def test_a_run_with_no_more_lines_than_epochs_shows_both(tmp_path):
 def test_sampled_gradients_have_pictures(tmp_path):
     lines = [step_line(step, gradient_headroom_doublings=3.0, gradient_flushed_share=0.25, gradient_norm=None)
              for step in (10, 20)]  # fmt: skip
-    story = read_story(write_run(tmp_path / "run", metrics_lines=lines))
-    found = {picture.name: picture for picture in pictures([story])}
+    story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
+    found = {picture.name: picture for picture in run_pictures([story])}
     assert found["gradient-flushed-share"].curves[0].ys == [25.0, 25.0]
     assert found["gradient-headroom-doublings"].levels == {"no room left": 0.0} and "gradient-norm" not in found
 
@@ -168,7 +167,9 @@ def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
 
 
 def test_cells_are_escaped_and_named():
-    text = page("T", "", [], "") + table("<c>", [Head("a"), Head("b", True)], [Row(["<x>", "1"])])
+    text = render_page("T", "", [], "") + html_table(
+        "<c>", [HtmlColumn("a"), HtmlColumn("b", True)], [HtmlRow(["<x>", "1"])]
+    )
     assert "&lt;x&gt;" in text and '<th scope="row">' in text and "<caption>&lt;c&gt;</caption>" in text
 
 
@@ -181,6 +182,6 @@ def test_a_run_of_a_million_steps_has_a_page_of_ordinary_size(tmp_path):
         for step in range(20, 1_000_001, 20):
             file.write(json.dumps(overflow(step, 8.0, 4.0)) + "\n")
     path = tmp_path / "out.html"
-    write_run_page([read_story(run)], path)
+    write_run_page([read_history(run)], path)
     text = path.read_text()
     assert len(text) < 3_000_000 and "100 at 345,670" in text and "50,000 skipped steps are marked" in text

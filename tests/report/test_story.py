@@ -4,7 +4,7 @@ import pytest
 from run_files import overflow, step_line, write_run
 
 from mpt_cli.errors import DataError
-from mpt_cli.report.story import read_story
+from mpt_cli.report.history import read_history
 
 
 def points(series) -> list[tuple[float, float]]:
@@ -12,7 +12,7 @@ def points(series) -> list[tuple[float, float]]:
 
 
 def test_a_whole_run_has_no_gaps(tmp_path):
-    story = read_story(write_run(tmp_path / "run"))
+    story = read_history(write_run(tmp_path / "run"))
     assert story.gaps == [] and story.is_good and (story.label, story.verdict) == ("run", "healthy")
     assert points(story.steps["loss"])[:2] == [(10, 0.1), (20, 0.05)]
     assert points(story.epochs["val_accuracy"])[-1] == (100, 0.5)
@@ -22,13 +22,13 @@ def test_a_whole_run_has_no_gaps(tmp_path):
 
 def test_the_course_of_the_scale_has_every_change_and_ends_at_the_last_step(tmp_path):
     events = [overflow(3, 8.0, 4.0), overflow(5, 4.0, 4.0), overflow(7, 4.0, 2.0)]
-    story = read_story(write_run(tmp_path / "run", events=events, metrics_lines=[step_line(9, loss_scale=2.0)]))
+    story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=[step_line(9, loss_scale=2.0)]))
     assert points(story.scale) == [(0, 8.0), (3, 8.0), (3, 4.0), (7, 4.0), (7, 2.0), (9, 2.0)]
 
 
 def test_a_fixed_scale_at_which_all_overflows_is_drawn_without_any_line_of_metrics(tmp_path):
     events = [overflow(1, 4.0, 4.0), overflow(5, 4.0, 4.0)]
-    story = read_story(write_run(tmp_path / "run", events=events, metrics_lines=[]))
+    story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=[]))
     assert points(story.scale) == [(0, 4.0), (5, 4.0)]
     assert story.gaps == ["metrics.jsonl is empty or missing: no step was logged."]
 
@@ -38,7 +38,7 @@ def test_a_run_that_is_still_going_on(tmp_path):
     (run / "summary.json").unlink()
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "lo')  # being written
-    story = read_story(run)
+    story = read_history(run)
     assert story.gaps == ["There is no summary.json: the run is still going on, or was killed."]
     assert story.status == "no end on record" and not story.is_good and story.last_step == 100
 
@@ -52,7 +52,7 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
     damaged = "\n".join([lines[0], "\x00\x00", "not json", *lines[1:]])
     (run / "metrics.jsonl").write_bytes(damaged.encode() + b"\n\xff\xfe\n")
     (run / "events.jsonl").write_text('{"step": "x"}\n{"step": 4, "kind": "overflow"}\n[]\n')
-    story = read_story(run)
+    story = read_history(run)
     assert [gap.split(":")[0].rpartition("/")[2] for gap in story.gaps] == [
         "summary.json is damaged", "environment.json is damaged", "config.yaml is damaged", "metrics.jsonl",
         "events.jsonl"]  # fmt: skip
@@ -62,7 +62,7 @@ def test_damaged_files_cost_only_what_stood_in_them(tmp_path):
 
 def test_numbers_that_are_not_finite_are_read_from_their_words(tmp_path):
     lines = [step_line(1, loss="NaN"), step_line(2, loss="Infinity")]
-    story = read_story(write_run(tmp_path / "run", metrics_lines=lines))
+    story = read_history(write_run(tmp_path / "run", metrics_lines=lines))
     assert [str(value) for value in story.steps["loss"].ys] == ["nan", "inf"]
 
 
@@ -70,11 +70,11 @@ def test_numbers_that_are_not_finite_are_read_from_their_words(tmp_path):
 def test_what_is_no_run_directory_is_an_error(tmp_path, make):
     make(tmp_path / "it")
     with pytest.raises(DataError, match="run directory"):
-        read_story(tmp_path / "it")
+        read_history(tmp_path / "it")
 
 
 def test_overflows_of_a_run_that_does_not_scale_are_no_skips(tmp_path):
     lines = [step_line(step, loss_scale=1.0) for step in (10, 20)]
     events = [overflow(step, 1.0, 1.0) for step in (3, 4)]
-    story = read_story(write_run(tmp_path / "run", events=events, metrics_lines=lines, skipped_steps=0))
+    story = read_history(write_run(tmp_path / "run", events=events, metrics_lines=lines, skipped_steps=0))
     assert list(story.skips) == [] and list(story.bad_steps) == [3, 4] and not story.has_scale

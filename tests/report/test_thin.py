@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpt_cli.report.thin import FEWEST_BUCKETS, MOST_POINTS, buckets_for, marks, thin
+from mpt_cli.report.picture import FEWEST_BUCKETS, MOST_POINTS, buckets_for, thin, thin_marks
 
 NUMBERS = st.floats(-1e6, 1e6) | st.sampled_from([math.nan, math.inf])
 
@@ -50,7 +50,7 @@ def test_a_picture_of_many_curves_is_no_larger_than_of_one(curves):
 @given(st.lists(st.integers(1, 100_000), unique=True, max_size=500), st.integers(10, 200))
 def test_every_skip_has_a_mark_no_further_than_a_place_away(steps, places):
     steps.sort()
-    found = marks(steps, 100_000, places)
+    found = thin_marks(steps, 100_000, places)
     width = 100_000 / places
     assert all(any(abs(step - mark) <= width for mark in found) for step in steps)
     assert set(found) <= set(steps) and len(found) <= max(places + 1, len(steps) if len(steps) <= places else 0)

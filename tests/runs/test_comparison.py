@@ -9,12 +9,10 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.runs import verify_resume as module
-from mpt_cli.runs.child import Children, ChildRun
-from mpt_cli.runs.comparison import first_difference
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.summary import write_json
-from mpt_cli.runs.verify_resume import verify_resume
+from mpt_cli.reproduce import resume_proof as module
+from mpt_cli.reproduce.reproduction import FinishedProcess, RunProcesses
+from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
+from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 
@@ -74,15 +72,15 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
     plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
 
-    def run(self: Children, words: list[str], run_dir: Path, verb: str = "train") -> ChildRun:
+    def run(self: RunProcesses, words: list[str], run_dir: Path, verb: str = "train") -> FinishedProcess:
         if verb != "train":
-            return ChildRun(RunDirectory(run_dir), plan["killed"], "mpt: it ended")
+            return FinishedProcess(RunDirectory(run_dir), plan["killed"], "mpt: it ended")
         made = _run(run_dir, **(plan["changes"] if "resume=auto" in words else {}))
         write_json(made.summary_json, {"status": plan["status"], "exit_code": 0, "steps_seen": plan["steps"]})
         write_json(made.environment_json, {"attempts": [{"from_step": 0}, {"from_step": 4}]})
-        return ChildRun(made, 0, "mpt: why")
+        return FinishedProcess(made, 0, "mpt: why")
 
-    monkeypatch.setattr(module.Children, "run", run)
+    monkeypatch.setattr(module.RunProcesses, "run", run)
     return plan
 
 

@@ -6,9 +6,15 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.runs import doctor as module
-from mpt_cli.runs.doctor import Backend, DoctorReport, Missing, doctor
-from mpt_cli.runs.doctor_print import print_report, report_rows
-from mpt_cli.runs.probe import probe_backend
+from mpt_cli.runs.doctor import (
+    BackendReport,
+    DoctorReport,
+    MissingPackage,
+    doctor,
+    doctor_report_rows,
+    print_doctor_report,
+)
+from mpt_cli.runs.machine import probe_backend
 
 
 def _timings(float16: float, bfloat16: float) -> list[dict[str, Any]]:
@@ -29,13 +35,13 @@ MACHINE = {
     "memory_bytes": 2**34,
     "gpus": [],
 }
-WORKING = Backend("tensorflow", True, True, None, ["cpu:0"], _timings(0.3, 2.0))
-ABSENT = Backend("jax", False, False, "not installed", [], [])
+WORKING = BackendReport("tensorflow", True, True, None, ["cpu:0"], _timings(0.3, 2.0))
+ABSENT = BackendReport("jax", False, False, "not installed", [], [])
 REPORT = DoctorReport(
     versions={"mpt": "1"},
     machine=MACHINE,
     backends=[WORKING, ABSENT],
-    missing=[Missing("jax", "backend=jax", "pip install jax")],
+    missing=[MissingPackage("jax", "backend=jax", "pip install jax")],
     runs_parent="/here/runs",
     runs_parent_writable=True,
     terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
@@ -44,17 +50,17 @@ REPORT = DoctorReport(
 
 
 def test_what_each_policy_gains_is_told_per_device() -> None:
-    texts = [text for _, text in report_rows(REPORT)]
+    texts = [text for _, text in doctor_report_rows(REPORT)]
     float16 = "cpu mixed_float16: matmul 0.30x, conv 0.30x the speed of float32, "
     assert float16 + "slower: use it here for memory or for rehearsal" in texts
     assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
     assert "jax, for backend=jax: pip install jax" in texts
-    assert ("jax", "not installed") in report_rows(REPORT)
+    assert ("jax", "not installed") in doctor_report_rows(REPORT)
 
 
 def test_speeds_measured_on_a_busy_machine_are_called_uncertain() -> None:
     def caveats(report: DoctorReport) -> list[str]:
-        return [text for _, text in report_rows(report) if "uncertain" in text]
+        return [text for _, text in doctor_report_rows(report) if "uncertain" in text]
 
     busy = replace(REPORT, load_average=1.26)
     said = "uncertain speeds: the machine is busy (load average 1.3 on 2 cores). Measure again when it is quiet"
@@ -76,26 +82,26 @@ def test_speeds_measured_on_a_busy_machine_are_called_uncertain() -> None:
 def test_the_default_backend_and_a_place_to_write_decide_the_exit_code(changes: dict[str, Any], code: int) -> None:
     report = replace(REPORT, **changes)
     assert report.exit_code == report.as_dict()["exit_code"] == code
-    assert report_rows(report)[-1][1].startswith("ready" if code == 0 else "NOT ready")
+    assert doctor_report_rows(report)[-1][1].startswith("ready" if code == 0 else "NOT ready")
 
 
 def test_without_the_default_backend_the_command_names_the_other() -> None:
     report = replace(REPORT, backends=[replace(ABSENT, name="tensorflow"), replace(WORKING, name="jax")])
-    assert report_rows(report)[-1][1] == "ready: mpt train conf=digits_cnn backend=jax"
-    assert report_rows(REPORT)[-1][1] == "ready: mpt train conf=digits_cnn"
+    assert doctor_report_rows(report)[-1][1] == "ready: mpt train conf=digits_cnn backend=jax"
+    assert doctor_report_rows(REPORT)[-1][1] == "ready: mpt train conf=digits_cnn"
 
 
 def test_the_report_fits_a_terminal_of_eighty_columns() -> None:
     stream = io.StringIO()
-    print_report(REPORT, Console(file=stream, width=80, force_terminal=True, color_system=None))
+    print_doctor_report(REPORT, Console(file=stream, width=80, force_terminal=True, color_system=None))
     assert max(len(line) for line in stream.getvalue().splitlines()) <= 80
 
 
 def test_piped_the_report_has_a_whole_line_for_each_row_and_no_control_codes() -> None:
     stream = io.StringIO()
-    print_report(REPORT, Console(file=stream, width=80))
+    print_doctor_report(REPORT, Console(file=stream, width=80))
     lines = stream.getvalue().splitlines()
-    assert [line[14:] for line in lines] == [text for _, text in report_rows(REPORT)]
+    assert [line[14:] for line in lines] == [text for _, text in doctor_report_rows(REPORT)]
     assert "\x1b" not in stream.getvalue()
 
 

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.runs.expectations import compare, expectation_lines
+from mpt_cli.runs.expectations import check_expectations, expectation_lines
 
 SUMMARY = {
     "status": "finished",
@@ -44,7 +44,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "wanted", "passed", "words"), CASES)
 def test_an_expectation_is_met_or_missed(name: str, wanted: Any, passed: bool, words: str) -> None:
-    (check,) = compare(SUMMARY, {name: wanted})
+    (check,) = check_expectations(SUMMARY, {name: wanted})
     assert (check.passed, check.expected) == (passed, words)
 
 
@@ -53,18 +53,18 @@ def test_an_expectation_is_met_or_missed(name: str, wanted: Any, passed: bool, w
     [("val_acuracy", "did you mean val_accuracy?"), ("xyzzy", "its metrics are val_accuracy, val_loss, loss")],
 )
 def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
-    (check,) = compare(SUMMARY, {name: 1})
+    (check,) = check_expectations(SUMMARY, {name: 1})
     assert (check.passed, check.got, check.got_words) == (False, None, "not reported")
     assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}; {hint}"
 
 
 def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:
-    (check,) = compare(SUMMARY, {"final_loss_scale": 1})
+    (check,) = check_expectations(SUMMARY, {"final_loss_scale": 1})
     assert (check.got_words, check.unreported) == ("nothing", "")
 
 
 def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
-    checks = compare(SUMMARY, {"loss": {"max": 0.6}, "skipped_steps": 0})
+    checks = check_expectations(SUMMARY, {"loss": {"max": 0.6}, "skipped_steps": 0})
     assert [str(check) for check in checks] == [
         "ok   loss: expected at most 0.6, got 0.5",
         "MISS skipped_steps: expected exactly 0, got 3",
@@ -72,7 +72,7 @@ def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
 
 
 def test_no_expectation_is_no_check() -> None:
-    assert compare(SUMMARY, {}) == []
+    assert check_expectations(SUMMARY, {}) == []
 
 
 def test_the_end_of_a_run_says_in_one_line_that_all_is_met():

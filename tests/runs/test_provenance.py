@@ -4,11 +4,10 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.runs import machine
-from mpt_cli.runs.git import git_state
-from mpt_cli.runs.provenance import RunFacts, collect_environment, recorded_variables
-from mpt_cli.telemetry.strict_json import strict_json
+from mpt_cli.runs.provenance import FrameworkFacts, collect_environment, git_state, recorded_variables
+from mpt_cli.telemetry.format import strict_json
 
-FACTS = RunFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
+FACTS = FrameworkFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
 
 
 def test_the_environment_holds_what_a_result_depends_on() -> None:

@@ -15,14 +15,12 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.runs import targets
-from mpt_cli.runs.child import Children, ChildRun
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.environment import environment_differences
-from mpt_cli.runs.summary import write_json
-from mpt_cli.runs.targets import all_targets, expected_of, find_target
+from mpt_cli.reproduce import reproduction
+from mpt_cli.reproduce.reproduction import FinishedProcess, RunProcesses, all_targets, expected_of, find_target
+from mpt_cli.runs.directory import RunDirectory, write_json
+from mpt_cli.runs.provenance import environment_differences
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.locate import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 
 SUMMARY: dict[str, Any] = {
     "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
@@ -46,7 +44,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What every run of the test comes to; without a summary it fails."""
     found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
 
-    def run(self: Children, words: list[str], run_dir: Path, variables: dict[str, str]) -> ChildRun:
+    def run(self: RunProcesses, words: list[str], run_dir: Path, variables: dict[str, str]) -> FinishedProcess:
         found.setdefault("words", []).append(words)
         found["variables"] = variables
         run_dir.mkdir(parents=True)
@@ -54,9 +52,9 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             write_json(run_dir / "summary.json", found["summary"])
         write_json(run_dir / "environment.json", found["environment"])
         code = found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
-        return ChildRun(RunDirectory(run_dir), code, "mpt train: there is no such file")
+        return FinishedProcess(RunDirectory(run_dir), code, "mpt train: there is no such file")
 
-    monkeypatch.setattr(Children, "run", run)
+    monkeypatch.setattr(RunProcesses, "run", run)
     return found
 
 
@@ -164,15 +162,15 @@ def test_the_default_folder_is_another_one_each_time(outcome, monkeypatch: pytes
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
     begun, asked_to_end = [], threading.Event()
 
-    def run(self: Children, words: list[str], run_dir: Path, variables: dict[str, str]) -> ChildRun:
+    def run(self: RunProcesses, words: list[str], run_dir: Path, variables: dict[str, str]) -> FinishedProcess:
         begun.append(run_dir.name)
         time.sleep(0.3)  # by then the main thread waits for the runs
         os.kill(os.getpid(), signal.SIGINT)
         assert asked_to_end.wait(10)
-        return ChildRun(RunDirectory(run_dir), 143, "")
+        return FinishedProcess(RunDirectory(run_dir), 143, "")
 
-    monkeypatch.setattr(Children, "run", run)
-    monkeypatch.setattr(Children, "stop", lambda self: asked_to_end.set())
+    monkeypatch.setattr(RunProcesses, "run", run)
+    monkeypatch.setattr(RunProcesses, "stop", lambda self: asked_to_end.set())
     assert main(["reproduce", "./mine.yaml", "digits_mlp"]) == 130
     said = capsys.readouterr()
     assert (said.out, said.err, begun) == ("", "\nmpt: interrupted\n", ["1-mine"])
@@ -246,7 +244,7 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setenv("KEPT", "8")
-    child = Children().run(["conf=x"], Path("run"), variables={"TF_NUM_INTRAOP_THREADS": "1"})
+    child = RunProcesses().run(["conf=x"], Path("run"), variables={"TF_NUM_INTRAOP_THREADS": "1"})
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
@@ -272,13 +270,13 @@ def test_counters_stay_exact_under_a_tolerance() -> None:
 
 @pytest.mark.slow
 def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(targets, "nvidia_gpus", list)
+    monkeypatch.setattr(reproduction, "nvidia_gpus", list)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
     found, left_out = all_targets([])
     assert "digits_mlp" in {target.name for target in found}
     assert left_out["gpt2_small_synthetic"] == "needs a GPU, and this machine has none"
     assert left_out["mnist"].startswith(f"needs a network for its data: there is no {tmp_path}/datasets/mnist.npz")
-    monkeypatch.setattr(targets, "nvidia_gpus", lambda: [{"name": "X"}])
+    monkeypatch.setattr(reproduction, "nvidia_gpus", lambda: [{"name": "X"}])
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "mnist.npz").touch()
     assert {"mnist", "gpt2_small_synthetic"} <= {target.name for target in all_targets([])[0]}

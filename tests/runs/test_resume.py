@@ -7,13 +7,11 @@ import pytest
 from finished_run import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.runs.cut_back import cut_back
-from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary
-from mpt_cli.runs.summary import write_json
+from mpt_cli.runs.directory import RunDirectory, write_json
+from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary, truncate_telemetry
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.verbs.train import with_own_configuration
+from mpt_cli.verbs.train import with_configuration_of_run
 
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
 
@@ -156,7 +154,7 @@ def _fill(run: RunDirectory) -> None:
 def test_what_lies_after_the_checkpoint_is_cut_off(step: int, epochs: int, kept: list[int], events: list[int]) -> None:
     run = _run(Path("here"))
     _fill(run)
-    assert [event.step for event in cut_back(run, step, epochs)] == events
+    assert [event.step for event in truncate_telemetry(run, step, epochs)] == events
     assert [json.loads(line)["step"] for line in run.metrics_jsonl.read_text().splitlines() if line[-1] == "}"] == kept
     assert [int(row.split(",")[0]) for row in run.metrics_csv.read_text().splitlines()[1:] if "," in row] == kept
     assert [json.loads(line)["step"] for line in run.events_jsonl.read_text().splitlines()] == events
@@ -166,13 +164,13 @@ def test_a_damaged_record_is_named() -> None:
     run = _run(Path("here"))
     run.metrics_jsonl.write_text('{"step": 1}\nrubbish\n')
     with pytest.raises(DataError, match=r"metrics.jsonl is damaged: Expecting value.* Take out the damaged line"):
-        cut_back(run, 1, 0)
+        truncate_telemetry(run, 1, 0)
 
 
 def test_resume_of_a_run_alone_takes_its_configuration() -> None:
     run = _run(Path("here"))
-    assert with_own_configuration(["resume=here"]) == [f"conf={run.config_yaml}", "resume=here"]
+    assert with_configuration_of_run(["resume=here"]) == [f"conf={run.config_yaml}", "resume=here"]
     for words in (["resume=auto"], ["conf=x", "resume=here"], ["trainer.epochs=3"]):
-        assert with_own_configuration(words) == words
+        assert with_configuration_of_run(words) == words
     with pytest.raises(DataError, match="run directory nowhere does not exist"):
-        with_own_configuration(["resume=nowhere"])
+        with_configuration_of_run(["resume=nowhere"])

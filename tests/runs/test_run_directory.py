@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import BAD_DATA, DataError
-from mpt_cli.runs.atomic import write_atomic
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, write_atomic
 
 NAMES = {
     "config_yaml": "config.yaml",

@@ -5,15 +5,18 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt_cli.runs.expectations import Check
-from mpt_cli.runs.update import new_figures, updated_text, written_value
+from mpt_cli.runs.expectations import ExpectationCheck, format_yaml_value, new_figures, updated_text
 
 
 def test_bounds_are_rounded_outwards() -> None:
     expect = {"a": {"min": 1.0, "max": 2.0}, "b": {"value": 5.0, "tolerance": 0.1}, "c": {"max": 10}}
-    missed = [Check("a", "", 0.123456, False), Check("b", "", 7.123456, False), Check("c", "", 12, False)]
+    missed = [
+        ExpectationCheck("a", "", 0.123456, False),
+        ExpectationCheck("b", "", 7.123456, False),
+        ExpectationCheck("c", "", 12, False),
+    ]
     assert new_figures(expect, missed) == {("a", "min"): 0.1234, ("b", "value"): 7.123456, ("c", "max"): 12}
-    assert new_figures({"a": {"max": 1e4}}, [Check("a", "", 123456.0, False)]) == {("a", "max"): 123500.0}
+    assert new_figures({"a": {"max": 1e4}}, [ExpectationCheck("a", "", 123456.0, False)]) == {("a", "max"): 123500.0}
 
 
 def test_new_figures_keep_comments_order_and_style() -> None:
@@ -30,5 +33,5 @@ def test_a_new_figure_of_many_words_is_written_whole() -> None:
 @pytest.mark.parametrize("value", ["two\nlines", "ends\n", "\n", "a\rb", "a\x85b", "a\u2028b", ["two\nlines", 1e-3],
                                    {"two\nlines": "b\nc"}])
 def test_a_value_with_line_breaks_is_written_whole_and_on_one_line(value: Any) -> None:
-    written = written_value(value)
+    written = format_yaml_value(value)
     assert len(written.splitlines()) == 1 and yaml.safe_load(written) == value

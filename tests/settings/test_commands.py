@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.command import command, conf_word
-from mpt_cli.settings.override import override_word, parse_override
+from mpt_cli.settings.overrides import format_override, parse_override
+from mpt_cli.settings.search_path import conf_override, shell_command
 
 NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "null", "-x", "[x]", "{a: b}", "'x'", " x",
          "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip
@@ -18,7 +18,7 @@ def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).mkdir()
     (Path(name) / "config.yaml").write_text("recipe: own\n")
-    said = command("train", conf_word(Path(name) / "config.yaml"), override_word("run_dir", name))
+    said = shell_command("train", conf_override(Path(name) / "config.yaml"), format_override("run_dir", name))
     program, verb, *words = shlex.split(said)
     assert (program, verb) == ("mpt", "train")
     settings = load_settings(words)
@@ -26,18 +26,18 @@ def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
 
 
 def test_a_plain_path_is_written_plainly() -> None:
-    assert override_word("run_dir", "runs/tiny/1-a.b") == "run_dir=runs/tiny/1-a.b"
-    assert command("evaluate", Path("runs/tiny/1")) == "mpt evaluate runs/tiny/1"
-    assert command("report", Path(".")) == "mpt report ."
+    assert format_override("run_dir", "runs/tiny/1-a.b") == "run_dir=runs/tiny/1-a.b"
+    assert shell_command("evaluate", Path("runs/tiny/1")) == "mpt evaluate runs/tiny/1"
+    assert shell_command("report", Path(".")) == "mpt report ."
 
 
 @pytest.mark.parametrize("name", ["-x", "a=b", "--best=1/y", "~x"])
 def test_a_path_is_no_option_no_key_and_no_home_directory(name) -> None:
-    assert shlex.split(command("diagnose", Path(name)))[2] == f"./{name}"
+    assert shlex.split(shell_command("diagnose", Path(name)))[2] == f"./{name}"
 
 
 def test_a_file_called_like_a_recipe_is_not_the_recipe() -> None:
-    assert (conf_word(Path("overflow")), conf_word(Path("/overflow"))) == ("conf=./overflow", "conf=/overflow")
+    assert (conf_override(Path("overflow")), conf_override(Path("/overflow"))) == ("conf=./overflow", "conf=/overflow")
 
 
 def test_the_answer_to_a_bare_file_can_be_copied(write_recipe, messages) -> None:

@@ -7,11 +7,10 @@ from itertools import pairwise
 import pytest
 from omegaconf import OmegaConf
 
-from mpt_cli.settings.keys import class_keys, sections
+from mpt_cli.settings.key import class_keys, read_value
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.locate import conf_directory, group_choices, group_names
-from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings
-from mpt_cli.settings.values import read_value
+from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, sections
+from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
 _FILES = sorted(path for path in conf_directory().rglob("*.yaml"))
 _CHOICES = [(group, choice) for group in group_names() for choice in group_choices(group)]

@@ -5,15 +5,15 @@ import sys
 
 import pytest
 
-from mpt_cli.settings.keras_names import keras_names
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.references import keras_names
 
 
 @pytest.mark.parametrize("listing", ["losses", "metrics"])
 def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
     import keras
 
-    from mpt_cli.training.objective import can_be_named
+    from mpt_cli.training.loss_and_optimizer import can_be_named
 
     kinds = {kind.__name__ for kind in vars(getattr(keras, listing)).values() if can_be_named(kind)}
     assert set(keras_names(listing)) == kinds and len(kinds) > 20
@@ -40,7 +40,7 @@ def test_names_of_every_form_are_known(own, loss) -> None:
 
 
 def test_where_keras_lists_nothing_the_name_is_left_to_the_run(own, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.keras_names.keras_names", lambda listing: ())
+    monkeypatch.setattr("mpt_cli.settings.checks.keras_names", lambda listing: ())
     assert load_settings([own, "trainer.loss=nonsense"]).trainer.loss == "nonsense"
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
+from mpt_cli.settings.key import read_number
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.numbers import read_number
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,10 @@
 
 import pytest
 
-from mpt_cli.runs.targets import find_target
-from mpt_cli.settings.dump import resolved_yaml
-from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.locate import group_choices, group_names
-from mpt_cli.settings.schema import VARIANTS, Fault, LossScale, Policy
+from mpt_cli.reproduce.reproduction import find_target
+from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.settings.schema import VARIANTS, FaultSettings, LossScaleSettings, PolicySettings
+from mpt_cli.settings.search_path import group_choices, group_names
 from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
@@ -31,7 +30,7 @@ def test_a_word_chooses_for_a_config_yaml_what_it_chooses_for_a_bare_recipe(grou
 def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(word, write_recipe) -> None:
     recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_skip_rate: 0.25}\n")
     scale = load_settings([recipe, word]).loss_scale
-    assert scale == LossScale(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
+    assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
 
 
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:
@@ -40,13 +39,13 @@ def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) 
     settings = load_settings([recipe, "trainer=quick", "logger=quiet", "policy=mixed_bfloat16"])
     assert (settings.trainer.epochs, settings.trainer.batch_size) == (1, 32)
     assert (settings.logger.console, settings.logger.mlflow) == ("quiet", True)
-    assert settings.policy == Policy("mixed_bfloat16", False, None, {"a": "float32"})
+    assert settings.policy == PolicySettings("mixed_bfloat16", False, None, {"a": "float32"})
 
 
 def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) -> None:
     recipe = write_recipe("trainer: {epochs: 20}\nfault: {kind: nan, at_steps: [1], until_step: 3}\n")
     settings = load_settings([recipe, "trainer.epochs=4", "trainer=quick", "fault=overflow", "fault.at_steps=[2]"])
-    assert (settings.trainer.epochs, settings.fault) == (4, Fault(kind="overflow", at_steps=[2]))
+    assert (settings.trainer.epochs, settings.fault) == (4, FaultSettings(kind="overflow", at_steps=[2]))
 
 
 def test_a_recipes_own_keys_win_over_the_file_it_chooses_but_not_over_that_of_one_that_starts_from_it(
@@ -57,7 +56,7 @@ def test_a_recipes_own_keys_win_over_the_file_it_chooses_but_not_over_that_of_on
     assert load_settings([base]).trainer.epochs == 3 and load_settings([base]).loss_scale.on_overflow == "apply"
     start = "defaults: [./base.yaml, {trainer: quick}]\nloss_scale: {mode: dynamic, growth_steps: 5}\n"
     later = load_settings([write_recipe(start)])
-    assert (later.trainer.epochs, later.loss_scale) == (1, LossScale(mode="dynamic", growth_steps=5))
+    assert (later.trainer.epochs, later.loss_scale) == (1, LossScaleSettings(mode="dynamic", growth_steps=5))
 
 
 def test_a_misspelt_key_of_an_overruled_section_is_still_an_error(write_recipe, messages) -> None:

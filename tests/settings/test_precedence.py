@@ -4,17 +4,17 @@ import shutil
 
 import pytest
 
-from mpt_cli.settings import locate
+from mpt_cli.settings import search_path
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.optimizers import Adam
+from mpt_cli.settings.variants import Adam
 
 
 @pytest.fixture
 def group_file(tmp_path, monkeypatch):
     """A copy of conf/ whose optimizer/adam.yaml has a learning rate of its own."""
     copied = tmp_path / "conf"
-    shutil.copytree(locate.conf_directory(), copied)
-    monkeypatch.setattr("mpt_cli.settings.compose.conf_directory", lambda: copied)
+    shutil.copytree(search_path.conf_directory(), copied)
+    monkeypatch.setattr("mpt_cli.settings.load.conf_directory", lambda: copied)
     return copied / "optimizer" / "adam.yaml"
 
 

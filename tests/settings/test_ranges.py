@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from mpt_cli.settings.keys import all_keys, key_versions
-from mpt_cli.settings.values import BadValue, range_text, read_value
+from mpt_cli.settings.key import BadValue, format_range, read_value
+from mpt_cli.settings.schema import all_keys, key_versions
 
 OF_THE_HOST = ("data.max_bytes", "seed")  # never on a device as they are
 SCALES = ("initial_scale", "min_scale", "max_scale")
@@ -39,7 +39,7 @@ def test_what_the_host_alone_uses_may_be_larger() -> None:
 @pytest.mark.parametrize("value", ["2**-127", "2**130", "1e39"])
 def test_a_scale_that_no_float32_can_be(name, value) -> None:
     key = all_keys()[f"loss_scale.{name}"]
-    assert range_text(key) == ">= 2**-126 and <= 2**127"
+    assert format_range(key) == ">= 2**-126 and <= 2**127"
     with pytest.raises(BadValue, match=r"must be >= 2\*\*-126 and <= 2\*\*127\."):
         read_value(key, value)
 

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.locate import recipe_paths
-from mpt_cli.settings.models import Builder
-from mpt_cli.settings.optimizers import Schedule
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.settings.variants import Builder, Schedule
 
 _CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])
 _MUST_BE_GIVEN = "???"  # OmegaConf's mark, no text

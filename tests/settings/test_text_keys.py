@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.override import parse_override
+from mpt_cli.settings.overrides import parse_override
 
 
 @pytest.mark.parametrize("text", ["2024_11_21", "007", "1e5", "0x10", "true", "+1", "-1_0.5", "inf", "12:30", "1 2"])

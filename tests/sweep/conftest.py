@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from sweep_stubs import Stubs
 
-from mpt_cli.sweep import page, run
+from mpt_cli.sweep import report, run
 
 
 @pytest.fixture
 def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Their pages have no pictures, which would take most of the time; their share of the cores is not fixed."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(page, "pictures", lambda found: [])
+    monkeypatch.setattr(report, "pictures", lambda found: [])
     monkeypatch.setattr(run, "thread_environment", lambda workers, environment: {})
     return Stubs()

@@ -12,10 +12,10 @@ from sweep_stubs import signal_when, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
+from mpt_cli.jobs import proxy
+from mpt_cli.jobs.launchers import Launcher
+from mpt_cli.jobs.remote import Lost
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.launchers import proxy
-from mpt_cli.sweep.launchers.launcher import Launcher
-from mpt_cli.sweep.launchers.remote import Lost
 
 HERE = {"joblib": [], "submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")

@@ -6,15 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from mpt_cli.jobs import capacity
+from mpt_cli.jobs.capacity import GpuPool, core_shares, fitting_workers, thread_environment, threads_per_job
 from mpt_cli.runs import machine
 from mpt_cli.runs.machine import visible_gpus
-from mpt_cli.sweep import capacity, median
-from mpt_cli.sweep.capacity import core_shares, fitting_workers, thread_environment, threads_per_job
+from mpt_cli.sweep import median_stopping
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.gpus import GpuPool
-from mpt_cli.sweep.median import MedianRule
-from mpt_cli.sweep.objective import Objective
-from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.median_stopping import MedianStopping
+from mpt_cli.sweep.plan import Job, Objective
 
 
 @pytest.mark.parametrize(
@@ -97,7 +96,7 @@ def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path)
     courses = {1: [0.5, 0.90, 0.95], 2: [0.5, 0.91, 0.95], 3: [0.5, 0.92, 0.95], 4: [0.5, 0.20, 0.21], 5: [0.5, 0.20],
                6: [0.5, 0.20, 0.94]}  # fmt: skip
     running = [Running(job) for job in jobs_with(tmp_path, courses)]
-    MedianRule(SweepDirectory(tmp_path), [], None).tick(running)
+    MedianStopping(SweepDirectory(tmp_path), [], None).tick(running)
     # 5 has been far behind only once; 6 has caught up
     assert [child.work.job.number for child in running if child.cause == "median"] == [4]
 
@@ -105,7 +104,7 @@ def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path)
 def test_the_jobs_that_ended_before_a_sweep_was_resumed_count_for_the_median(tmp_path):
     jobs = jobs_with(tmp_path, {1: [0.90, 0.95], 2: [0.91, 0.95], 3: [0.92, 0.95], 4: [0.20, 0.21]})
     left = Running(jobs[3])
-    MedianRule(SweepDirectory(tmp_path), jobs, None).tick([left])
+    MedianStopping(SweepDirectory(tmp_path), jobs, None).tick([left])
     assert left.cause == "median"
 
 
@@ -113,13 +112,15 @@ def test_the_jobs_that_ended_before_a_sweep_was_resumed_count_for_the_median(tmp
 def test_numbers_that_are_none_do_not_count_for_the_median(unsound):
     objective = Objective("val_loss", falls=True)
     others = [*unsound, 0.09, 0.10, 0.11]
-    assert not median.is_far_behind(objective, 0.1, others) and median.is_far_behind(objective, 9.0, others)
-    assert not median.is_far_behind(objective, 9.0, [*unsound, 0.1, 0.1])
+    assert not median_stopping.is_far_behind(objective, 0.1, others) and median_stopping.is_far_behind(
+        objective, 9.0, others
+    )
+    assert not median_stopping.is_far_behind(objective, 9.0, [*unsound, 0.1, 0.1])
 
 
 def test_few_others_are_no_median():
     objective = Objective("val_loss", falls=True)
-    assert not median.is_far_behind(objective, 9.0, [0.1, 0.1])
-    assert median.is_far_behind(objective, 9.0, [0.1, 0.1, 0.1])
-    assert median.is_far_behind(objective, float("nan"), [0.1, 0.1, 0.1])
-    assert not median.is_far_behind(objective, 0.05, [0.1, 0.1, 0.1])
+    assert not median_stopping.is_far_behind(objective, 9.0, [0.1, 0.1])
+    assert median_stopping.is_far_behind(objective, 9.0, [0.1, 0.1, 0.1])
+    assert median_stopping.is_far_behind(objective, float("nan"), [0.1, 0.1, 0.1])
+    assert not median_stopping.is_far_behind(objective, 0.05, [0.1, 0.1, 0.1])

@@ -13,20 +13,18 @@ from pathlib import Path
 import pytest
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.sweep.child import Work
-from mpt_cli.sweep.directory import Ending
+from mpt_cli.jobs.queue import Command, Ending, Limits, Observer, Queue
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.queue import Limits, Queue, Watch
 
 
-class Record(Watch):
+class Record(Observer):
     """What the queue told, and how many jobs ran at once."""
 
     def __init__(self) -> None:
         self.endings: dict[int, Ending] = {}
         self.most_running = 0
 
-    def __call__(self, work: Work, ending: Ending) -> None:
+    def __call__(self, work: Command, ending: Ending) -> None:
         self.endings[work.job.number] = ending
 
     def tick(self, running) -> None:
@@ -64,7 +62,7 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
     first, *rest = sorted(own)
     shares = [frozenset({first}), frozenset(rest or own)]
     script = "import os, sys, time; print(sorted(os.sched_getaffinity(0)), file=sys.stderr); time.sleep(0.5)"
-    work = [Work(Job(number, str(number), {}, [], 0), [sys.executable, "-c", script], tmp_path / f"{number}.log")
+    work = [Command(Job(number, str(number), {}, [], 0), [sys.executable, "-c", script], tmp_path / f"{number}.log")
             for number in range(4)]  # fmt: skip
     run_queue(work, workers=2, cores=shares)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
@@ -74,7 +72,7 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
 
 
 def test_a_job_that_can_not_be_started_leaves_the_others_alone(tmp_path):
-    nowhere = Work(stub_work(tmp_path, 1).job, ["/no/such/program"], tmp_path / "log")
+    nowhere = Command(stub_work(tmp_path, 1).job, ["/no/such/program"], tmp_path / "log")
     record, _ = run_queue([nowhere, stub_work(tmp_path, 2)])
     assert record.endings[1].exit_code is None and "No such file" in record.endings[1].note
     assert record.endings[2].exit_code == 0
@@ -163,7 +161,7 @@ def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
 def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
     (tmp_path / "logs").mkdir()
     work = (
-        Work(Job(number, f"{number:03d}", {}, [], 0), ["sleep", "1"], tmp_path / "logs" / f"{number}.log")
+        Command(Job(number, f"{number:03d}", {}, [], 0), ["sleep", "1"], tmp_path / "logs" / f"{number}.log")
         for number in range(200)
     )
 
@@ -172,7 +170,7 @@ def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
         children = sum(len(own.read_text().split()) for own in Path("/proc/self/task").glob("*/children"))
         return kilobytes, len(os.listdir("/proc/self/fd")), children
 
-    class Parent(Watch):
+    class Parent(Observer):
         def tick(self, running) -> None:
             held.append(look())
 

@@ -8,13 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mpt_cli.report.columns import plain_lines
-from mpt_cli.report.traces import latest_line, settled_step
-from mpt_cli.sweep import page, plots
-from mpt_cli.sweep.columns import columns, narrow
-from mpt_cli.sweep.files import write_results
-from mpt_cli.sweep.ranking import read_results
-from mpt_cli.sweep.results import last_sentence
+from mpt_cli.report.history import latest_line, settled_step
+from mpt_cli.report.tables import plain_lines
+from mpt_cli.sweep import report
+from mpt_cli.sweep.report import write_results
+from mpt_cli.sweep.results import last_sentence, read_results
+from mpt_cli.sweep.table import columns, narrow
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
@@ -121,7 +120,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
-    monkeypatch.setattr(page, "pictures", plots.pictures)
+    monkeypatch.setattr(report, "pictures", report.pictures)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()

@@ -16,15 +16,14 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep import plots
-from mpt_cli.sweep.objective import Objective
-from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.ranking import SweepResults
-from mpt_cli.sweep.search import study as studies
-from mpt_cli.sweep.search.run import resume_search, start_search
-from mpt_cli.sweep.search.settings import Search
-from mpt_cli.sweep.search.space import read_space
-from mpt_cli.sweep.search.study import Study
+from mpt_cli.sweep import optuna_sampler as studies
+from mpt_cli.sweep import report
+from mpt_cli.sweep.optuna_sampler import OptunaStudy
+from mpt_cli.sweep.plan import Job, Objective
+from mpt_cli.sweep.results import SweepResults
+from mpt_cli.sweep.run import resume_search, start_search
+from mpt_cli.sweep.samplers import SearchSettings
+from mpt_cli.sweep.search_space import read_space
 from mpt_cli.sweep.table import best_lines, failure_lines
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
@@ -43,7 +42,7 @@ class SearchStubs(Stubs):
     """`start` and `resume` of a search."""
 
     def search(self, words: list[str], trials: int, **options: object) -> tuple[SweepResults, int]:
-        search = Search(trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))))
+        search = SearchSettings(trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))))
         return self._run(lambda own, screen: start_search(words, search, own, screen), options)
 
     def resume_search(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
@@ -100,7 +99,9 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
     space, objective = read_space(WORDS), Objective("val_accuracy", falls=False)
     made = []
     for number in range(1, count + 1):
-        study = Study(journal, space, Search(count, sampler, 1), objective)  # anew each time, as after an interruption
+        study = OptunaStudy(
+            journal, space, SearchSettings(count, sampler, 1), objective
+        )  # anew each time, as after an interruption
         values = study.propose(number)
         assert values is not None
         study.tell(number, objective, value_of(Job(number, "", space.overrides(values), [])))
@@ -183,7 +184,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
 @pytest.mark.slow
 def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     found, _ = searches.search(WORDS, 2)
-    (trials,) = plots.pictures(found)[0].curves
+    (trials,) = report.pictures(found)[0].curves
     assert (trials.label, trials.look.style, len(trials.xs)) == ("trials", "", 2)
     assert max(trials.ys) == max(value_of(result.job) for result in found.results)
 

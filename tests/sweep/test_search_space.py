@@ -6,10 +6,10 @@ import pytest
 from test_search import RATE, WORDS
 
 from mpt_cli.cli import main
-from mpt_cli.sweep.search import study as studies
-from mpt_cli.sweep.search.settings import Search
-from mpt_cli.sweep.search.space import read_space
-from mpt_cli.sweep.search.study import Study
+from mpt_cli.sweep import optuna_sampler as studies
+from mpt_cli.sweep.optuna_sampler import OptunaStudy
+from mpt_cli.sweep.samplers import SearchSettings
+from mpt_cli.sweep.search_space import read_space
 
 LOG_RANGE = "trainer.batch_size=tag(log,range(16,257,16))"
 
@@ -65,10 +65,10 @@ def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
     assert list(tmp_path.iterdir()) == []
 
 
-def texts(journal: Path, words: list[str], count: int) -> tuple[list[tuple[str, ...]], Study]:
+def texts(journal: Path, words: list[str], count: int) -> tuple[list[tuple[str, ...]], OptunaStudy]:
     """What is proposed for jobs 1 to `count`, as the jobs would be told it, as far as there is anything."""
     space = read_space(words)
-    study = Study(journal, space, Search(count, "random"), None)
+    study = OptunaStudy(journal, space, SearchSettings(count, "random"), None)
     found = [study.propose(number) for number in range(1, count + 1)]
     return [tuple(space.overrides(values).values()) for values in found if values is not None], study
 

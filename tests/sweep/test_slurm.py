@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sweep_stubs import signal_when
 
-from mpt_cli.sweep.launchers.launcher import Launcher
+from mpt_cli.jobs.launchers import Launcher
 
 FAKE = Path(__file__).with_name("fake_slurm.py")
 WORDS = ["launcher.partition=gpu", "launcher.gpus_per_node=1", "launcher.cpus_per_task=8", "launcher.mem_gb=16",

@@ -10,11 +10,12 @@ import pytest
 from sweep_stubs import signal_when, started
 
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.jobs import capacity
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep import capacity, run
+from mpt_cli.sweep import run
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
-from mpt_cli.sweep.ranking import read_results
+from mpt_cli.sweep.results import read_results
 from mpt_cli.sweep.run import train_command
 from mpt_cli.sweep.table import failure_lines
 

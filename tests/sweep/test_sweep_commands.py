@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpt_cli.compare.directory import CompareDirectory
-from mpt_cli.compare.table import failure_lines
+from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare.report import failure_lines
 from mpt_cli.errors import DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import SweepDirectory

@@ -6,9 +6,9 @@ import json
 from rich.console import Console
 from sweep_stubs import stub_work
 
-from mpt_cli.sweep.directory import Ending, SweepDirectory
-from mpt_cli.sweep.progress import Progress, state_words
-from mpt_cli.sweep.screen import Screen
+from mpt_cli.jobs.queue import Ending
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.progress import Screen, SweepProgress, format_state
 
 LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 
@@ -29,9 +29,9 @@ def screen_on(stream: io.StringIO, is_terminal: bool) -> Screen:
 
 
 def test_the_state_of_a_running_job_in_words():
-    assert state_words(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2^21", "13 skipped (14.1%)", "12.5 s"]
-    assert state_words({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
-    assert state_words(None, 3.0) == ["starting", "3.0 s"]
+    assert format_state(LINE, 12.5) == ["step 92", "loss 0.1207", "scale 2^21", "13 skipped (14.1%)", "12.5 s"]
+    assert format_state({**LINE, "loss": None, "loss_scale": "NaN"}, 1.0)[1:3] == ["loss -", "scale nan"]
+    assert format_state(None, 3.0) == ["starting", "3.0 s"]
 
 
 def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
@@ -39,7 +39,7 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
     sweep, stream, work = SweepDirectory(tmp_path), io.StringIO(), [stub_work(tmp_path, number) for number in (1, 2)]
     (tmp_path / "001-stub").mkdir()
     (tmp_path / "001-stub" / "metrics.jsonl").write_text(json.dumps(LINE) + "\n")
-    with Progress(screen_on(stream, is_terminal=True), sweep, 4, 2) as progress:
+    with SweepProgress(screen_on(stream, is_terminal=True), sweep, 4, 2) as progress:
         progress._shown_at = 0.0
         progress.tick([Running(item) for item in work])  # type: ignore[list-item]
         assert progress._live is not None

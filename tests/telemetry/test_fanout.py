@@ -7,13 +7,12 @@ import pytest
 from strict import lines
 
 from mpt_cli.errors import DataError
-from mpt_cli.settings.schema import Logger
+from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.setup import TelemetryFiles, build_telemetry, console_sinks
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.setup import build_telemetry, console_sinks
+from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
 
 
 class Recorder(Sink):
@@ -99,7 +98,7 @@ def files(tmp_path: Path) -> TelemetryFiles:
 
 
 def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, capsys) -> None:
-    with build_telemetry(files, Logger(console="quiet")) as telemetry:
+    with build_telemetry(files, LoggerSettings(console="quiet")) as telemetry:
         telemetry.start(header)
         telemetry.snapshot(snapshot)
         telemetry.finish(summary)
@@ -111,13 +110,13 @@ def test_a_quiet_run_still_writes_its_files(files, header, snapshot, summary, ca
 
 
 def test_without_csv_there_is_none(files) -> None:
-    build_telemetry(files, Logger(console="quiet", csv=False)).close()
+    build_telemetry(files, LoggerSettings(console="quiet", csv=False)).close()
     assert not files.metrics_csv.exists()
 
 
 def test_piped_output_has_no_control_codes(files, header, snapshot, summary) -> None:
     stream = io.StringIO()
-    with build_telemetry(files, Logger(), stream) as telemetry:
+    with build_telemetry(files, LoggerSettings(), stream) as telemetry:
         telemetry.start(header)
         telemetry.snapshot(snapshot)
         telemetry.snapshot(replace(snapshot, epoch_end=True))

@@ -7,14 +7,13 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.console.narrator import Narrator
+from mpt_cli.telemetry.console.lines import Narrator
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.fanout import Telemetry
 from mpt_cli.telemetry.records import Event
-from mpt_cli.telemetry.sinks.csv_table import CsvSink
-from mpt_cli.telemetry.sinks.jsonl import JsonlSink
+from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
 from mpt_cli.telemetry.sinks.line_file import LineFile
-from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink
+from mpt_cli.telemetry.sinks.trackers import TensorBoardSink
 
 BACK = Event(10, 1, "rollback", 4.0, 2.0, cause="loss_scale.max_consecutive_skips", from_step=30)
 

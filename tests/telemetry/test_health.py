@@ -3,12 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from mpt_cli.settings.dump import resolved_yaml
-from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import LossScale, Policy, Settings, Trainer
-from mpt_cli.telemetry.block import Block
-from mpt_cli.telemetry.health import CLIP, DYNAMIC, WIDER, Health, Stop
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.settings.load import load_settings, resolved_yaml
+from mpt_cli.settings.schema import LossScaleSettings, PolicySettings, Settings, TrainerSettings
+from mpt_cli.telemetry.health import CLIP, DYNAMIC, WIDER, HealthRules, Stop
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import GradientSample
 
 NAN = math.nan
@@ -28,16 +26,16 @@ def after(
 ) -> Ledger:
     """A ledger after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
     scale and with one loss."""
-    ledger = Ledger(LedgerRules(min_scale=floor), window_steps=window)
+    ledger = Ledger(LedgerOptions(min_scale=floor), window_steps=window)
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
         ints = np.array([[mark != "x", 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
-        ledger.absorb(Block(floats, ints, {}), 1)
+        ledger.absorb(StepRecords(floats, ints, {}), 1)
     return ledger
 
 
-def check(ledger: Ledger, trainer: Trainer | None = None, **loss_scale: object) -> Stop | None:
-    return Health(LossScale(**loss_scale), trainer or Trainer()).check(ledger)  # type: ignore[arg-type]
+def check(ledger: Ledger, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
+    return HealthRules(LossScaleSettings(**loss_scale), trainer or TrainerSettings()).check(ledger)  # type: ignore[arg-type]
 
 
 def test_a_streak_of_skips():
@@ -96,26 +94,26 @@ def test_the_first_overflow_where_none_is_allowed():
 
 
 def test_non_finite_losses_in_applied_steps():
-    stop = check(after("...", loss=NAN), Trainer(max_nonfinite_losses=3))
+    stop = check(after("...", loss=NAN), TrainerSettings(max_nonfinite_losses=3))
     assert str(stop) == (
         "the loss was not finite in 3 applied steps in a row (rule trainer.max_nonfinite_losses). Lower "
         "optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss scaling set "
         "loss_scale=dynamic."
     )
-    assert check(after("..", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
-    assert check(after("xxx", loss=NAN), Trainer(max_nonfinite_losses=3)) is None
+    assert check(after("..", loss=NAN), TrainerSettings(max_nonfinite_losses=3)) is None
+    assert check(after("xxx", loss=NAN), TrainerSettings(max_nonfinite_losses=3)) is None
 
 
 def test_zero_gradients():
-    stop = check(after("00000"), Trainer(max_zero_gradients=5))
+    stop = check(after("00000"), TrainerSettings(max_zero_gradients=5))
     assert str(stop) == (
         "every gradient was exactly 0 in 5 applied steps in a row (rule trainer.max_zero_gradients). No loss scale "
         "brings them back: look for a loss that does not depend on the weights, for units that are dead (a lower "
         "optimizer.learning_rate), or for targets that are met already."
     )
-    assert check(after("00x000.00000"), Trainer(max_zero_gradients=5)).key == "trainer.max_zero_gradients"
-    assert check(after("00.000"), Trainer(max_zero_gradients=5)) is None
-    assert check(after("00000"), Trainer(max_zero_gradients=None)) is None
+    assert check(after("00x000.00000"), TrainerSettings(max_zero_gradients=5)).key == "trainer.max_zero_gradients"
+    assert check(after("00.000"), TrainerSettings(max_zero_gradients=5)) is None
+    assert check(after("00000"), TrainerSettings(max_zero_gradients=None)) is None
 
 
 @pytest.mark.parametrize(
@@ -124,54 +122,58 @@ def test_zero_gradients():
 def test_zero_gradients_that_a_higher_scale_would_keep(mode, words):
     ledger = after("000")
     ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
-    stop = check(ledger, Trainer(max_zero_gradients=3), mode=mode)
+    stop = check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode)
     assert stop is not None
     assert stop.remedy == f"float16 flushed them to zero, a higher loss scale keeps them: {words}"
     ledger.sample = GradientSample(2, 0.0, 0.25, 0.0, None)  # of another time
-    assert "No loss scale brings them back" in check(ledger, Trainer(max_zero_gradients=3), mode=mode).remedy
+    assert "No loss scale brings them back" in check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
 
 
 def test_skips_at_a_floor_that_was_left_within_the_call_count():
-    ledger = Ledger(LedgerRules(min_scale=2.0))
+    ledger = Ledger(LedgerOptions(min_scale=2.0))
     scales = [2.0] * 6 + [4.0, 4.0, 2.0]
     finite = [1, 0, 0, 0, 1, 1, 1, 1, 0]
     floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
-    ledger.absorb(Block(floats, np.array([[flag, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
+    ledger.absorb(StepRecords(floats, np.array([[flag, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
     assert (ledger.peak_floor_skips, ledger.floor_skips) == (3, 1)
     stop = check(ledger, min_scale=2.0, max_skips_at_floor=3)
     assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
 
 
 def test_an_idle_epoch():
-    health = Health(LossScale(), Trainer())
+    health = HealthRules(LossScaleSettings(), TrainerSettings())
     assert str(health.check_epoch(after("x" * 29))) == (
         "an epoch ended in which every step was skipped, the last at loss scale 4 "
         "(rule loss_scale.stop_on_idle_epoch). " + LOWER_ADVICE
     )
     assert health.check_epoch(after("x.x")) is None
-    assert Health(LossScale(stop_on_idle_epoch=False), Trainer()).check_epoch(after("x" * 29)) is None
+    assert (
+        HealthRules(LossScaleSettings(stop_on_idle_epoch=False), TrainerSettings()).check_epoch(after("x" * 29)) is None
+    )
 
 
 def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop():
-    assert Health(LossScale(), Trainer()).check_epoch(after("x" * 28)) is None
-    assert Health(LossScale(min_scale=4.0), Trainer()).check_epoch(after("x")) is not None
-    assert Health(LossScale(mode="fixed"), Trainer()).check_epoch(after("x")) is not None
+    assert HealthRules(LossScaleSettings(), TrainerSettings()).check_epoch(after("x" * 28)) is None
+    assert HealthRules(LossScaleSettings(min_scale=4.0), TrainerSettings()).check_epoch(after("x")) is not None
+    assert HealthRules(LossScaleSettings(mode="fixed"), TrainerSettings()).check_epoch(after("x")) is not None
 
 
 def test_weights_that_are_not_finite():
-    assert str(Health(LossScale(), Trainer()).check_weights(False)) == (
+    assert str(HealthRules(LossScaleSettings(), TrainerSettings()).check_weights(False)) == (
         "the weights hold inf or nan (rule trainer.stop_on_nonfinite_weights). Lower optimizer.learning_rate, clip "
         "with optimizer.global_clipnorm=1.0, or use another optimizer."
     )
-    assert Health(LossScale(), Trainer()).check_weights(True) is None
-    assert Health(LossScale(), Trainer(stop_on_nonfinite_weights=False)).check_weights(False) is None
+    assert HealthRules(LossScaleSettings(), TrainerSettings()).check_weights(True) is None
+    assert (
+        HealthRules(LossScaleSettings(), TrainerSettings(stop_on_nonfinite_weights=False)).check_weights(False) is None
+    )
 
 
 def test_every_rule_can_be_turned_off():
     off = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
     bad = after("x" * 2000, loss=NAN, scale=2.0**-14)
-    assert check(bad, Trainer(max_nonfinite_losses=None), **off) is None
-    assert check(after("." * 2000, loss=NAN), Trainer(max_nonfinite_losses=None), **off) is None
+    assert check(bad, TrainerSettings(max_nonfinite_losses=None), **off) is None
+    assert check(after("." * 2000, loss=NAN), TrainerSettings(max_nonfinite_losses=None), **off) is None
 
 
 @pytest.mark.parametrize(
@@ -189,11 +191,13 @@ def test_a_rule_names_a_change_that_another_run_can_be_given(loss_scale, change)
 
 
 def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
-    scale, policy = LossScale(mode="fixed", on_overflow="abort"), Policy("mixed_float16", float8=True)
+    scale, policy = LossScaleSettings(mode="fixed", on_overflow="abort"), PolicySettings("mixed_float16", float8=True)
     conf = tmp_path / "config.yaml"
     conf.write_text(resolved_yaml(Settings(loss_scale=scale, policy=policy)))
     changed = load_settings([f"conf={conf}", DYNAMIC, WIDER, CLIP])
-    assert changed.loss_scale == LossScale(mode="dynamic") and changed.policy == Policy("mixed_bfloat16")
+    assert changed.loss_scale == LossScaleSettings(mode="dynamic") and changed.policy == PolicySettings(
+        "mixed_bfloat16"
+    )
     assert changed.optimizer.global_clipnorm == 1.0
 
 
@@ -201,5 +205,5 @@ def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
 def test_the_change_against_flushed_gradients(mode, change):
     ledger = after("000")
     ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
-    assert check(ledger, Trainer(max_zero_gradients=3), mode=mode).change == change
-    assert check(after("000"), Trainer(max_zero_gradients=3), mode=mode).change == ""
+    assert check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode).change == change
+    assert check(after("000"), TrainerSettings(max_zero_gradients=3), mode=mode).change == ""

@@ -6,23 +6,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
-from mpt_cli.telemetry.block import FLOATS, INTS, Block
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.telemetry.strict_json import strict_json
 
 NAN, INF = math.nan, math.inf
 
 
-def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int) -> Block:
+def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int) -> StepRecords:
     """A block of these steps; `columns` gives nan, inf and first_bad for all of them."""
     losses = losses or [0.5] * len(steps)
     floats = [[loss, step.scale_before, step.scale_after, 0.25] for step, loss in zip(steps, losses, strict=True)]
     ints = [
-        [step.finite, step.counter, *(columns.get(name, 0) for name in INTS[2:])] for step in steps
+        [step.finite, step.counter, *(columns.get(name, 0) for name in INT_FIELDS[2:])] for step in steps
     ]
-    return Block(
-        np.array(floats, np.float32).reshape(-1, len(FLOATS)), np.array(ints, np.int32).reshape(-1, len(INTS)), {}
+    return StepRecords(
+        np.array(floats, np.float32).reshape(-1, len(FLOAT_FIELDS)),
+        np.array(ints, np.int32).reshape(-1, len(INT_FIELDS)),
+        {},
     )
 
 
@@ -63,7 +64,7 @@ rules = st.fixed_dictionaries(
 def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern, sizes):
     reference = ReferenceScale(**rule)
     steps = reference.run(pattern)
-    ledger = Ledger(LedgerRules(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
+    ledger = Ledger(LedgerOptions(min_scale=rule["min_scale"], max_scale=rule["max_scale"]), window_steps=20)
 
     events = [event for part in portions(steps, sizes) for event in ledger.absorb(block_of(part), epoch=3)]
 
@@ -79,30 +80,30 @@ def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern
 
 
 def test_an_overflow_names_the_variable_the_counts_and_the_way():
-    ledger = Ledger(LedgerRules(variables=("dense/kernel", "dense/bias")))
+    ledger = Ledger(LedgerOptions(variables=("dense/kernel", "dense/bias")))
     (event,) = ledger.absorb(block_of(steps_of("x"), nan=2, inf=5, first_bad=1), epoch=1)
     assert (event.variable, event.nan, event.inf, event.cause) == ("dense/bias", 2, 5, "backward")
 
 
 @pytest.mark.parametrize("loss", [NAN, INF, -INF])
 def test_an_overflow_whose_loss_was_bad_comes_from_the_forward_pass(loss):
-    (event,) = Ledger(LedgerRules()).absorb(block_of(steps_of("x"), [loss]), epoch=1)
+    (event,) = Ledger(LedgerOptions()).absorb(block_of(steps_of("x"), [loss]), epoch=1)
     assert event.cause == "forward"
 
 
 def test_an_overflow_without_a_known_variable_names_none():
-    (event,) = Ledger(LedgerRules(variables=("a",))).absorb(block_of(steps_of("x"), first_bad=-1), epoch=1)
+    (event,) = Ledger(LedgerOptions(variables=("a",))).absorb(block_of(steps_of("x"), first_bad=-1), epoch=1)
     assert event.variable is None
 
 
 def test_growth_and_ceiling_are_two_events_of_one_step():
-    ledger = Ledger(LedgerRules(max_scale=16.0))
+    ledger = Ledger(LedgerOptions(max_scale=16.0))
     steps = steps_of("......", scale=4.0, growth_steps=2, max_scale=16.0)
     assert kinds(ledger.absorb(block_of(steps), 1)) == [(2, "growth"), (4, "growth"), (4, "ceiling")]
 
 
 def test_overflow_and_floor_are_two_events_of_one_step_and_the_floor_is_told_once():
-    ledger = Ledger(LedgerRules(min_scale=1.0))
+    ledger = Ledger(LedgerOptions(min_scale=1.0))
     steps = steps_of("xxxx", scale=4.0, min_scale=1.0)
     assert kinds(ledger.absorb(block_of(steps), 1)) == [
         (1, "overflow"), (2, "overflow"), (2, "floor"), (3, "overflow"), (4, "overflow"),
@@ -111,7 +112,7 @@ def test_overflow_and_floor_are_two_events_of_one_step_and_the_floor_is_told_onc
 
 def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
     """0.1 in float32 lies above 0.1, and 1000.1 below 1000.1."""
-    ledger = Ledger(LedgerRules(min_scale=0.1, max_scale=1000.1))
+    ledger = Ledger(LedgerOptions(min_scale=0.1, max_scale=1000.1))
     low = np.float32(0.1).item()
     high = np.float32(1000.1).item()
     assert low > 0.1 and high < 1000.1
@@ -120,7 +121,7 @@ def test_a_bound_that_float32_cannot_hold_is_met_all_the_same():
 
 
 def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of(".x."), [1.0, NAN, 4.0]), 1)
     ledger.absorb(block_of(steps_of("."), [4.0]), 1)
     assert ledger.take_mean_loss() == 3.0
@@ -131,13 +132,13 @@ def test_the_mean_loss_is_that_of_applied_steps_since_it_was_last_taken():
 
 def test_a_large_sum_of_losses_is_exact():
     """Summed in float32 the small ones would be lost: 2**24 + 1 is 2**24."""
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("..."), [2.0**24, 1.0, 1.0]), 1)
     assert ledger.take_mean_loss() == (2.0**24 + 2) / 3
 
 
 def test_bad_losses_are_counted_over_applied_steps_in_a_row():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)
     assert ledger.non_finite_losses == 2  # the skipped step between them neither counts nor ends the row
     ledger.absorb(block_of(steps_of("xx"), [NAN, NAN]), 1)
@@ -147,7 +148,7 @@ def test_bad_losses_are_counted_over_applied_steps_in_a_row():
 
 
 def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
-    ledger = Ledger(LedgerRules(applies_non_finite=True))
+    ledger = Ledger(LedgerOptions(applies_non_finite=True))
     steps = [Step(False, 1.0, 1.0, 0), Step(True, 1.0, 1.0, 1)]
     events = ledger.absorb(block_of(steps), 1)
     assert (ledger.applied, ledger.skipped, ledger.consecutive_skips) == (2, 0, 0)
@@ -156,7 +157,7 @@ def test_where_non_finite_gradients_are_applied_nothing_is_skipped():
 
 
 def test_a_new_epoch_counts_its_own_applied_steps():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("...")), 1)
     ledger.start_epoch()
     ledger.absorb(block_of(steps_of(".x")), 2)
@@ -164,7 +165,7 @@ def test_a_new_epoch_counts_its_own_applied_steps():
 
 
 def test_an_empty_block_changes_nothing():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     assert ledger.absorb(block_of([]), 1) == []
     assert ledger.seen == 0 and math.isnan(ledger.scale)
 
@@ -176,10 +177,10 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(before, after):
 
     reference = ReferenceScale(scale=64.0, growth_steps=3)
     first, second = reference.run(before), reference.run(after)
-    whole = Ledger(LedgerRules(), window_steps=15)
+    whole = Ledger(LedgerOptions(), window_steps=15)
     whole.absorb(block_of(first), 1)
     whole.sample = GradientSample(len(first), 0.5, 0.25, 0.125, None)
-    resumed = Ledger(LedgerRules(), window_steps=15)
+    resumed = Ledger(LedgerOptions(), window_steps=15)
     resumed.resume(json.loads(strict_json(whole.position())))
 
     assert resumed.absorb(block_of(second), 1) == whole.absorb(block_of(second), 1)
@@ -191,7 +192,7 @@ def test_goes_on_from_a_checkpoint_as_if_nothing_had_been(before, after):
 @given(st.text(".x", min_size=1, max_size=120), st.lists(st.integers(1, 30), min_size=1, max_size=4))
 def test_peaks_are_the_same_however_steps_are_divided_into_calls(pattern, sizes):
     def peaks(sizes: list[int]) -> list[float]:
-        ledger, highest = Ledger(LedgerRules(), window_steps=10), [0.0] * 3
+        ledger, highest = Ledger(LedgerOptions(), window_steps=10), [0.0] * 3
         for part in portions(steps_of(pattern), sizes):
             ledger.absorb(block_of(part, [NAN if step.counter % 2 else 0.5 for step in part]), 1)
             now = ledger.peak_skips, ledger.peak_bad_losses, ledger.peak_skip_rate
@@ -202,7 +203,7 @@ def test_peaks_are_the_same_however_steps_are_divided_into_calls(pattern, sizes)
 
 
 def test_a_streak_that_ended_within_a_call_is_a_peak_of_that_call_only():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("xxx")), 1)
     ledger.absorb(block_of(steps_of("xx.x")), 1)
     assert (ledger.consecutive_skips, ledger.peak_skips) == (1, 5)
@@ -211,7 +212,7 @@ def test_a_streak_that_ended_within_a_call_is_a_peak_of_that_call_only():
 
 
 def test_the_skip_rate_counts_whole_windows_after_the_first():
-    ledger = Ledger(LedgerRules(), window_steps=10)
+    ledger = Ledger(LedgerOptions(), window_steps=10)
     ledger.absorb(block_of(steps_of("xxxxxxxxxx" + "xxxxx....")), 1)
     assert ledger.peak_skip_rate == 0.0  # 19 steps: the second window is not over
     ledger.absorb(block_of(steps_of(".")), 1)
@@ -221,7 +222,7 @@ def test_the_skip_rate_counts_whole_windows_after_the_first():
 
 
 def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
-    rules = LedgerRules(min_scale=1.0)
+    rules = LedgerOptions(min_scale=1.0)
     ledger = Ledger(rules)
     scale = ReferenceScale(scale=4.0, min_scale=1.0, growth_steps=2)
 
@@ -237,7 +238,7 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
 
 
 def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     assert ledger.forward_share(5) == 0.0
     ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1)
     assert (ledger.forward_share(2), ledger.forward_share(4), ledger.forward_share(0)) == (1.0, 0.5, 0.0)
@@ -245,25 +246,25 @@ def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
 
 @pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])
 def test_whether_the_last_applied_step_was_sound(mark, loss, sound):
-    ledger = Ledger(LedgerRules(applies_non_finite=True))
+    ledger = Ledger(LedgerOptions(applies_non_finite=True))
     ledger.absorb(block_of(steps_of("x" + mark, scale=1.0), [NAN, loss]), 1)
     assert ledger.is_sound == sound
 
 
 def test_gradients_that_are_all_zero_spoil_nothing():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of(".."), zero=1), 1)
     assert ledger.is_sound and ledger.zero_steps == 2
 
 
 def test_a_skipped_step_spoils_nothing():
-    ledger = Ledger(LedgerRules())
+    ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of(".x"), [0.5, NAN]), 1)
     assert ledger.is_sound
 
 
 def test_a_scale_that_falls_without_an_overflow_declines():
     steps = [Step(True, 16.0, 4.0, 0), Step(True, 4.0, 1.0, 0), Step(True, 1.0, 8.0, 0)]
-    assert kinds(Ledger(LedgerRules(min_scale=1.0)).absorb(block_of(steps), 1)) == [
+    assert kinds(Ledger(LedgerOptions(min_scale=1.0)).absorb(block_of(steps), 1)) == [
         (1, "decline"), (2, "decline"), (2, "floor"), (3, "growth"),
     ]  # fmt: skip

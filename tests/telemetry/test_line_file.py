@@ -143,7 +143,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from mpt_cli.telemetry.sinks.line_file import LineFile
-from mpt_cli.telemetry.strict_json import strict_json
+from mpt_cli.telemetry.format import strict_json
 file = LineFile(Path(sys.argv[1]))
 step = 0
 while True:

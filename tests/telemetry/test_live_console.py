@@ -4,8 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.console.screen import Position, screen, wrapped
+from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen, wrap_parts
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -25,9 +24,9 @@ EVERYTHING = (
 )
 
 
-def _drawn(header: RunHeader, snapshot: Snapshot | None, width: int, position: Position | None = None) -> str:
+def _drawn(header: RunHeader, snapshot: Snapshot | None, width: int, position: RunPosition | None = None) -> str:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(screen(header, position or Position(step=30, epoch=1, phase=""), snapshot, width))
+    console.print(screen(header, position or RunPosition(step=30, epoch=1, phase=""), snapshot, width))
     return console.file.getvalue()
 
 
@@ -44,7 +43,7 @@ def test_everything_is_shown_at_every_width(header, snapshot, width: int, rows: 
 
 
 def test_time_left_comes_from_the_steps_after_the_first_call(header, clock) -> None:
-    position = Position(clock=clock)
+    position = RunPosition(clock=clock)
     clock.now += 50  # compiling
     position.move(10, 1, "")
     assert position.seconds_left(120) is None
@@ -56,8 +55,8 @@ def test_time_left_comes_from_the_steps_after_the_first_call(header, clock) -> N
 
 
 def test_before_the_first_step_it_says_that_it_compiles(header) -> None:
-    assert "step 0/120" in _drawn(header, None, 80, Position())
-    assert "compiling the first step" in _drawn(header, None, 80, Position())
+    assert "step 0/120" in _drawn(header, None, 80, RunPosition())
+    assert "compiling the first step" in _drawn(header, None, 80, RunPosition())
 
 
 def test_an_unknown_number_of_steps_still_draws(header, snapshot) -> None:
@@ -74,7 +73,10 @@ def test_a_fixed_scale_never_grows_and_no_scaling_says_so(header, snapshot) -> N
 
 
 def test_an_epoch_breaks_only_between_its_parts() -> None:
-    assert wrapped(["epoch 1/3", "loss 0.5000", "val_loss 0.25"], 24) == ["epoch 1/3  loss 0.5000", "  val_loss 0.25"]
+    assert wrap_parts(["epoch 1/3", "loss 0.5000", "val_loss 0.25"], 24) == [
+        "epoch 1/3  loss 0.5000",
+        "  val_loss 0.25",
+    ]
 
 
 class Terminal(io.StringIO):
@@ -115,7 +117,7 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_the_cursor_is_back_after_an_exception(header, error: type[BaseException]) -> None:
-    from mpt_cli.telemetry.fanout import Telemetry
+    from mpt_cli.telemetry.sink import Telemetry
 
     live, terminal = _live()
     with pytest.raises(error), Telemetry([live]) as telemetry:

@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpt_cli.telemetry.console.narrator import Narrator
+from mpt_cli.telemetry.console.lines import Narrator
 from mpt_cli.telemetry.records import Event, Scaling
 
 

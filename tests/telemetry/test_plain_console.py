@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.console.stream import ConsoleLog, StreamLines
+from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.records import Event, Scaling
 
 GOLDEN = """\
@@ -162,7 +161,7 @@ def test_console_log_has_the_same_lines(tmp_path: Path, header, summary) -> None
 
 HEAD = """
 import sys
-from mpt_cli.telemetry.console.stream import StreamLines
+from mpt_cli.telemetry.console.plain import StreamLines
 write = StreamLines(sys.stdout)
 for number in range(100000):
     write(f"line {number}")

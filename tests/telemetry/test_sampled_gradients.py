@@ -10,13 +10,11 @@ from rich.console import Console
 from strict import lines
 
 from mpt_cli.telemetry.console.lines import final_rows, interval_line
-from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen
 from mpt_cli.telemetry.console.plain import PlainConsole
-from mpt_cli.telemetry.console.screen import Position, screen
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.telemetry.sinks.csv_table import CsvSink
-from mpt_cli.telemetry.sinks.jsonl import JsonlSink
-from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink
+from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
+from mpt_cli.telemetry.sinks.trackers import TensorBoardSink
 
 SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
@@ -73,7 +71,7 @@ def test_the_live_area_keeps_it_at_every_width(header, snapshot, width: int, row
     live._header = header
     live.snapshot(replace(snapshot, gradients=SAMPLE))
     live.snapshot(replace(snapshot, step=40))
-    console.print(screen(header, Position(step=40, phase=""), live._snapshot, width))
+    console.print(screen(header, RunPosition(step=40, phase=""), live._snapshot, width))
     text = console.file.getvalue()
     assert "flushed to 0 12.5%" in " ".join(text.split()) and "head-room 2^9" in " ".join(text.split())
     assert max(len(line) for line in text.splitlines()) <= width and len(text.splitlines()) <= rows

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from strict import loads
 
-from mpt_cli.telemetry.strict_json import strict_json
+from mpt_cli.telemetry.format import strict_json
 
 
 @pytest.mark.parametrize(

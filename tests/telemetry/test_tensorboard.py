@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.schema import Logger
+from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.setup import check_logger
-from mpt_cli.telemetry.sinks.tensorboard import TensorBoardSink
+from mpt_cli.telemetry.sinks.trackers import TensorBoardSink
 
 
 def _scalars(folder: Path, tag: str) -> list[tuple[int, float]]:
@@ -62,8 +62,8 @@ def test_an_interval_without_loss_has_no_point(tmp_path: Path, snapshot) -> None
 def test_asked_for_and_not_installed_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package.*pip install tensorboard"):
-        check_logger(Logger(tensorboard=True))
-    check_logger(Logger(tensorboard=False))
+        check_logger(LoggerSettings(tensorboard=True))
+    check_logger(LoggerSettings(tensorboard=False))
 
 
 def test_a_file_in_the_folders_place_is_named(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.schema import Logger
+from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, GradientSample
 from mpt_cli.telemetry.setup import check_logger
 from mpt_cli.telemetry.sinks.trackers import MlflowSink, WandbSink
@@ -94,8 +94,8 @@ def test_wandb_has_every_scalar_offline(tmp_path: Path, monkeypatch, header, sna
 def test_asked_for_and_not_installed_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=rf"logger.{name}: needs the package {name}.*pip install 'mpt-cli\[{name}\]'"):
-        check_logger(Logger(**{name: True}))
-    check_logger(Logger())
+        check_logger(LoggerSettings(**{name: True}))
+    check_logger(LoggerSettings())
 
 
 def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, snapshot) -> None:

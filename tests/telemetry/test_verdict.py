@@ -4,11 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from mpt_cli.telemetry import verdict as v
-from mpt_cli.telemetry.evidence import Evidence, evidence_from
+from mpt_cli.telemetry import health as v
+from mpt_cli.telemetry.health import EventTally, Evidence, evidence_from, judge
 from mpt_cli.telemetry.records import Event, Scaling
-from mpt_cli.telemetry.tally import EventTally
-from mpt_cli.telemetry.verdict import judge
 
 DYNAMIC = Scaling("dynamic", 2.0**15, 2000, 2.0**-14)
 FIXED = Scaling("fixed", 2.0**24)

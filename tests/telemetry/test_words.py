@@ -1,6 +1,6 @@
 import pytest
 
-from mpt_cli.telemetry.console.words import count_words, number_words, scale_words, seconds_words, share_words
+from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ from mpt_cli.telemetry.console.words import count_words, number_words, scale_wor
     ],
 )
 def test_a_scale_is_plain_up_to_two_to_the_twenty_and_a_power_beyond(scale: float | None, words: str) -> None:
-    assert scale_words(scale) == words
+    assert format_scale(scale) == words
 
 
 @pytest.mark.parametrize(
@@ -31,12 +31,12 @@ def test_a_scale_is_plain_up_to_two_to_the_twenty_and_a_power_beyond(scale: floa
     [(float("nan"), "nan"), (float("-inf"), "-inf"), (-0.5, "-0.5000"), (123456.0, "1.23e+05"), (9.9e-4, "9.90e-04")],
 )
 def test_numbers_stay_short_whatever_their_size(value: float, words: str) -> None:
-    assert number_words(value) == words
+    assert format_number(value) == words
 
 
 def test_a_minute_is_where_seconds_become_a_clock() -> None:
-    assert [seconds_words(59.9), seconds_words(60.0), seconds_words(86400.0)] == ["59.9 s", "1:00", "24:00:00"]
+    assert [format_seconds(59.9), format_seconds(60.0), format_seconds(86400.0)] == ["59.9 s", "1:00", "24:00:00"]
 
 
 def test_small_shares_are_not_rounded_to_none() -> None:
-    assert [share_words(1, 100_000), share_words(50, 100), count_words(99.5)] == ["0.001%", "50.0%", "99.5"]
+    assert [format_share(1, 100_000), format_share(50, 100), format_count(99.5)] == ["0.001%", "50.0%", "99.5"]

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mpt_cli.training.stopwatch import Stopwatch
+from mpt_cli.training.progress import Stopwatch
 
 
 class NoCheckpoints:

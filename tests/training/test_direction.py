@@ -2,8 +2,8 @@
 
 import pytest
 
-from mpt_cli.settings.keras_names import SHORT, full_spelling, keras_names, snake_case
-from mpt_cli.sweep.objective import choose_objective
+from mpt_cli.settings.references import SHORT_NAMES, canonical_name, keras_names, snake_case
+from mpt_cli.sweep.plan import choose_objective
 from mpt_cli.training.progress import FALLING, Progress, falls
 
 RISING = {
@@ -24,7 +24,7 @@ def test_every_metric_and_loss_of_keras_is_decided() -> None:
 
 @pytest.mark.parametrize("kind", FALLING)
 def test_what_falls_does_so_in_every_spelling(kind: str) -> None:
-    short = [word for word in SHORT if full_spelling(word) == full_spelling(kind)]
+    short = [word for word in SHORT_NAMES if canonical_name(word) == canonical_name(kind)]
     spellings = [kind, snake_case(kind), *short, *(word.upper() for word in short)]
     assert all(falls(name) and falls(f"val_{name}") and falls(f"best_metrics.val_{name}") for name in spellings)
 

@@ -9,13 +9,13 @@ from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_r
 from mpt_cli.data.examples import Examples
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
-from mpt_cli.telemetry.block import Lines
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.records import LoggedSteps
 from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine, metric_vector
 from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.state import collect_state, restore_state
 
 # On TensorFlow each operation is one kernel, in the loop as in `fit`, once graph rewriting is off (it fuses
 # the two graphs differently; measured: 3e-6). XLA on JAX does so too. Over 12 steps that is some float32 roundings.
@@ -74,7 +74,7 @@ def test_does_not_depend_on_the_feed_or_on_steps_per_call(jit):
     for resident, capacity, most in [(True, 4, 4), (True, 4, 3), (True, 1, 1), (False, 4, 2)]:
         restore_state(run.model, start)
         run.feed = build_feed(data, run.engine, BatchPlan(4, capacity, shuffle=True, seed=1), resident)
-        run.ledger = Ledger(LedgerRules())
+        run.ledger = Ledger(LedgerOptions())
         run.epochs(2, most)
         found.append((collect_state(run.model), run.ledger))
     for state, ledger in found[1:]:
@@ -180,7 +180,7 @@ def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there(jit)
         run.engine.reset_metrics()
         run.feed.start(1)
     piece = whole.feed.take(5)
-    block = whole.engine.train(piece.source, piece.rows, piece.count, Lines(2, 2)).wait()
+    block = whole.engine.train(piece.source, piece.rows, piece.count, LoggedSteps(2, 2)).wait()
     ends = {}
     for number in range(1, 6):
         piece = cut.feed.take(1)

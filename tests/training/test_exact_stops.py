@@ -12,14 +12,14 @@ from reference import ReferenceScale, Step
 from tiny import JITS, TinyRun, tiny_data, tiny_run
 
 from mpt_cli.precision import DynamicScale
-from mpt_cli.settings.schema import LossScale
-from mpt_cli.settings.schema import Trainer as TrainerSettings
-from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import Health
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.telemetry.health import HealthRules
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.state import collect_state, restore_state
-from mpt_cli.training.trainer import Outcome, Plan, Trainer
+from mpt_cli.training.outcome import Outcome
+from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 STEPS = 30  # an epoch of batches of 4
 FLOOR = 2.0
@@ -37,7 +37,7 @@ def compiled(request) -> tuple[TinyRun, dict]:
     return run, collect_state(run.model)
 
 
-def train(compiled, good: list[bool], per_call: int, rules: LossScale) -> tuple[Outcome, Ledger]:
+def train(compiled, good: list[bool], per_call: int, rules: LossScaleSettings) -> tuple[Outcome, Ledger]:
     """A run whose step i, in order, overflows where `good` is false."""
     run, start = compiled
     restore_state(run.model, start)
@@ -46,9 +46,9 @@ def train(compiled, good: list[bool], per_call: int, rules: LossScale) -> tuple[
     for step in (step for step, is_good in enumerate(good) if not is_good):
         data.x[step * 4 + 1, 2] = math.inf
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
-    ledger = Ledger(LedgerRules(min_scale=FLOOR, max_scale=64.0), window_steps=WINDOW)
-    plan = Plan(1, None, 7, 1, 8, per_call)
-    trainer = Trainer(run.engine, feed, None, plan, Telemetry([]), ledger, Health(rules, TrainerSettings()),
+    ledger = Ledger(LedgerOptions(min_scale=FLOOR, max_scale=64.0), window_steps=WINDOW)
+    plan = TrainingPlan(1, None, 7, 1, 8, per_call)
+    trainer = Trainer(run.engine, feed, None, plan, Telemetry([]), ledger, HealthRules(rules, TrainerSettings()),
                       NoCheckpoints())  # fmt: skip
     return trainer.fit(), ledger
 
@@ -87,7 +87,7 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
 def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_call):
     key, limit = rule
     steps = ReferenceScale(scale=8.0, **RULE).run(good)
-    outcome, ledger = train(compiled, good, per_call, LossScale(**{**OFF, key: limit}))
+    outcome, ledger = train(compiled, good, per_call, LossScaleSettings(**{**OFF, key: limit}))
 
     expected = first_broken(key, 0 if limit == "abort" else limit, steps)
     assert (outcome.stop is not None) == (expected is not None)
@@ -102,15 +102,15 @@ def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_c
 def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compiled):
     """Each skip is looked at from the window's end on; without a broken rule all steps are trained, in their order."""
     good = [step % 2 == 0 for step in range(STEPS)]
-    outcome, ledger = train(compiled, good, 8, LossScale(**{**OFF, "max_skip_rate": 0.5}))
+    outcome, ledger = train(compiled, good, 8, LossScaleSettings(**{**OFF, "max_skip_rate": 0.5}))
     assert outcome.stop is None and (ledger.seen, ledger.skipped) == (STEPS, STEPS // 2)
 
 
 def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     run, start = compiled
     restore_state(run.model, start)
-    health = Health(LossScale(**{**OFF, "max_consecutive_skips": 3}), TrainerSettings())
-    watch = health.watch(Ledger(LedgerRules(), consecutive_skips=5))
+    health = HealthRules(LossScaleSettings(**{**OFF, "max_consecutive_skips": 3}), TrainerSettings())
+    watch = health.watch(Ledger(LedgerOptions(), consecutive_skips=5))
     data = tiny_data(STEPS * 4)
     data.x[4:] = math.inf  # all but the first step
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)

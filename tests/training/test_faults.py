@@ -14,21 +14,21 @@ from mpt_cli.data.examples import DataSet, Examples, Stream
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.fault import Fault
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.settings.schema import FaultSettings
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.checkpoint import collect_state
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.state import collect_state
 
 
 def data_set(x: Examples, dtype: str = "float32") -> DataSet:
     return DataSet(x, None, "classification", (4,), dtype, 3, "", "")
 
 
-def faulty_run(fault: Fault, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:
+def faulty_run(fault: FaultSettings, jit: bool = BACKEND == "jax", rule=None, steps: int = 12) -> TinyRun:
     data = tiny_data(steps * 4)
     model = tiny_model()
     optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
@@ -38,7 +38,7 @@ def faulty_run(fault: Fault, jit: bool = BACKEND == "jax", rule=None, steps: int
     optimizer.build(model.trainable_variables)
     build_metrics(model, data, 4)
     feed = build_feed(data, engine, BatchPlan(4, 4), resident=True)
-    return TinyRun(model, engine, feed, Ledger(LedgerRules()))
+    return TinyRun(model, engine, feed, Ledger(LedgerOptions()))
 
 
 def bad_steps(run: TinyRun) -> list[int]:
@@ -49,12 +49,12 @@ def bad_steps(run: TinyRun) -> list[int]:
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [
-        (Fault("overflow", at_steps=[2, 7]), [2, 7]),
-        pytest.param(Fault("nan", "forward", every_steps=5), [5, 10], marks=pytest.mark.slow),
-        pytest.param(Fault("nan", "data", [1], every_steps=4, until_step=8), [1, 4, 8], marks=pytest.mark.slow),
-        pytest.param(Fault("overflow", "data", [3]), [3], marks=pytest.mark.slow),
-        pytest.param(Fault("overflow", "forward", [3]), [3], marks=pytest.mark.slow),
-        pytest.param(Fault("nan", "backward", [3]), [3], marks=pytest.mark.slow),
+        (FaultSettings("overflow", at_steps=[2, 7]), [2, 7]),
+        pytest.param(FaultSettings("nan", "forward", every_steps=5), [5, 10], marks=pytest.mark.slow),
+        pytest.param(FaultSettings("nan", "data", [1], every_steps=4, until_step=8), [1, 4, 8], marks=pytest.mark.slow),
+        pytest.param(FaultSettings("overflow", "data", [3]), [3], marks=pytest.mark.slow),
+        pytest.param(FaultSettings("overflow", "forward", [3]), [3], marks=pytest.mark.slow),
+        pytest.param(FaultSettings("nan", "backward", [3]), [3], marks=pytest.mark.slow),
     ],
 )
 def test_happens_in_the_steps_that_were_asked_for(fault, expected):
@@ -63,21 +63,23 @@ def test_happens_in_the_steps_that_were_asked_for(fault, expected):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize("fault", [Fault("overflow", at_steps=[2, 7]), Fault("nan", "forward", every_steps=5)])
+@pytest.mark.parametrize(
+    "fault", [FaultSettings("overflow", at_steps=[2, 7]), FaultSettings("nan", "forward", every_steps=5)]
+)
 def test_happens_in_the_same_steps_under_xla(fault):
     assert bad_steps(faulty_run(fault, jit=True)) == bad_steps(faulty_run(fault))
 
 
 @pytest.mark.slow
 def test_an_overflow_can_depend_on_the_scale():
-    run = faulty_run(Fault("overflow", every_steps=1, above_scale=8), rule=DynamicScale(64.0, growth_steps=4))
+    run = faulty_run(FaultSettings("overflow", every_steps=1, above_scale=8), rule=DynamicScale(64.0, growth_steps=4))
     assert bad_steps(run) == [1, 2, 3, 8]  # down to 8 in three steps; after four applied ones 16 is tried again
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("place", "loss_is_finite"), [("backward", True), ("forward", False)])
 def test_the_record_tells_where_it_happened(place, loss_is_finite):
-    run = faulty_run(Fault("overflow", place, [2]), steps=4)
+    run = faulty_run(FaultSettings("overflow", place, [2]), steps=4)
     (block,) = run.epochs(1)
     assert np.isfinite(block.column("loss")).tolist() == [True, loss_is_finite, True, True]
     assert all(np.isfinite(value) for value in block.metrics.values())
@@ -86,7 +88,7 @@ def test_the_record_tells_where_it_happened(place, loss_is_finite):
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["backward", "forward"])
 def test_gradients_can_vanish(place):
-    run = faulty_run(Fault("zero", place, every_steps=1), steps=4)
+    run = faulty_run(FaultSettings("zero", place, every_steps=1), steps=4)
     before = [variable.numpy() for variable in run.model.trainable_variables]
     (block,) = run.epochs(1)
     assert block.finite.all()
@@ -98,7 +100,7 @@ def test_gradients_can_vanish(place):
 @pytest.mark.slow
 def test_the_other_steps_are_as_they_would_have_been():
     """Bit for bit on TensorFlow; XLA on JAX fuses the step another way, so that a few roundings differ."""
-    clean, faulty = faulty_run(Fault()), faulty_run(Fault("nan", at_steps=[1000]))
+    clean, faulty = faulty_run(FaultSettings()), faulty_run(FaultSettings("nan", at_steps=[1000]))
     clean.epochs(1), faulty.epochs(1)
     tolerance = 1e-5 if BACKEND == "jax" else 0
     other = collect_state(faulty.model)
@@ -108,7 +110,7 @@ def test_the_other_steps_are_as_they_would_have_been():
 
 @pytest.mark.slow
 def test_evaluation_is_left_alone():
-    run = faulty_run(Fault("nan", "forward", every_steps=1), steps=4)
+    run = faulty_run(FaultSettings("nan", "forward", every_steps=1), steps=4)
     run.feed.start(1)
     piece = run.feed.take(4)
     run.engine.evaluate(piece.source, piece.rows, piece.count)
@@ -117,25 +119,28 @@ def test_evaluation_is_left_alone():
 
 def test_costs_nothing_when_there_is_none():
     model = tiny_model()
-    assert build_injector(Fault(), model, data_set(tiny_data()), 1) is None
+    assert build_injector(FaultSettings(), model, data_set(tiny_data()), 1) is None
     assert "compute_loss" not in vars(model)
 
 
 def test_tokens_cannot_hold_nan():
     with pytest.raises(ConfigError, match=r"fault\.place: must not be data with inputs in int32.*=forward"):
-        build_injector(Fault("nan", "data", [1]), tiny_model(), data_set(tiny_data(), "int32"), 1)
+        build_injector(FaultSettings("nan", "data", [1]), tiny_model(), data_set(tiny_data(), "int32"), 1)
 
 
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        (Fault(), []),
-        (Fault("nan", at_steps=[3]), ["(backward, step 3). fault=none ends it."]),
-        (Fault("nan", "data", [3, 5, 9]), ["(data, step 3, step 5 and step 9). "]),
-        (Fault("overflow", every_steps=1, above_scale=8), ["(backward, every step while the loss scale is above 8). "]),
-        (Fault("zero", at_steps=[2], every_steps=5, until_step=20, replica=1),
+        (FaultSettings(), []),
+        (FaultSettings("nan", at_steps=[3]), ["(backward, step 3). fault=none ends it."]),
+        (FaultSettings("nan", "data", [3, 5, 9]), ["(data, step 3, step 5 and step 9). "]),
+        (
+            FaultSettings("overflow", every_steps=1, above_scale=8),
+            ["(backward, every step while the loss scale is above 8). "],
+        ),
+        (FaultSettings("zero", at_steps=[2], every_steps=5, until_step=20, replica=1),
          ["(backward, step 2 and every 5 steps until step 20 on device 1). "]),
-        (Fault(slow_storage_seconds=0.5), ["Each batch is read slowly on purpose."]),
+        (FaultSettings(slow_storage_seconds=0.5), ["Each batch is read slowly on purpose."]),
     ],
 )  # fmt: skip
 def test_a_rehearsal_says_so_loudly(fault, words):

@@ -14,7 +14,7 @@ from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import Engine, build_engine
 from mpt_cli.training.feed import BatchPlan, Piece, build_feed
-from mpt_cli.training.sampling import Sampler, measure
+from mpt_cli.training.gradient_samples import GradientSampler, sample_gradients
 
 ROW = np.zeros(1, np.int32)
 layers = keras.layers
@@ -40,12 +40,12 @@ def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
 def test_what_float16_does_to_gradients(jit):
     """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
     engine, source = linear_engine([1.0, 2.0**-14, 2.0**-15, 0.0], 2.0**-10, jit)
-    sample = measure(engine, source, ROW, (7, 1.0))
+    sample = sample_gradients(engine, source, ROW, (7, 1.0))
     assert (sample.step, sample.flushed_share, sample.subnormal_share) == (7, 1 / 3, 1 / 3)
     assert sample.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24), rel=1e-6)
     assert sample.headroom_doublings == pytest.approx(math.log2(65504) + 10)
 
-    lifted = measure(engine, source, ROW, (7, 2.0**11))
+    lifted = sample_gradients(engine, source, ROW, (7, 2.0**11))
     assert (lifted.flushed_share, lifted.subnormal_share) == (0.0, 0.0)
     assert lifted.norm == pytest.approx(math.hypot(2.0**-10, 2.0**-24, 2.0**-25), rel=1e-6)
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
@@ -53,10 +53,10 @@ def test_what_float16_does_to_gradients(jit):
 
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26, BACKEND == "jax")
-    sample = measure(engine, source, ROW, (1, 1.0))
+    sample = sample_gradients(engine, source, ROW, (1, 1.0))
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (1.0, 0.0, None)
     nothing, source = linear_engine([0.0, 0.0], 1.0, BACKEND == "jax")
-    sample = measure(nothing, source, ROW, (1, 1.0))
+    sample = sample_gradients(nothing, source, ROW, (1, 1.0))
     assert (sample.flushed_share, sample.norm, sample.headroom_doublings) == (0.0, 0.0, None)
 
 
@@ -73,13 +73,13 @@ def test_the_head_room_is_that_of_the_whole_backward_pass(limit, headroom):
         def compare(self, base, raised):
             return [1.0, 0.0, 0.0, 1.0, 1.0, float(raised[0] > limit)]
 
-    sample = measure(Engine(), None, np.zeros(4, np.int32), (1, 1.0))  # type: ignore[arg-type]
+    sample = sample_gradients(Engine(), None, np.zeros(4, np.int32), (1, 1.0))  # type: ignore[arg-type]
     assert sample.headroom_doublings == pytest.approx(headroom)
 
 
 def test_a_batch_that_overflows_gives_no_sample():
     engine, source = linear_engine([1.0, 0.5], 1.0, BACKEND == "jax")
-    assert measure(engine, source, ROW, (1, 2.0**17)) is None
+    assert sample_gradients(engine, source, ROW, (1, 2.0**17)) is None
 
 
 def forgetful_run(jit: bool):
@@ -100,7 +100,7 @@ def forgetful_run(jit: bool):
 
 def state_after_an_epoch(jit: bool, sampled: bool) -> list[np.ndarray]:
     model, engine, feed = forgetful_run(jit)
-    sampler = Sampler(engine, 1, pytest.fail)
+    sampler = GradientSampler(engine, 1, pytest.fail)
     feed.start(1)
     while (piece := feed.take(2)) is not None:
         engine.train(piece.source, piece.rows, piece.count).wait()
@@ -126,7 +126,7 @@ def test_a_streamed_piece_has_the_same_sample():
         run.feed.start(1)
         run.feed.take(3)
         piece = run.feed.take(1)  # from the middle of a chunk
-        samples.append(Sampler(run.engine, 1, pytest.fail).take(piece, 4, 2.0**15))
+        samples.append(GradientSampler(run.engine, 1, pytest.fail).take(piece, 4, 2.0**15))
     assert samples[0] == samples[1]
 
 
@@ -150,12 +150,14 @@ def test_a_subclassed_model_is_sampled():
     engine = build_engine(model, BACKEND == "jax", Distribution())
     data = tiny_data(8)
     source = engine.place((data.x, data.y, None))
-    sample = Sampler(engine, 1, pytest.fail).take(Piece(source, np.arange(4, dtype=np.int32)[None], 1), 1, 2.0**10)
+    sample = GradientSampler(engine, 1, pytest.fail).take(
+        Piece(source, np.arange(4, dtype=np.int32)[None], 1), 1, 2.0**10
+    )
     assert sample.norm > 0 and sample.headroom_doublings > 0
 
 
 def due_steps(every: int, log: int, last: int) -> list[int]:
-    sampler = Sampler(None, every, pytest.fail)  # type: ignore[arg-type]
+    sampler = GradientSampler(None, every, pytest.fail)  # type: ignore[arg-type]
     steps, step = [], sampler.next_due(0, log)
     while step <= last:
         steps.append(step)
@@ -178,7 +180,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
             raise MemoryError("out of memory\nand a long trace")
 
     said: list[str] = []
-    sampler = Sampler(Broken(), 5, said.append)  # type: ignore[arg-type]
+    sampler = GradientSampler(Broken(), 5, said.append)  # type: ignore[arg-type]
     assert sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0) is None
     assert said == ["gradients can't be sampled here (out of memory); training goes on without"]
     assert sampler.next_due(10, 5) is None

@@ -13,15 +13,14 @@ from tiny import JITS, TinyRun, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import DynamicScale
-from mpt_cli.settings.schema import LossScale
-from mpt_cli.settings.schema import Trainer as TrainerSettings
-from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import Health
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
-from mpt_cli.telemetry.sinks.jsonl import JsonlSink
+from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.telemetry.health import HealthRules
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.sink import Telemetry
+from mpt_cli.telemetry.sinks.jsonl_csv import JsonlSink
+from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.state import collect_state, restore_state
-from mpt_cli.training.trainer import Plan, Trainer
+from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 STEPS = 30  # an epoch of batches of 4
 RULE = {"growth_steps": 3, "growth_factor": 2.0, "backoff_factor": 0.5, "min_scale": 2.0, "max_scale": 64.0,
@@ -49,11 +48,13 @@ def train(compiled, pattern: list[bool], value: float, log: int, per_call: int, 
     restore_state(run.model, start)
     plan = BatchPlan(4, 8)
     feed = build_feed(spoiled(pattern, value), run.engine, plan, resident=True)
-    ledger = Ledger(LedgerRules(tuple(v.path for v in run.model.trainable_variables), 2.0, 64.0), window_steps=10)
-    off = LossScale(max_consecutive_skips=None, max_skip_rate=None, max_skips_at_floor=None, stop_on_idle_epoch=False)
+    ledger = Ledger(LedgerOptions(tuple(v.path for v in run.model.trainable_variables), 2.0, 64.0), window_steps=10)
+    off = LossScaleSettings(
+        max_consecutive_skips=None, max_skip_rate=None, max_skips_at_floor=None, stop_on_idle_epoch=False
+    )
     with Telemetry([JsonlSink(folder / "metrics.jsonl", folder / "events.jsonl")]) as telemetry:
-        Trainer(run.engine, feed, None, Plan(1, None, log, 1, 8, per_call), telemetry, ledger,
-                Health(off, TrainerSettings()), NoCheckpoints()).fit()  # fmt: skip
+        Trainer(run.engine, feed, None, TrainingPlan(1, None, log, 1, 8, per_call), telemetry, ledger,
+                HealthRules(off, TrainerSettings()), NoCheckpoints()).fit()  # fmt: skip
     return ledger
 
 

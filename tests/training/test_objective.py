@@ -6,8 +6,8 @@ import pytest
 from keras import layers
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.schema import Trainer
-from mpt_cli.training.objective import build_objective, gives_logits
+from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.training.loss_and_optimizer import build_loss_and_metrics, gives_logits
 
 
 def net(units: int = 3, activation: str | None = None) -> keras.Model:
@@ -15,7 +15,7 @@ def net(units: int = 3, activation: str | None = None) -> keras.Model:
 
 
 def objective(model=None, task="classification", policy="mixed_float16", **trainer):
-    return build_objective(Trainer(**trainer), model or net(), task, policy)
+    return build_loss_and_metrics(TrainerSettings(**trainer), model or net(), task, policy)
 
 
 def of_kind(built) -> list[tuple[str, str]]:

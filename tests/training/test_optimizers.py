@@ -9,8 +9,8 @@ import pytest
 from keras import ops
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.optimizers import OPTIMIZERS, SGD, Adam, Muon, Schedule
-from mpt_cli.training.optimizers import (
+from mpt_cli.settings.variants import OPTIMIZERS, SGD, Adam, Muon, Schedule
+from mpt_cli.training.loss_and_optimizer import (
     build_learning_rate,
     build_optimizer,
     set_learning_rate,

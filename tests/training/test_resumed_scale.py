@@ -12,20 +12,20 @@ from test_health_runs import TINY, objects, train
 
 from mpt_cli import job
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer
-from mpt_cli.runs.resume import change_notes, without_effect
+from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.schema import LossScale, Settings, Trainer
+from mpt_cli.settings.schema import LossScaleSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Event, Scaling, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
-from mpt_cli.training.resumed_scale import restore_scale, scale_at
+from mpt_cli.training.session import restore_scale, scale_at
 
 FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
 SKIPS, NAN = "loss_scale.max_consecutive_skips", "trainer.max_nonfinite_losses"
 
 
-def _parts(mode: str, loss_scale: LossScale, optimizer: Any = None) -> Any:
-    settings = Settings(loss_scale=loss_scale, trainer=Trainer(rollback_scale_factor=0.25))
+def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> Any:
+    settings = Settings(loss_scale=loss_scale, trainer=TrainerSettings(rollback_scale_factor=0.25))
     return SimpleNamespace(settings=settings, scaling=Scaling(mode), optimizer=optimizer)
 
 
@@ -52,16 +52,16 @@ def _rollback(step: int, cause: str = SKIPS) -> Event:
     ],
 )
 def test_the_scale_at_a_checkpoint(mode: str, before: str, rollbacks: list[Event], scale: float) -> None:
-    assert scale_at(_parts(mode, LossScale(initial_scale=2.0**7)), _checkpoint(before), rollbacks) == scale
+    assert scale_at(_parts(mode, LossScaleSettings(initial_scale=2.0**7)), _checkpoint(before), rollbacks) == scale
 
 
 @pytest.mark.parametrize(("limits", "scale"), [({"max_scale": 2.0**9}, 2.0**9), ({"min_scale": 2.0**11}, 2.0**11)])
 def test_new_limits_hold_at_once(limits: dict[str, float], scale: float) -> None:
-    assert scale_at(_parts("dynamic", LossScale(**limits)), _checkpoint(), []) == scale
+    assert scale_at(_parts("dynamic", LossScaleSettings(**limits)), _checkpoint(), []) == scale
 
 
 def test_a_rollback_never_leads_below_the_floor() -> None:
-    parts = _parts("dynamic", LossScale(min_scale=2.0**9))
+    parts = _parts("dynamic", LossScaleSettings(min_scale=2.0**9))
     assert scale_at(parts, _checkpoint(), [_rollback(40), _rollback(40)]) == 2.0**9
 
 
@@ -73,7 +73,7 @@ def test_a_rollback_never_leads_below_the_floor() -> None:
 def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth(left: int, position: dict, now: int) -> None:
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(), rule=DynamicScale(hysteresis=4))
     optimizer.build([keras.Variable([1.0])])
-    parts = _parts("dynamic", LossScale(hysteresis=4, growth_steps=7), optimizer)
+    parts = _parts("dynamic", LossScaleSettings(hysteresis=4, growth_steps=7), optimizer)
     assert restore_scale(parts, _checkpoint(left=left, **position), []) == 2.0**10 == float(optimizer.loss_scale)
     assert int(optimizer.scale_state.by_name["hysteresis_left"].numpy()) == now
     assert optimizer.dynamic_growth_steps == 7
@@ -81,14 +81,14 @@ def test_a_new_hysteresis_counts_the_overflows_since_the_last_growth(left: int, 
 
 def test_what_is_without_effect_is_said_to_be() -> None:
     changes = {"loss_scale.initial_scale": (8.0, 4.0), "loss_scale.log_max": (16.0, 9.0), "trainer.epochs": (1, 2)}
-    idle = without_effect(changes, "dynamic", "dynamic")
-    assert change_notes(changes, idle, "dynamic") == [
+    idle = unused_changes(changes, "dynamic", "dynamic")
+    assert format_changes(changes, idle, "dynamic") == [
         "without effect: loss_scale.initial_scale was 8.0, is 4.0; dynamic scaling goes on from the scale it had",
         "without effect: loss_scale.log_max was 16.0, is 9.0; dynamic scaling does not use it",
         "changed since: trainer.epochs was 1, is 2",
     ]
-    assert without_effect(changes, "none", "dynamic") == list(changes)[:2]
-    assert without_effect(changes, "logmax", None) == []
+    assert unused_changes(changes, "none", "dynamic") == list(changes)[:2]
+    assert unused_changes(changes, "logmax", None) == []
 
 
 class Heard(Sink):
@@ -106,7 +106,7 @@ class Heard(Sink):
 def _go_on(run_dir: Path, *words: str) -> tuple[Summary, Heard]:
     heard = Heard()
     settings = load_settings([*TINY, "policy=mixed_float16", *words, f"resume={run_dir}"])
-    return job.train(settings, audience=job.Audience(sinks=[heard])), heard
+    return job.train(settings, audience=job.Reporters(sinks=[heard])), heard
 
 
 @pytest.mark.slow

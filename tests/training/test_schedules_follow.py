@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from tiny import JITS, tiny_data, tiny_run
 
-from mpt_cli.settings.schema import LossScale
+from mpt_cli.settings.schema import LossScaleSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.scaling import wrap_optimizer
+from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 
 
 @pytest.mark.parametrize("jit", JITS)
@@ -18,7 +18,7 @@ def test_rates_follow_applied_or_all_steps(follow, halvings, jit):
     data = tiny_data(20)
     data.x[4:12] = np.inf  # the second and third step of five
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
-    settings = LossScale(mode="dynamic", schedules_follow=follow)
+    settings = LossScaleSettings(mode="dynamic", schedules_follow=follow)
     optimizer = wrap_optimizer(keras.optimizers.SGD(schedule), settings, Scaling(mode="dynamic"))
     run = tiny_run(data, jit=jit, optimizer=optimizer, shuffle=False)
     rates = np.concatenate([block.column("learning_rate") for block in run.epochs(1)])

@@ -10,24 +10,23 @@ import pytest
 from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
-from mpt_cli.settings.schema import LossScale
-from mpt_cli.settings.schema import Trainer as TrainerSettings
-from mpt_cli.telemetry.block import Block, Lines, Watch
-from mpt_cli.telemetry.fanout import Telemetry
-from mpt_cli.telemetry.health import Health
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.telemetry.health import HealthRules
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training.feed import Piece
-from mpt_cli.training.trainer import Outcome, Plan, Trainer
+from mpt_cli.training.outcome import Outcome
+from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 
 class Done:
     """A call that is over already."""
 
-    def __init__(self, block: Block) -> None:
+    def __init__(self, block: StepRecords) -> None:
         self.block = block
 
-    def wait(self) -> Block:
+    def wait(self) -> StepRecords:
         return self.block
 
 
@@ -44,7 +43,7 @@ class PatternEngine:
     def weights_are_finite(self) -> bool:
         return True
 
-    def train(self, source: Any, rows: Any, count: int, lines: Lines, watch: Watch) -> Done:
+    def train(self, source: Any, rows: Any, count: int, lines: LoggedSteps, watch: StopLimits) -> Done:
         first = self.scale.seen
         steps = self.scale.run([mark == "." for mark in self.pattern[first : first + count]])
         self.calls.append(count)
@@ -56,7 +55,7 @@ class PatternEngine:
                 at_lines[i + 1] = self.metrics()
         floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
         ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 0] for s in steps]
-        return Done(Block(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics(), at_lines))
+        return Done(StepRecords(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics(), at_lines))
 
     def evaluate(self, source: Any, rows: Any, count: int) -> None:
         self.evaluated += count
@@ -116,11 +115,11 @@ def run_of(
     capacity: int = 64, per_call: int | None = 64, validation: int | None = None, **loss_scale: Any,
 ) -> Run:  # fmt: skip
     engine, record = PatternEngine(pattern), Recorder()
-    settings = LossScale(**{"mode": "dynamic", "initial_scale": 16.0, **loss_scale})
+    settings = LossScaleSettings(**{"mode": "dynamic", "initial_scale": 16.0, **loss_scale})
     trainer = Trainer(
         engine, CountingFeed(steps), None if validation is None else CountingFeed(validation),
-        Plan(epochs, max_steps, log, validate, capacity, per_call), Telemetry([record]),
-        Ledger(LedgerRules(), settings.skip_rate_window), Health(settings, TrainerSettings()), NoCheckpoints(),
+        TrainingPlan(epochs, max_steps, log, validate, capacity, per_call), Telemetry([record]),
+        Ledger(LedgerOptions(), settings.skip_rate_window), HealthRules(settings, TrainerSettings()), NoCheckpoints(),
     )  # fmt: skip
     return Run(trainer, engine, record)
 
@@ -224,7 +223,7 @@ def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
     run = run_of("." * 1000, steps=500, per_call=10, log=10)
     train = run.engine.train
 
-    def interrupted(source: Any, rows: Any, count: int, lines: Lines, watch: Watch) -> Done:
+    def interrupted(source: Any, rows: Any, count: int, lines: LoggedSteps, watch: StopLimits) -> Done:
         if run.engine.scale.seen == 20:
             os.kill(os.getpid(), number)
         return train(source, rows, count, lines, watch)

@@ -15,16 +15,14 @@ from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
-from mpt_cli.settings.schema import Backend, Distribute, LossScale, Settings, Trainer
-from mpt_cli.training import stopwatch as stopwatch_module
+from mpt_cli.settings.schema import BackendSettings, DistributeSettings, LossScaleSettings, Settings, TrainerSettings
+from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, choose_jit, count_steps, metric_names
-from mpt_cli.training.backend import Platform
-from mpt_cli.training.interruption import Interruption
-from mpt_cli.training.memory import memory_in_use, peak_memory
-from mpt_cli.training.progress import Progress, is_better
-from mpt_cli.training.scaling import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.backend import Platform, memory_in_use, peak_memory
+from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
+from mpt_cli.training.outcome import Interruption
+from mpt_cli.training.progress import Progress, Stopwatch, is_better
 from mpt_cli.training.session import save_for_inference
-from mpt_cli.training.stopwatch import Stopwatch
 
 CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
 GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
@@ -92,13 +90,13 @@ class TestStopwatch:
     [(3, None, 7, 21), (3, 10, 7, 10), (3, 50, 7, 21), (3, 10, None, 10), (3, None, None, None)],
 )
 def test_steps_of_a_run(epochs, max_steps, per_epoch, expected):
-    assert count_steps(Trainer(epochs=epochs, max_steps=max_steps), per_epoch) == expected
+    assert count_steps(TrainerSettings(epochs=epochs, max_steps=max_steps), per_epoch) == expected
 
 
 def test_the_most_steps_of_a_call():
-    assert call_capacity(Trainer(steps_per_execution=7), resident=True) == 7
-    assert call_capacity(Trainer(log_every_steps=3), resident=True) == 256
-    assert call_capacity(Trainer(log_every_steps=3), resident=False) == 64
+    assert call_capacity(TrainerSettings(steps_per_execution=7), resident=True) == 7
+    assert call_capacity(TrainerSettings(log_every_steps=3), resident=True) == 256
+    assert call_capacity(TrainerSettings(log_every_steps=3), resident=False) == 64
 
 
 @pytest.mark.parametrize(
@@ -111,7 +109,11 @@ def test_the_most_steps_of_a_call():
     ],
 )  # fmt: skip
 def test_when_xla_compiles(jit, platform, backend, distribute, expected):
-    settings = Settings(trainer=Trainer(jit_compile=jit), backend=Backend(backend), distribute=Distribute(distribute))
+    settings = Settings(
+        trainer=TrainerSettings(jit_compile=jit),
+        backend=BackendSettings(backend),
+        distribute=DistributeSettings(distribute),
+    )
     assert choose_jit(settings, platform, tiny_model()) is expected
 
 
@@ -119,21 +121,21 @@ def test_xla_is_left_out_for_convolutions_on_a_cpu():
     model = keras.Sequential([keras.Input((4, 1)), keras.Sequential([keras.layers.Conv1D(2, 2)])])
     assert choose_jit(Settings(), CPU, model) is False
     assert choose_jit(Settings(), GPU, model) is True
-    assert choose_jit(Settings(backend=Backend("jax")), CPU, model) is True
+    assert choose_jit(Settings(backend=BackendSettings("jax")), CPU, model) is True
 
 
 class TestScaling:
     def test_auto_is_dynamic_where_something_computes_in_float16(self):
-        assert resolve_scaling(LossScale(), tiny_model("mixed_float16")).mode == "dynamic"
-        assert resolve_scaling(LossScale(), tiny_model("mixed_bfloat16")).mode == "none"
-        assert resolve_scaling(LossScale(), tiny_model()).mode == "none"
+        assert resolve_scaling(LossScaleSettings(), tiny_model("mixed_float16")).mode == "dynamic"
+        assert resolve_scaling(LossScaleSettings(), tiny_model("mixed_bfloat16")).mode == "none"
+        assert resolve_scaling(LossScaleSettings(), tiny_model()).mode == "none"
 
     @pytest.mark.parametrize("mode", ["dynamic", "fixed", "logmax", "none"])
     def test_a_mode_that_was_asked_for_is_kept(self, mode):
-        assert resolve_scaling(LossScale(mode=mode), tiny_model()).mode == mode
+        assert resolve_scaling(LossScaleSettings(mode=mode), tiny_model()).mode == mode
 
     def test_dynamic_takes_every_number(self):
-        settings = LossScale("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
+        settings = LossScaleSettings("dynamic", 8.0, 5, 4.0, 0.25, 2.0, 64.0, 3)
         rule = wrap_optimizer(sgd(), settings, resolve_scaling(settings, tiny_model())).rule
         numbers = (rule.initial_scale, rule.growth_steps, rule.growth_factor, rule.backoff_factor, rule.min_scale,
                    rule.max_scale, rule.hysteresis)  # fmt: skip
@@ -141,7 +143,7 @@ class TestScaling:
 
     def test_logmax_takes_every_number(self):
         numbers = {"log_max": 15.0, "beta1": 0.5, "beta2": 0.75, "deviations": 2.0}
-        settings = LossScale("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
+        settings = LossScaleSettings("logmax", 8.0, min_scale=2.0, max_scale=64.0, **numbers)
         scaling = resolve_scaling(settings, tiny_model())
         rule = wrap_optimizer(sgd(), settings, scaling).rule
         assert rule == LogMaxScale(8.0, 15.0, 0.5, 0.75, 2.0, 2.0, 64.0)
@@ -149,27 +151,37 @@ class TestScaling:
 
     @pytest.mark.parametrize(("on_overflow", "applied"), [("skip", "skip"), ("abort", "skip"), ("apply", "apply")])
     def test_fixed_keeps_its_scale(self, on_overflow, applied):
-        settings = LossScale("fixed", 1000.0, on_overflow=on_overflow)
+        settings = LossScaleSettings("fixed", 1000.0, on_overflow=on_overflow)
         scaling = resolve_scaling(settings, tiny_model())
         optimizer = wrap_optimizer(sgd(), settings, scaling)
         assert (optimizer.dynamic, optimizer.initial_scale, optimizer.on_overflow) == (False, 1000.0, applied)
         assert (scaling.initial_scale, scaling.min_scale, scaling.growth_steps) == (1000.0, 1000.0, None)
 
     def test_none_scales_by_one_and_applies_everything(self):
-        settings = LossScale("none")
+        settings = LossScaleSettings("none")
         optimizer = wrap_optimizer(sgd(), settings, resolve_scaling(settings, tiny_model()))
         assert (optimizer.initial_scale, optimizer.on_overflow) == (1.0, "apply")
 
     @pytest.mark.parametrize(
         ("settings", "policy", "words", "warnings"),
         [
-            (LossScale("dynamic", growth_steps=9), "float16", "dynamic from 32768, grows after 9 applied steps", 0),
-            (LossScale("fixed", 2.0**30), "mixed_float16", "fixed at 2^30, overflow steps are skipped", 0),
-            (LossScale("fixed", on_overflow="apply"), "mixed_float16", "fixed at 32768, overflow steps are applied", 0),
-            (LossScale("logmax"), "mixed_float16", "logmax from 32768, follows the largest gradient", 0),
-            (LossScale(), "float32", "none (nothing computes in float16)", 0),
-            (LossScale("none"), "mixed_float16", "none, though layers compute in float16", 1),
-            (LossScale("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps", 1),
+            (
+                LossScaleSettings("dynamic", growth_steps=9),
+                "float16",
+                "dynamic from 32768, grows after 9 applied steps",
+                0,
+            ),
+            (LossScaleSettings("fixed", 2.0**30), "mixed_float16", "fixed at 2^30, overflow steps are skipped", 0),
+            (
+                LossScaleSettings("fixed", on_overflow="apply"),
+                "mixed_float16",
+                "fixed at 32768, overflow steps are applied",
+                0,
+            ),
+            (LossScaleSettings("logmax"), "mixed_float16", "logmax from 32768, follows the largest gradient", 0),
+            (LossScaleSettings(), "float32", "none (nothing computes in float16)", 0),
+            (LossScaleSettings("none"), "mixed_float16", "none, though layers compute in float16", 1),
+            (LossScaleSettings("dynamic"), "float32", "dynamic from 32768, grows after 2000 applied steps", 1),
         ],
     )
     def test_words(self, settings, policy, words, warnings):
@@ -179,11 +191,13 @@ class TestScaling:
         assert len(warn_of_scaling(scaling, model)) == warnings
 
     def test_warnings_name_the_key_and_the_remedy(self):
-        assert warn_of_scaling(resolve_scaling(LossScale("none"), tiny_model()), tiny_model("mixed_float16")) == [
+        assert warn_of_scaling(
+            resolve_scaling(LossScaleSettings("none"), tiny_model()), tiny_model("mixed_float16")
+        ) == [
             "loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
             "loss_scale=dynamic keeps them."
         ]
-        (warning,) = warn_of_scaling(resolve_scaling(LossScale("fixed"), tiny_model()), tiny_model())
+        (warning,) = warn_of_scaling(resolve_scaling(LossScaleSettings("fixed"), tiny_model()), tiny_model())
         assert warning.startswith("loss_scale.mode=fixed has no use here: nothing computes in float16.")
 
 

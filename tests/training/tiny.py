@@ -12,8 +12,7 @@ import pytest
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.precision import LossScaleOptimizer
-from mpt_cli.telemetry.block import Block
-from mpt_cli.telemetry.ledger import Ledger, LedgerRules
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import Engine, build_engine
@@ -58,7 +57,7 @@ class TinyRun:
     feed: Feed
     ledger: Ledger
 
-    def epochs(self, count: int, most: int = 64) -> list[Block]:
+    def epochs(self, count: int, most: int = 64) -> list[StepRecords]:
         blocks = []
         for epoch in range(1, count + 1):
             self.engine.reset_metrics()
@@ -84,4 +83,4 @@ def tiny_run(
     build_metrics(model, data, 4)
     engine = build_engine(model, jit, Distribution())
     feed = build_feed(data, engine, BatchPlan(4, capacity, shuffle=shuffle, seed=1), resident)
-    return TinyRun(model, engine, feed, Ledger(LedgerRules(tuple(v.path for v in model.trainable_variables))))
+    return TinyRun(model, engine, feed, Ledger(LedgerOptions(tuple(v.path for v in model.trainable_variables))))

@@ -1,1 +1,1 @@
-"""What a person sees: the live screen, the plain lines and the words both use."""
+"""What a person sees: the live screen, the plain lines and the sentences both use."""

@@ -1,22 +1,36 @@
-"""The lines that stay: header, epochs, intervals and the end of a run, the same words on screen and in console.log."""
+"""What is said, the same on screen and in console.log: header, epochs, intervals, skipped steps, the end of a run."""
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from mpt_cli.errors import NUMERICAL
-from mpt_cli.settings.command import command, conf_word
-from mpt_cli.settings.override import override_word
-from mpt_cli.telemetry.console.words import (
-    bytes_words,
-    count_words,
-    fraction_words,
-    number_words,
-    sample_words,
-    scale_words,
-    seconds_words,
-    share_words,
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.format import (
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_number,
+    format_sample,
+    format_scale,
+    format_seconds,
+    format_share,
 )
-from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.verdict import COLLAPSED
+from mpt_cli.telemetry.health import COLLAPSED
+from mpt_cli.telemetry.records import (
+    CEILING,
+    DECLINE,
+    FLOOR,
+    GROWTH,
+    OVERFLOW,
+    Event,
+    GradientSample,
+    RunHeader,
+    Scaling,
+    Snapshot,
+    Summary,
+)
 
 LABEL_WIDTH = 13
 
@@ -25,9 +39,9 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     """What the run is, as label and text."""
     length = f"{header.epochs} epochs"
     if header.steps_per_epoch:
-        length += f" of {count_words(header.steps_per_epoch)} steps"
+        length += f" of {format_count(header.steps_per_epoch)} steps"
     if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
-        length += f", ended after {count_words(header.total_steps)} steps in all"
+        length += f", ended after {format_count(header.total_steps)} steps in all"
     rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
     rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
     rows += [("loss", header.loss), ("optimizer", header.optimizer)]
@@ -37,37 +51,37 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     return [(label, text) for label, text in rows if text]
 
 
-def labelled(rows: list[tuple[str, str]]) -> list[str]:
+def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
     return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
 
 
 def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[str]:
     """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
-    parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {number_words(snapshot.loss)}"]
-    parts += [f"{name} {number_words(value)}" for name, value in beside_loss(snapshot)]
+    parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {format_number(snapshot.loss)}"]
+    parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     if header.scaling.mode != "none":
-        parts += [f"scale {scale_words(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
-    return [*parts, *rate_parts(snapshot.examples_per_second), seconds_words(seconds)]
+        parts += [f"scale {format_scale(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
+    return [*parts, *rate_parts(snapshot.examples_per_second), format_seconds(seconds)]
 
 
 def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     """One logged interval where there is no live screen."""
-    total = f"/{count_words(header.total_steps)}" if header.total_steps else ""
-    parts = [f"step {count_words(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
-    parts.append(f"loss {number_words(snapshot.loss)}")
-    parts += [f"{name} {number_words(value)}" for name, value in beside_loss(snapshot)]
+    total = f"/{format_count(header.total_steps)}" if header.total_steps else ""
+    parts = [f"step {format_count(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
+    parts.append(f"loss {format_number(snapshot.loss)}")
+    parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     parts.append(f"learning rate {snapshot.learning_rate:.3g}")
     if header.scaling.mode != "none":
-        parts += [f"scale {scale_words(snapshot.loss_scale)}{counter_words(snapshot, header, ' ({})')}"]
+        parts += [f"scale {format_scale(snapshot.loss_scale)}{format_growth_counter(snapshot, header, ' ({})')}"]
         parts += [f"skipped {snapshot.skipped_steps}"]
     if snapshot.gradients is not None:
-        parts += [f"{label} {value}" for label, value in sample_words(snapshot.gradients)]
+        parts += [f"{label} {value}" for label, value in format_sample(snapshot.gradients)]
     return "  ".join([*parts, *rate_parts(snapshot.examples_per_second)])
 
 
 def rate_parts(examples_per_second: float | None) -> list[str]:
     """Empty where nothing was timed."""
-    return [] if examples_per_second is None else [f"{count_words(examples_per_second)} examples/s"]
+    return [] if examples_per_second is None else [f"{format_count(examples_per_second)} examples/s"]
 
 
 def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
@@ -75,7 +89,7 @@ def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
     return [(name, value) for name, value in snapshot.metrics.items() if name != "loss"]
 
 
-def counter_words(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:
+def format_growth_counter(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:
     """Applied steps since the last change of how many that make the scale grow; empty where it never grows."""
     if header.scaling.mode != "dynamic" or not header.scaling.growth_steps:
         return ""
@@ -85,18 +99,20 @@ def counter_words(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> st
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run, as label and text."""
     rows = [("verdict", summary.verdict), ("", summary.explanation)]
-    rows.append(("metrics", "  ".join(f"{name} {number_words(value)}" for name, value in summary.metrics.items())))
+    rows.append(("metrics", "  ".join(f"{name} {format_number(value)}" for name, value in summary.metrics.items())))
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
-    rows.append(("best", "  ".join(f"{name} {number_words(value)}" for name, value in best.items())))
+    rows.append(("best", "  ".join(f"{name} {format_number(value)}" for name, value in best.items())))
     skipped, seen = summary.skipped_steps, summary.steps_seen
-    rows.append(("skipped", f"{count_words(skipped)} of {count_words(seen)} steps ({share_words(skipped, seen)})"))
+    rows.append(("skipped", f"{format_count(skipped)} of {format_count(seen)} steps ({format_share(skipped, seen)})"))
     if summary.final_loss_scale is not None:
-        rows.append(("loss scale", f"{scale_words(summary.final_loss_scale)} at the end{_scale_range(summary)}"))
+        rows.append(
+            ("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{_format_scale_range(summary)}")
+        )
     if summary.rollbacks:
         rows.append(("rollbacks", f"{summary.rollbacks}, each from the last good checkpoint with lower rates"))
     if summary.gradients is not None:
-        rows.append(("gradients", _gradients(GradientSample(**summary.gradients), summary.steps_seen)))
-    rows += [("speed", _speed(summary)), ("files", summary.run_dir)]
+        rows.append(("gradients", _format_gradients(GradientSample(**summary.gradients), summary.steps_seen)))
+    rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
     if summary.status == "stopped" and summary.run_dir:
         rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
@@ -108,37 +124,180 @@ def next_commands(summary: Summary) -> list[str]:
     if not summary.run_dir:
         return []
     run = Path(summary.run_dir)
-    own = conf_word(run / "config.yaml")
-    repeat = command("train", own)
+    own = conf_override(run / "config.yaml")
+    repeat = shell_command("train", own)
     if summary.status in ("interrupted", "terminated"):
-        return [command("train", own, override_word("resume", str(run)))]
+        return [shell_command("train", own, format_override("resume", str(run)))]
     if summary.exit_code == NUMERICAL:
         overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
-        look_into = [command("diagnose", run if overflowed else own), command("report", run)]
+        look_into = [shell_command("diagnose", run if overflowed else own), shell_command("report", run)]
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
         return [repeat]
-    return [command("evaluate", run), command("export", run), repeat]
+    return [shell_command("evaluate", run), shell_command("export", run), repeat]
 
 
-def _scale_range(summary: Summary) -> str:
+def _format_scale_range(summary: Summary) -> str:
     low, high = summary.min_loss_scale, summary.max_loss_scale
     if low is None or high is None or low == high:
         return ""
-    return f", {scale_words(low)} to {scale_words(high)} on the way"
+    return f", {format_scale(low)} to {format_scale(high)} on the way"
 
 
-def _gradients(sample: GradientSample, steps_seen: int) -> str:
+def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
     """What the latest sample said, which may be of an earlier attempt: the step comes first."""
-    lost, room = (value for _, value in sample_words(sample))
+    lost, room = (value for _, value in format_sample(sample))
     return (
-        f"at step {count_words(sample.step)} of {count_words(steps_seen)}: {lost} flushed to zero, "
-        f"{fraction_words(sample.subnormal_share)} subnormal, head-room {room}, norm {number_words(sample.norm)}"
+        f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {lost} flushed to zero, "
+        f"{format_fraction(sample.subnormal_share)} subnormal, head-room {room}, norm {format_number(sample.norm)}"
     )
 
 
-def _speed(summary: Summary) -> str:
-    parts = [*rate_parts(summary.examples_per_second), f"{seconds_words(summary.seconds)} in all"]
+def _format_speed(summary: Summary) -> str:
+    parts = [*rate_parts(summary.examples_per_second), f"{format_seconds(summary.seconds)} in all"]
     if summary.peak_memory_bytes is not None:
-        parts.append(f"at most {bytes_words(summary.peak_memory_bytes)} of memory")
+        parts.append(f"at most {format_bytes(summary.peak_memory_bytes)} of memory")
     return ", ".join(parts)
+
+
+LONGEST_WAIT_SECONDS = 60.0
+FREQUENT_SHARE, FREQUENT_SKIPS, FREQUENT_AFTER_STEPS = 0.05, 3, 200  # beyond all three it isn't called normal
+
+
+class Narrator:
+    """Gathers events and gives out sentences, at most one per waiting time, which doubles each time up to a minute.
+
+    So the first overflow is reported at once, and a run that overflows for hours doesn't bury its own epochs.
+    """
+
+    def __init__(self, wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._told_at = float("-inf")
+        self._pending: list[Event] = []
+        self._bounds_told: set[str] = set()
+        self._scaling = Scaling()
+        self._skipped = 0
+        self._growth_step = float("inf")  # of the first growth
+        self._told_step = 0
+
+    def start(self, header: RunHeader) -> None:
+        self._scaling = header.scaling
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._pending.extend(events)
+
+    def recount(self, snapshot: Snapshot) -> None:
+        """The trainer's own count rules: a resumed run has skips from before."""
+        if not self._pending:
+            self._skipped = snapshot.skipped_steps
+
+    def go_back(self, step: int, skipped_steps: int) -> None:
+        """The run is back at `step`; whatever came after it is told already."""
+        self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
+        self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
+
+    def sentences(self, at_once: bool = False) -> list[str]:
+        """What is due to be said now, most often nothing; `at_once` empties what is pending."""
+        if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):
+            return []
+        self._told_at = self._clock()
+        self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+        events, self._pending = self._pending, []
+        return self._changes(events) + self._bounds(events)
+
+    def _changes(self, events: list[Event]) -> list[str]:
+        skips = [event for event in events if event.kind == OVERFLOW]
+        growths = [event for event in events if event.kind in (GROWTH, DECLINE)]
+        self._skipped += len(skips)
+        if not skips and not growths:
+            return []
+        changes = skips + growths
+        start, end = min(event.step for event in changes), max(event.step for event in changes)
+        what = (
+            _format_skips_and_growths(skips, growths, self._scaling)
+            if skips and growths
+            else _format_skips(skips, self._scaling)
+        )
+        what = what or _format_growths(growths, self._scaling)
+        self._growth_step = min([self._growth_step, *(event.step for event in growths)])
+        comment = self._comment(skips) if skips else ""
+        self._told_step = end
+        so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
+        steps = f"step {start}" if start == end else f"steps {start}-{end}"
+        return [f"{steps}: {what}{self._scale_words(changes)}{comment}{so_far}"]
+
+    def _scale_words(self, events: list[Event]) -> str:
+        events = sorted(events, key=lambda event: event.step)
+        before, after = events[0].scale_before, events[-1].scale_after
+        if self._scaling.mode == "none":
+            return ""
+        if before != after:
+            return f", scale {format_scale(before)} → {format_scale(after)}"
+        moved = any(event.moves_scale for event in events)
+        return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
+
+    def _comment(self, skips: list[Event]) -> str:
+        if any(event.cause == "forward" for event in skips):
+            return ": the loss itself was not finite, which no scale causes; look at the data and the learning rate"
+        moves = self._scaling.mode not in ("fixed", "none")
+        if moves and any(event.nan and event.scale_before <= self._scaling.min_scale for event in skips):
+            return ": nan even at the lowest scale, so the scale is not the cause"
+        if self._scaling.mode != "dynamic" or self._scaling.on_overflow != "skip":
+            return ""
+        last = skips[-1].step
+        share = len(skips) / max(1, last - self._told_step)
+        if last > FREQUENT_AFTER_STEPS and len(skips) >= FREQUENT_SKIPS and share > FREQUENT_SHARE:
+            return ": more often than normal"
+        if not any(event.moves_scale for event in skips):
+            return ""
+        grown = self._growth_step < last
+        return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"
+
+    def _bounds(self, events: list[Event]) -> list[str]:
+        """The floor and the ceiling are each told once: a run may touch them at every step."""
+        sentences = []
+        for event in events:
+            if event.kind in (FLOOR, CEILING) and event.kind not in self._bounds_told:
+                self._bounds_told.add(event.kind)
+                verb = "falls" if event.kind == FLOOR else "grows"
+                bound = f"the scale is at its {event.kind}, {format_scale(event.scale_after)}, and {verb} no further"
+                sentences.append(f"step {event.step}: {bound}")
+        return sentences
+
+
+def _format_skips_and_growths(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
+    noun = "growth" if scaling.growth_steps else "move"
+    return f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun if len(growths) == 1 else f'{noun}s'}"
+
+
+def _format_skips(skips: list[Event], scaling: Scaling) -> str:
+    if not skips:
+        return ""
+    outcome = "applied all the same" if scaling.applies_overflows else "skipped"
+    if len(skips) > 1:
+        return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_format_where(skips)}"
+    if skips[0].cause == "forward":
+        return f"{_format_bad_values(skips[0])} in the forward pass, step {outcome}"
+    return f"gradients overflowed{_format_where(skips)}, step {outcome}"
+
+
+def _format_growths(growths: list[Event], scaling: Scaling) -> str:
+    if scaling.mode == "logmax":
+        return "the scale follows the gradients"
+    if len(growths) > 1:
+        return f"{len(growths)} growths"
+    return f"{scaling.growth_steps} applied steps without overflow"
+
+
+def _format_where(skips: list[Event]) -> str:
+    """What was found where, of the first skip that says: one example must do for all of them."""
+    for event in skips:
+        if event.variable:
+            return f" ({_format_bad_values(event)} in {event.variable})"
+    return f" ({_format_bad_values(skips[0])})" if skips[0].nan or skips[0].inf else ""
+
+
+def _format_bad_values(event: Event) -> str:
+    kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
+    return " and ".join(kinds) or "not finite"

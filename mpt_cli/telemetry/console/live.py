@@ -1,22 +1,154 @@
-"""The live screen: values that change in place, and above them the lines that stay."""
+"""The live screen: values that change in place, laid out for any width, and above them the lines that stay."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
+from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console.lines import epoch_parts, final_rows, header_rows
-from mpt_cli.telemetry.console.narrator import Narrator
-from mpt_cli.telemetry.console.screen import Position, screen, wrapped
+from mpt_cli.telemetry.console.lines import (
+    Narrator,
+    beside_loss,
+    epoch_parts,
+    final_rows,
+    format_growth_counter,
+    header_rows,
+)
+from mpt_cli.telemetry.format import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_sample,
+    format_scale,
+    format_share,
+)
+from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.verdict import GOOD_VERDICTS
+
+NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
+
+
+@dataclass
+class RunPosition:
+    """Where the run is; the steps of the first call are left out of the rate, because that call compiled."""
+
+    step: int = 0
+    epoch: int = 1
+    phase: str = "compiling the first step"
+    first_step: int | None = None
+    first_at: float = 0.0
+    clock: Callable[[], float] = time.monotonic
+
+    def move(self, step: int, epoch: int, phase: str) -> None:
+        self.step, self.epoch, self.phase = step, epoch, phase
+        if self.first_step is None and step > 0:
+            self.first_step, self.first_at = step, self.clock()
+
+    def seconds_left(self, total_steps: int | None) -> float | None:
+        done = self.step - (self.first_step or 0)
+        if not total_steps or done <= 0:
+            return None
+        return (self.clock() - self.first_at) / done * max(0, total_steps - self.step)
+
+
+def screen(header: RunHeader, position: RunPosition, snapshot: Snapshot | None, width: int) -> RenderableType:
+    """The whole live area at this width."""
+    rows = [progress_rows(header, position, width)]
+    if snapshot is not None:
+        rows.append(value_table(value_cells(header, snapshot), width))
+    return Group(*rows)
+
+
+def progress_rows(header: RunHeader, position: RunPosition, width: int) -> RenderableType:
+    total = header.total_steps
+    steps = f"step {format_count(position.step)}" + (f"/{format_count(total)}" if total else "")
+    where = Text(f"epoch {position.epoch}/{header.epochs}  {steps}", style="bold", no_wrap=True)
+    bar = ProgressBar(total=total, completed=position.step, pulse=total is None)
+    left = Text(position.phase or _format_time_left(position.seconds_left(total)), style="cyan", no_wrap=True)
+    grid = Table.grid(padding=(0, 1), expand=True)
+    for ratio in (None, 1, None) if width >= NARROW else (1, None):
+        grid.add_column(ratio=ratio)
+    if width >= NARROW:
+        grid.add_row(where, bar, left)
+        return grid
+    grid.add_row(bar, left)
+    return Group(where, grid)
+
+
+def value_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
+    """Label, value and style of everything a person watches."""
+    values = [("loss", format_number(snapshot.loss), "bold")]
+    values += [(name, format_number(value), "") for name, value in beside_loss(snapshot)]
+    values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
+    values += _scale_cells(header, snapshot)
+    if snapshot.gradients is not None:
+        values += [(label, value, "magenta") for label, value in format_sample(snapshot.gradients)]
+    rate = snapshot.examples_per_second
+    values.append(("examples/s", "–" if rate is None else format_count(rate), ""))
+    values.append(("memory", format_bytes(snapshot.memory_bytes), ""))
+    return values
+
+
+def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
+    if header.scaling.mode == "none":
+        return [("loss scale", "not scaled", "dim")]
+    skipped = f"{format_count(snapshot.skipped_steps)} ({format_share(snapshot.skipped_steps, snapshot.step)})"
+    streak = snapshot.consecutive_skips
+    return [
+        ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
+        ("next growth", format_growth_counter(snapshot, header) or _format_movement(header), "magenta"),
+        ("skipped", skipped, "yellow" if snapshot.skipped_steps else ""),
+        ("skip streak", format_count(streak), "bold red" if streak > 1 else "yellow" if streak else ""),
+    ]
+
+
+def _format_movement(header: RunHeader) -> str:
+    """When a scale that counts no steps will move."""
+    return "never: fixed" if header.scaling.mode == "fixed" else "with the gradients"
+
+
+def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
+    """Label and value side by side, in as many pairs per row as the width holds."""
+    pairs = 1 if width < NARROW else 2 if width < WIDE else 3
+    grid = Table.grid(padding=(0, 2, 0, 0), expand=width >= NARROW)
+    for _ in range(pairs):
+        grid.add_column(style="dim", no_wrap=True)
+        grid.add_column(ratio=1, no_wrap=True)
+    for start in range(0, len(values), pairs):
+        row = [
+            Text(text, style)
+            for label, value, style in values[start : start + pairs]
+            for text, style in ((label, ""), (value, style))
+        ]
+        grid.add_row(*row)
+    return grid
+
+
+def wrap_parts(parts: Sequence[str], width: int) -> list[str]:
+    """The parts in lines of at most `width` columns where a single part allows it, broken only between parts."""
+    lines = [parts[0]]
+    for part in parts[1:]:
+        if len(lines[-1]) + 2 + len(part) <= width:
+            lines[-1] += f"  {part}"
+        else:
+            lines.append(f"  {part}")
+    return lines
+
+
+def _format_time_left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d} left" if hours else f"{minutes}:{rest:02d} left"
+
 
 REFRESHES_PER_SECOND = 4
 NARRATE_SECONDS = 1.0
@@ -37,7 +169,7 @@ class LiveConsole(Sink):
         self._header: RunHeader | None = None
         self._snapshot: Snapshot | None = None
         self._sample: GradientSample | None = None  # the latest
-        self._position = Position()
+        self._position = RunPosition()
         self._epoch_started_at = time.monotonic()
         self._live = Live(
             console=console,
@@ -52,7 +184,7 @@ class LiveConsole(Sink):
         self._epoch_started_at = time.monotonic()
         self._narrator.start(header)
         rows = [(label, text, "yellow" if label == "warning" else "") for label, text in header_rows(header)]
-        self._console.print(Panel(_rows(rows), title="mpt train", title_align="left", border_style="cyan"))
+        self._console.print(Panel(_labelled_grid(rows), title="mpt train", title_align="left", border_style="cyan"))
         self._live.start()
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
@@ -71,7 +203,7 @@ class LiveConsole(Sink):
             now = time.monotonic()
             self._tell(self._narrator.sentences(at_once=True))
             parts = epoch_parts(snapshot, self._header, now - self._epoch_started_at)
-            self._console.print(Text("\n".join(wrapped(parts, self._console.width))))
+            self._console.print(Text("\n".join(wrap_parts(parts, self._console.width))))
             self._epoch_started_at = now
 
     def release(self) -> None:
@@ -88,7 +220,7 @@ class LiveConsole(Sink):
         good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
         colour = "green" if good else "red" if summary.exit_code else "yellow"
         rows = [(label, text, f"bold {colour}" if label == "verdict" else "") for label, text in final_rows(summary)]
-        self._console.print(Panel(_rows(rows), title=summary.status, title_align="left", border_style=colour))
+        self._console.print(Panel(_labelled_grid(rows), title=summary.status, title_align="left", border_style=colour))
 
     def close(self) -> None:
         self._stop()
@@ -108,7 +240,7 @@ class LiveConsole(Sink):
         return Constrain(screen(self._header, self._position, self._snapshot, width), width)
 
 
-def _rows(rows: list[tuple[str, str, str]]) -> Table:
+def _labelled_grid(rows: list[tuple[str, str, str]]) -> Table:
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(style="dim", no_wrap=True)
     grid.add_column(overflow="fold")

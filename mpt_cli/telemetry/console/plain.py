@@ -1,13 +1,23 @@
 """Plain lines without control codes: for pipes, batch jobs and console.log."""
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TextIO
 
-from mpt_cli.telemetry.console.lines import epoch_parts, final_rows, header_rows, interval_line, labelled
-from mpt_cli.telemetry.console.narrator import Narrator
+from mpt_cli.telemetry.console.lines import (
+    Narrator,
+    epoch_parts,
+    final_rows,
+    header_rows,
+    interval_line,
+    labelled_lines,
+)
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sinks.line_file import LineFile
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
@@ -32,7 +42,7 @@ class PlainConsole(Sink):
         self._header = header
         self._started_at = self._epoch_started_at = self._clock()
         self._narrator.start(header)
-        self._write(labelled(header_rows(header)))
+        self._write(labelled_lines(header_rows(header)))
         self._write([""])
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
@@ -67,7 +77,7 @@ class PlainConsole(Sink):
 
     def finish(self, summary: Summary) -> None:
         self._write(self._narrator.sentences(at_once=True))
-        self._write(["", *labelled(final_rows(summary))])
+        self._write(["", *labelled_lines(final_rows(summary))])
 
     def close(self) -> None:
         self._write(self._narrator.sentences(at_once=True))
@@ -78,3 +88,56 @@ class PlainConsole(Sink):
     def _write(self, lines: Sequence[str]) -> None:
         for line in lines:
             self._write_line(line)
+
+
+class StreamLines:
+    """Writes lines to a stream, flushed at once; falls silent when nobody reads any more (`mpt train … | head`).
+
+    The run itself goes on: its files have everything. Characters the stream's encoding lacks become `?`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._open = True
+
+    def __call__(self, line: str) -> None:
+        if not self._open:
+            return
+        encoding = self._stream.encoding or "utf-8"
+        try:
+            self._stream.write(line.encode(encoding, "replace").decode(encoding) + "\n")
+            self._stream.flush()
+        except BrokenPipeError:
+            self._open = False
+            self._discard_the_rest()
+
+    def _discard_the_rest(self) -> None:
+        """Point the descriptor at nothing, or Python's own flush at exit fails and changes the exit code."""
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, self._stream.fileno())
+        os.close(nothing)
+
+
+class ConsoleLog(PlainConsole):
+    """console.log: the plain lines, whatever the screen shows."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = LineFile(path)
+        super().__init__(self._append)
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        super().progress(step, epoch, phase)
+        self._file.poll()
+
+    def trouble(self) -> str | None:
+        return self._file.trouble
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            self._file.close()
+
+    def _append(self, line: str) -> None:
+        self._file.add(lambda: line)
+        self._file.poll()

@@ -1,1 +1,1 @@
-"""Where telemetry is written: JSONL, CSV, TensorBoard."""
+"""The files of the record, and the programs that draw curves of it."""

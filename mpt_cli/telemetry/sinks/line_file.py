@@ -10,7 +10,7 @@ from mpt_cli.errors import DataError
 FLUSH_SECONDS = 1.0  # how old a line may get before it is in the file
 EPOCH_SECONDS = 0.1  # epochs shorter than this share a write
 FLUSH_LINES = 256
-BLOCK_BYTES = 4096
+TAIL_READ_BYTES = 4096
 MOST_WAITING_BYTES = 64 * 2**20
 
 
@@ -102,7 +102,7 @@ def repair_tail(path: Path) -> int:
         size = file.seek(0, os.SEEK_END)
         end = size
         while end > 0:
-            start = max(0, end - BLOCK_BYTES)
+            start = max(0, end - TAIL_READ_BYTES)
             file.seek(start)
             found = file.read(end - start).rfind(b"\n")
             if found >= 0:

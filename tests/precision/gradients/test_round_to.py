@@ -8,7 +8,7 @@ from backends import MODES, compiled, float64_allowed, gradients, only_on
 from keras import ops
 
 from mpt_cli.precision.gradients import Rounding, round_to
-from mpt_cli.precision.gradients.formats import FORMATS
+from mpt_cli.precision.gradients.rounding import FORMATS
 
 NAMES = tuple(FORMATS)
 

@@ -8,7 +8,7 @@ import pytest
 from backends import BACKEND, only_on
 
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, keep_skips_whole
-from mpt_cli.precision.float8 import largest_magnitudes
+from mpt_cli.precision.scale_state import largest_magnitudes
 
 X = np.random.default_rng(0).normal(size=(48, 8)).astype("float32")
 X[4:8] *= 10  # the largest inputs of the first batch of 8 are on the second device

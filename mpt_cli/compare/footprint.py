@@ -1,0 +1,158 @@
+"""What a configuration's model weighs in bytes, and the shapes that tensor cores don't like.
+
+`python -m mpt_cli.compare.footprint RUN_DIR…` builds the models of runs of one backend once more, in a process of its
+own, and prints one JSON object.
+"""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import MptError
+from mpt_cli.models.layer_calls import calls_through
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings.schema import Settings
+
+LIMIT_SECONDS = 600.0
+TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
+
+
+def examine_runs(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
+    """The answer of such a process: by run directory, or `error` where there was none."""
+    command = [sys.executable, "-P", "-m", "mpt_cli.compare.footprint", *map(str, runs)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=cwd, check=False)
+        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
+        return {"error": f"its models could not be examined: {error}"}
+    return answer
+
+
+def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
+    """What this process finds; imports Keras on the backend of the first run."""
+    all_settings = {path: stored_settings(RunDirectory.open(path)) for path in paths}
+    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.training.distribution import undistributed
+
+    platform = prepare_backend(undistributed(next(iter(all_settings.values()))))
+    found: dict[str, Any] = {"device": platform.device, "kind": "gpu" if platform.gpus else "cpu", "runs": {}}
+    for path, settings in all_settings.items():
+        try:
+            found["runs"][path] = _footprint(settings, platform)
+        except MptError as error:
+            found["runs"][path] = {"error": str(error)}
+    return found
+
+
+def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
+    """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
+    from mpt_cli.data.load import load_data
+    from mpt_cli.training.assembly import assemble, choose_jit
+    from mpt_cli.training.distribution import undistributed
+
+    assert settings.seed is not None
+    parts = assemble(undistributed(settings), platform, load_data(settings.data, settings.seed))
+    return {
+        "weights_bytes": _bytes_of(parts.model.variables),
+        "optimizer_bytes": _bytes_of(parts.optimizer.variables),
+        "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
+                                              settings.trainer.batch_size),
+        "resident": parts.resident,
+        "jit_compile": choose_jit(settings, platform, parts.model),
+        "uneven": uneven_layers(parts.model),
+    }
+
+
+def activation_bytes(model: Any, inputs: Any, batch_size: int) -> int | None:
+    """The outputs of all innermost layers for one batch, each in the dtype it has, added up.
+
+    `inputs` is an example of the model's input, arrays with a batch dimension of any size; the model is traced with the
+    shapes of a batch and not run. It is what a plain backward pass keeps; a compiler may keep less of it. None where
+    the model can't be traced.
+    """
+    import keras
+
+    sizes: list[int] = []
+    try:
+        with calls_through(innermost_layers(model), lambda _, call: _counting(call, sizes)):
+            _traced_layer(model)(keras.tree.map_structure(lambda one: _batch_of(one, batch_size), inputs))
+    except Exception:  # whatever a user's own layers raise when they are traced: the figure is left out
+        return None
+    return sum(sizes)
+
+
+def _batch_of(array: Any, batch_size: int) -> Any:
+    import keras
+
+    return keras.KerasTensor((batch_size, *array.shape[1:]), keras.backend.standardize_dtype(array.dtype))
+
+
+def _first_inputs(data: Any) -> Any:
+    """The inputs of one training example, in their structure."""
+    from mpt_cli.data.examples import Examples
+
+    if isinstance(data, Examples):
+        return data.take(slice(0, 1)).x
+    return next(data.batches(1, epoch=1, seed=0, shuffle=False))[0]
+
+
+def _counting(call: Any, sizes: list[int]) -> Any:
+    import keras
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        outputs = call(*args, **kwargs)
+        sizes.extend(_tensor_bytes(tensor) for tensor in keras.tree.flatten(outputs) if hasattr(tensor, "shape"))
+        return outputs
+
+    return counted
+
+
+def _traced_layer(model: Any) -> Any:
+    """A layer whose output is worked out by calling `model`, as Keras does for layers that don't say their shapes."""
+    import keras
+
+    class Traced(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, inputs: Any) -> Any:
+            return model(inputs, training=True)
+
+    return Traced(autocast=False)
+
+
+def innermost_layers(model: Any) -> list[Any]:
+    """Layers with none inside them."""
+    from mpt_cli.precision import layers_of
+
+    return [layer for layer in layers_of(model) if not layer._flatten_layers(include_self=False)]
+
+
+def uneven_layers(model: Any) -> list[str]:
+    """Matrix products with a dimension that is no multiple of TILE: the layer, and the dimensions of its kernel."""
+    found = []
+    for layer in innermost_layers(model):
+        kernel = getattr(layer, "kernel", None)
+        shape = tuple(getattr(kernel, "shape", ()))
+        if len(shape) >= 2 and any(size % TILE for size in shape[-2:]):
+            found.append(f"{layer.path or layer.name} ({shape[-2]} → {shape[-1]})")
+    return found
+
+
+def _bytes_of(variables: Sequence[Any]) -> int:
+    return sum(_tensor_bytes(variable) for variable in variables)
+
+
+def _tensor_bytes(tensor: Any) -> int:
+    import keras
+
+    name = keras.backend.standardize_dtype(tensor.dtype)
+    digits = "".join(letter for letter in name if letter.isdigit())
+    bits = 8 if name.startswith("float8") or name == "bool" else int(digits or 8)
+    return math.prod(int(size) for size in tensor.shape) * bits // 8
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_runs(sys.argv[1:])))

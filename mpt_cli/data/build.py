@@ -1,0 +1,253 @@
+"""From the arrays or the stream of a source to a DataSet: split, standardising, description, fingerprint."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from mpt_cli.data.examples import (
+    Array,
+    DataSet,
+    Examples,
+    Stream,
+    draw_examples,
+    fingerprint_arrays,
+    leaves,
+    map_arrays,
+    split_examples,
+)
+from mpt_cli.data.prepare import TargetSpec, divisors, labels_from_one_hot, prepare_examples, read_target, to_numbers
+from mpt_cli.errors import DataError
+from mpt_cli.settings.variants import DataSettings
+
+
+def describe(title: str, train: Examples | Stream, validation: Examples | Stream | None, shape: Any, target: TargetSpec,
+             note: str = "") -> str:
+    """For example "digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes"."""
+    counts = f"{_count_text(train)} training"
+    counts += "" if validation is None else f" and {_count_text(validation)} validation"
+    text = f"{title}: {counts} examples of {shape_text(shape)}{_target_text(target)}"
+    return f"{text}; {note}" if note else text
+
+
+def shape_text(shape: Any) -> str:
+    """8x8x1; of a dict, "image 8x8x1, age 1"."""
+    if isinstance(shape, dict):
+        return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
+    if shape and isinstance(shape[0], (tuple, dict)):
+        return ", ".join(shape_text(part) for part in shape)
+    return "x".join(str(size) for size in shape) or "a number"
+
+
+def input_shape(x: Any) -> Any:
+    """Shape of one example; a dict or tuple of shapes where x is one."""
+    return map_arrays(lambda array: tuple(int(size) for size in array.shape[1:]), x)
+
+
+def input_dtype(x: Any) -> str:
+    """Name of the inputs' dtype; the distinct names joined with + where they differ."""
+    return "+".join(sorted({array.dtype.name for _, array in leaves(x, "x")}))
+
+
+def max_abs_input(parts: list[Examples]) -> float:
+    """Largest magnitude among the float inputs; 0 where there are none."""
+    floats = [array for part in parts for _, array in leaves(part.x, "x") if array.dtype.kind == "f"]
+    return max((max(float(array.max()), -float(array.min())) for array in floats), default=0.0)
+
+
+def shown_classes(names: list[str]) -> str:
+    """The first ten of them."""
+    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
+
+
+def _count_text(part: Examples | Stream) -> str:
+    if isinstance(part, Examples):
+        return f"{len(part):,}"
+    if part.endless:
+        return "endless"
+    return "streamed" if part.examples is None else f"{part.examples:,} streamed"
+
+
+def _target_text(target: TargetSpec) -> str:
+    if target.num_classes is None:
+        return ""
+    word = "class" if target.task == "classification" else "target"
+    plural = "" if target.num_classes == 1 else "es" if word == "class" else "s"
+    return f", {target.num_classes:,} {word}{plural}"
+
+
+@dataclass(frozen=True)
+class RawArrays:
+    """Arrays as a source found them.
+
+    `title` names them in messages and in the description, `note` ends the description. `validation` is a set of the
+    source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
+    are held out and nothing is copied. `standardise`: which columns of x, and with it a regression's targets.
+    `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
+    """
+
+    title: str
+    train: Examples
+    validation: Examples | None = None
+    task: str = "auto"
+    num_classes: int | None = None
+    in_order: bool = False
+    standardise: Array | None = None
+    note: str = ""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+
+def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet:
+    """Checked, split by seed and described; DataError where the arrays can't be trained on.
+
+    `settings.limit` caps the examples before the split; each of the two sets where the source has its own validation.
+    """
+    parts, target = _prepare_sets(raw)
+    train = draw_examples(parts[0], settings.limit, seed, raw.in_order)
+    if len(parts) > 1:
+        validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
+    else:
+        train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
+    drawn = replace(raw, train=train, validation=validation, preprocessing=divisors(raw.train.x) | raw.preprocessing)
+    return _described(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
+
+
+def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
+    titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
+    sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
+    parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
+    if raw.task != "regression":
+        parts = [labels_from_one_hot(part) for part in parts]
+    target = read_target(parts, raw.task, raw.num_classes)
+    held_out = replace(target, given=True)  # a class may be missing there
+    parts = [prepare_examples(part, held_out if place else target, title)
+             for place, (part, title) in enumerate(zip(parts, titles, strict=True))]
+    _check_alike(parts, raw.title)
+    return parts, target
+
+
+def _check_alike(parts: list[Examples], title: str) -> None:
+    kinds = [(input_shape(part.x), input_dtype(part.x), input_shape(part.y)) for part in parts]
+    if kinds[0] != kinds[-1]:
+        raise DataError(f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
+                        f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}.")
+
+
+def _standardise(raw: RawArrays, columns: Array, target: TargetSpec) -> RawArrays:
+    """Columns to mean 0 and deviation 1 by the training split alone; regression targets too, with a note of both."""
+    mean, deviation = _moments(raw.train.x)
+    mean, deviation = np.where(columns, mean, 0), np.where(columns, deviation, 1)
+    done, note = {"inputs": _with_moments(raw, "inputs", mean, deviation, columns)}, raw.note
+    y_mean, y_deviation = np.zeros(1), np.ones(1)
+    if target.task == "regression":
+        y_mean, y_deviation = _moments(raw.train.y)
+        done["targets"] = _with_moments(raw, "targets", y_mean, y_deviation, np.ones(len(y_mean), bool))
+        note = "; ".join(filter(None, [note, f"targets standardised by mean {_numbers(y_mean)} and deviation "
+                                       f"{_numbers(y_deviation)}, metrics are in standard deviations"]))
+
+    def apply(part: Examples) -> Examples:
+        y = part.y if target.task != "regression" else _scaled(part.y, y_mean, y_deviation)
+        return replace(part, x=_scaled(part.x, mean, deviation), y=y)
+
+    validation = None if raw.validation is None else apply(raw.validation)
+    return replace(raw, train=apply(raw.train), validation=validation, note=note,
+                   preprocessing=raw.preprocessing | done)
+
+
+def _with_moments(raw: RawArrays, key: str, mean: Array, deviation: Array, columns: Array) -> list[dict[str, Any]]:
+    """What the source tells of each column, and what the column was standardised by where it was."""
+    told = raw.preprocessing.get(key) or [{} for _ in columns]
+    return [entry | ({"mean": float(middle), "deviation": float(spread)} if scaled else {})
+            for entry, middle, spread, scaled in zip(told, mean, deviation, columns, strict=True)]
+
+
+def _moments(array: Array) -> tuple[Array, Array]:
+    deviation = array.std(axis=0, dtype=np.float64)
+    return array.mean(axis=0, dtype=np.float64), np.where(deviation > 0, deviation, 1)
+
+
+def _scaled(array: Array, mean: Array, deviation: Array) -> Array:
+    return ((array - mean) / deviation).astype(np.float32)
+
+
+def _numbers(values: Array) -> str:
+    return ", ".join(f"{value:.5g}" for value in values)
+
+
+def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
+    parts = [part for part in (raw.train, raw.validation) if part is not None]
+    fingerprint, of = fingerprint_arrays(parts)
+    shape = input_shape(raw.train.x)
+    return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
+                   fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
+                   max_abs_input(parts), of, raw.preprocessing)
+
+
+_FIRST_BATCH = 32
+
+
+@dataclass(frozen=True)
+class RawStream:
+    """Streams, or a stream and validation arrays, as a source found them."""
+
+    title: str
+    train: Stream
+    validation: Stream | Examples | None
+    task: str = "auto"
+    num_classes: int | None = None
+    note: str = ""
+    preprocessing: dict[str, Any] = field(default_factory=dict)
+
+
+def build_stream_set(raw: RawStream) -> DataSet:
+    """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
+    found = _first_batch(raw.train, raw.title)
+    first = to_numbers(found, raw.title)
+    target = _stream_target(first, raw)
+    first = _prepare_batch(first, target, raw.title, is_batch=True)
+    validation = raw.validation
+    if isinstance(validation, Examples):
+        validation = _prepare_batch(to_numbers(validation, raw.title), target, f"{raw.title} (validation)")
+    elif validation is not None:
+        validation = _checked_stream(validation, target, f"{raw.title} (validation)")
+    train = _checked_stream(raw.train, target, raw.title)
+    shape = input_shape(first.x)
+    text = describe(raw.title, train, validation, shape, target, raw.note)
+    return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes,
+                   _stream_fingerprint(text, first), text, max_abs_input([first]),
+                   f"the description and the first {len(first)} examples", divisors(found.x) | raw.preprocessing)
+
+
+def _stream_fingerprint(text: str, first: Examples) -> str:
+    return hashlib.sha256(f"{text}\n{fingerprint_arrays([first])[0]}".encode()).hexdigest()
+
+
+def _first_batch(stream: Stream, title: str) -> Examples:
+    for batch in stream.open(_FIRST_BATCH, None):
+        return batch
+    raise DataError(f"{title}: there are no examples.")
+
+
+def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
+    target = read_target([first], raw.task, raw.num_classes)
+    if target.task == "classification" and raw.num_classes is None:
+        raise DataError(f"{raw.title}: set data.num_classes. The labels of a stream are not all known beforehand.")
+    return target
+
+
+def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
+    labelled = labels_from_one_hot(examples) if target.task == "classification" else examples
+    return prepare_examples(labelled, target, where, is_batch)
+
+
+def _checked_stream(stream: Stream, target: TargetSpec, where: str) -> Stream:
+    """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
+
+    def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
+        for number, batch in enumerate(stream.open(batch_size, shuffle_seed), 1):
+            place = f"{where}, batch {number}"
+            yield _prepare_batch(to_numbers(batch, place), target, place, is_batch=True)
+
+    return replace(stream, open=opened)

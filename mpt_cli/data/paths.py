@@ -1,0 +1,87 @@
+"""Paths given by the user: found, readable, not empty, seen before Keras is imported or a sweep begins. Imports no
+NumPy.
+"""
+
+import glob
+import os
+from pathlib import Path
+
+from mpt_cli.errors import ConfigError, DataError, did_you_mean
+from mpt_cli.settings.references import missing_problem
+from mpt_cli.settings.variants import Csv, DataSettings, Images, Loader, Npz, Text, TFRecord
+
+
+def readable_file(path: str, key: str = "data.path") -> Path:
+    """The path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
+    file = Path(path).expanduser()
+    if not file.exists():
+        raise DataError(f"{key}: there is no file {file}. {_nearest_name(file)}".rstrip())
+    if not file.is_file():
+        raise DataError(f"{key}: {file} is a folder where a file is needed.")
+    if not os.access(file, os.R_OK):
+        raise DataError(f"{key}: {file} can't be read: permission denied.")
+    if file.stat().st_size == 0:
+        raise DataError(f"{key}: {file} is empty.")
+    return file
+
+
+def readable_folder(path: str, key: str = "data.path") -> Path:
+    """The path of a folder that can be listed; DataError otherwise."""
+    folder = Path(path).expanduser()
+    if not folder.exists():
+        raise DataError(f"{key}: there is no folder {folder}. {_nearest_name(folder)}".rstrip())
+    if not folder.is_dir():
+        raise DataError(f"{key}: {folder} is a file where a folder is needed.")
+    if not os.access(folder, os.R_OK | os.X_OK):
+        raise DataError(f"{key}: {folder} can't be listed: permission denied.")
+    return folder
+
+
+def readable_files(path: str) -> list[Path]:
+    """The one file, or all visible files of a folder; DataError where there is none."""
+    if not Path(path).expanduser().is_dir():
+        return [readable_file(path)]
+    files = visible_files(readable_folder(path))
+    if not files:
+        raise DataError(f"data.path: the folder {path} holds no files.")
+    return files
+
+
+def matching_files(path: str) -> list[Path]:
+    """The files that a path, a folder or a glob pattern means, each with something in it; DataError otherwise."""
+    if not any(mark in path for mark in "*?["):
+        return [readable_file(str(file)) for file in readable_files(path)]
+    names = sorted(glob.glob(str(Path(path).expanduser()), recursive=True))
+    if not names:
+        raise DataError(f"data.path: no file matches {path}.")
+    return [readable_file(name) for name in names]
+
+
+def visible_files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted by path, without those whose name or folder starts with a dot."""
+    return sorted(path for path in folder.rglob("*")
+                  if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts))
+
+
+def _nearest_name(path: Path) -> str:
+    folder = path.parent
+    listable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
+    return did_you_mean(path.name, sorted(os.listdir(folder)) if listable else [])
+
+
+def check_present(settings: DataSettings) -> None:
+    """DataError for a path without readable files, ConfigError for a loader that is nowhere: what loading would raise.
+
+    The content of the files and what happens inside a loader are matters of the run.
+    """
+    if isinstance(settings, Loader):
+        if problem := missing_problem(settings.loader, "data.loader"):
+            raise ConfigError(problem)
+    elif isinstance(settings, Npz | Csv):
+        readable_file(settings.path)
+    elif isinstance(settings, Images):
+        readable_folder(settings.path)
+    elif isinstance(settings, TFRecord):
+        matching_files(settings.path)
+    elif isinstance(settings, Text) and settings.path is not None:
+        readable_files(settings.path)

@@ -1,0 +1,277 @@
+"""From whatever arrays a source returned to ones that can be trained on: dtypes, what is to be predicted, and the one
+check that all pass.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, leaves, map_arrays
+from mpt_cli.errors import DataError
+from mpt_cli.settings.variants import DataSettings
+
+_INT32 = np.iinfo(np.int32)
+_PIXEL_MAX = 255
+
+
+def to_numbers(examples: Examples, where: str) -> Examples:
+    """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
+
+    uint8 inputs are pixels: they are divided by 255. Other integers are tokens. bool becomes 0 and 1. A float64 that
+    float32 can't hold becomes inf, which `check_examples` reports. DataError for text, objects, complex numbers.
+    """
+    x = map_arrays(lambda a: _as_array(a, f"{where}: x"), examples.x)
+    y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
+    weight = examples.sample_weight
+    return Examples(
+        _map_named(_input_array, x, f"{where}: x"),
+        _map_named(_target_array, y, f"{where}: y"),
+        None
+        if weight is None
+        else _target_array(_as_array(weight, f"{where}: sample_weight"), where).astype(np.float32),
+    )
+
+
+def divisors(x: Arrays) -> dict[str, Any]:
+    """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
+    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if np.asarray(array).dtype == np.uint8}
+    return {"divided_by": pixels} if pixels else {}
+
+
+def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
+    names = iter([name for name, _ in leaves(arrays, name)])
+    return map_arrays(lambda a: function(a, next(names)), arrays)
+
+
+def _as_array(value: Any, name: str) -> Array:
+    try:
+        array = np.asarray(value)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"{name} is not an array of numbers: {error}") from error
+    if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
+        return array.astype(np.float32)
+    if array.dtype.kind not in "fiub":
+        raise DataError(f"{name} must hold numbers. Received: dtype {array.dtype}.")
+    return array
+
+
+def _input_array(array: Array, name: str) -> Array:
+    if array.dtype == np.uint8:
+        return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
+    if array.dtype.kind in "fb":
+        return _to_float32(array)
+    if array.size and (array.min() < _INT32.min or array.max() > _INT32.max):
+        raise DataError(f"{name} has integers beyond 32 bits; the largest is {array.max()}. "
+                        "Tokens are small integers; make measurements floats.")
+    return array.astype(np.int32, copy=False)
+
+
+def _target_array(array: Array, name: str) -> Array:
+    return _to_float32(array) if array.dtype.kind == "f" else array.astype(np.int64)
+
+
+def _to_float32(array: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32, copy=False)
+
+
+MOST_LIKELY_CLASSES = 20  # whole float targets below this are more likely labels than numbers
+# of the sources that go by dtype
+_TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_classes={classes}"}
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """What is predicted. `given`: the number of classes was said, so that not every class has to occur."""
+
+    task: str
+    num_classes: int | None
+    given: bool = False
+
+
+def read_target(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
+    """The task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
+
+    Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
+    task "other": only the user knows what they mean.
+    """
+    y = parts[0].y
+    if not isinstance(y, np.ndarray):
+        return TargetSpec("other", num_classes, given=True)
+    if task == "auto":
+        labels = y.dtype.kind in "iu" or is_one_hot(y) or (num_classes is not None and y.ndim == 1)
+        task = "classification" if labels else "regression"
+    if task == "regression":
+        outputs = y.shape[-1] if y.ndim > 1 else 1
+        if num_classes not in (None, outputs):
+            raise DataError(f"data.num_classes={num_classes}, but the targets are no labels: float, shape {y.shape}.")
+        return TargetSpec(task, outputs)
+    if num_classes is not None:
+        return TargetSpec(task, num_classes, given=True)
+    return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+
+
+def labels_from_one_hot(examples: Examples) -> Examples:
+    """The same examples with labels (n,) in place of one-hot rows (n, k); others as they are.
+
+    Token sequences that happen to be one-hot are told by their input: integers of the same shape.
+    """
+    if not is_one_hot(examples.y):
+        return examples
+    x = examples.x
+    if isinstance(x, np.ndarray) and x.dtype.kind == "i" and x.shape == examples.y.shape:
+        return examples
+    return replace(examples, y=examples.y.argmax(axis=1))
+
+
+def is_one_hot(y: Arrays) -> bool:
+    """Whether each row of a matrix is zeros and a single one."""
+    if not isinstance(y, np.ndarray) or y.ndim != 2 or y.shape[1] < 2 or not len(y):
+        return False
+    first = y[0]
+    return bool(first.sum() == 1 and first.max() == 1  # cheap: settles nearly all matrices that aren't one-hot
+                and ((y == 0) | (y == 1)).all() and (y.sum(axis=1) == 1).all())
+
+
+def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
+    """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k)."""
+    if target.task == "other":
+        return y
+    if target.task == "regression":
+        return _as_column(y.astype(np.float32, copy=False))
+    return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
+
+
+def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
+    """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
+    if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
+        return []
+    y = data.train.y
+    lowest, largest = y.min(), y.max()
+    if not (lowest >= 0 and largest < MOST_LIKELY_CLASSES and (y == np.trunc(y)).all()):
+        return []
+    key = _TAKE_FOR_LABELS[settings.name].format(classes=int(largest) + 1)
+    return [f"data: y is float, so this is a regression, though its values are whole numbers from {lowest:g} to "
+            f"{largest:g}. If they are class labels, set {key} or make y integer."]
+
+
+def _as_column(y: Array) -> Array:
+    return y[:, None] if y.ndim == 1 else y
+
+
+def _count_classes(y: Array) -> int:
+    """Largest label + 1; of targets that aren't labels anything, as the check refuses them."""
+    if not y.size:
+        return 0
+    largest = y.max()
+    return int(largest) + 1 if np.isfinite(largest) else 0
+
+
+def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> None:
+    """DataError, with all problems at once, unless the examples can be trained on.
+
+    `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
+    single batch may have weights that are all zero, a whole set may not.
+    """
+    problems = shape_problems(examples) or [*value_problems(examples), *label_problems(examples.y, target)]
+    if not (problems or is_batch or examples.sample_weight is None or examples.sample_weight.any()):
+        problems = ["sample_weight is all zeros, so nothing would be learned"]
+    if problems:
+        raise DataError(f"{where}: " + "; ".join(problems) + ".")
+
+
+def shape_problems(examples: Examples) -> list[str]:
+    """Arrays without examples, without dimensions, or of different lengths."""
+    arrays = leaves(examples.x, "x") + leaves(examples.y, "y")
+    if examples.sample_weight is not None:
+        arrays.append(("sample_weight", examples.sample_weight))
+    flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
+    empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
+    if flat or empty:
+        return flat + empty
+    if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1:
+        return [f"x needs a dimension beside the examples: x[:, None] makes (n, 1) of {examples.x.shape}"]
+    lengths = {name: len(array) for name, array in arrays}
+    if len(set(lengths.values())) > 1:
+        return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
+    return _weight_problems(examples.sample_weight)
+
+
+def value_problems(examples: Examples) -> list[str]:
+    """NaN and inf in inputs, targets and weights: how many, and where the first one is."""
+    arrays = leaves(examples.x, "x") + leaves(examples.y, "y")
+    if examples.sample_weight is not None:
+        arrays.append(("sample_weight", examples.sample_weight))
+    return [problem for name, array in arrays for problem in _not_finite(name, array)]
+
+
+def label_problems(y: Array, target: TargetSpec) -> list[str]:
+    """Labels that aren't 0 … num_classes-1; none for other tasks."""
+    if target.task != "classification":
+        return []
+    if not np.isfinite(y).all():
+        return []  # already reported, and nothing below holds for NaN
+    if y.dtype.kind == "f" and not (y == np.trunc(y)).all():
+        return [f"class labels must be whole numbers; y has {_first_where(y, y != np.trunc(y))}"]
+    return _range_problems(y, target)
+
+
+def _range_problems(y: Array, target: TargetSpec) -> list[str]:
+    classes, lowest, largest = int(target.num_classes or 0), int(y.min()), int(y.max())
+    if lowest < 0:
+        return [f"class labels start at 0; y has {_first_where(y, y < 0)}"]
+    if largest >= classes:
+        return [f"{classes} classes have labels 0 to {classes - 1}; y has {_first_where(y, y >= classes)}"]
+    if target.given:
+        return []
+    if largest == 0:
+        return ["all labels are 0, so there is nothing to tell apart"]
+    if lowest > 0:
+        return [f"class labels start at 0; the lowest here is {lowest}: number the classes from 0"]
+    return _gap_problems(y, largest)
+
+
+def _gap_problems(y: Array, largest: int) -> list[str]:
+    """A label of a million with three classes is an identifier; taken at its word it makes a head of a million."""
+    if y.ndim > 1 or largest < 1000:
+        return []
+    distinct = len(np.unique(y))
+    if largest < 10 * distinct:
+        return []
+    return [f"labels run up to {largest:,} but only {distinct:,} of them occur: number the classes from 0 without gaps"]
+
+
+def _not_finite(name: str, array: Array) -> list[str]:
+    if array.dtype.kind != "f" or (np.isfinite(array.min()) and np.isfinite(array.max())):
+        return []  # min and max pass NaN on, so that no mask as large as the array is needed
+    found = []
+    for word, mask in (("NaN", np.isnan(array)), ("infinite (or beyond float32)", np.isinf(array))):
+        count = int(mask.sum())
+        if count:
+            first = ", ".join(str(place) for place in np.argwhere(mask)[0])
+            found.append(f"{name} has {count:,} value{'s' * (count > 1)} that {'are' if count > 1 else 'is'} {word}, "
+                         f"first at [{first}]")
+    return found
+
+
+def _weight_problems(weight: Array | None) -> list[str]:
+    if weight is None:
+        return []
+    if weight.ndim != 1:
+        return [f"sample_weight must have shape (n,), one number per example; it has {weight.shape}"]
+    if (weight < 0).any():
+        return [f"sample_weight must not be negative; it has {_first_where(weight, weight < 0)}"]
+    return []
+
+
+def _first_where(array: Array, mask: Array) -> str:
+    place = tuple(int(index) for index in np.argwhere(mask)[0])
+    return f"{array[place]:g} at [{', '.join(map(str, place))}]"
+
+
+def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
+    """Examples as `to_numbers` left them, checked and with their targets in final form."""
+    check_examples(examples, target, where, is_batch)
+    return replace(examples, y=final_targets(examples.y, target))

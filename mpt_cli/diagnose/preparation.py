@@ -1,0 +1,138 @@
+"""What is settled before Keras is imported: one device, the overflow to look into, and the directory for the files.
+
+Nothing here may import Keras: `training.backend.prepare_backend`, which chooses its backend, runs afterwards.
+"""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import OVERFLOW, SCHEMA_VERSION
+from mpt_cli.training.distribution import undistributed
+
+
+def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
+    """`settings` without distribution, said where there was one; and without a model to be saved."""
+    if settings.distribute.name != "none":
+        say(f"distribute={settings.distribute.name} is left out: one device sees the whole batch")
+    trainer = replace(settings.trainer, save_model=False)
+    return replace(undistributed(settings), trainer=trainer)
+
+
+MOST_STEPS_NAMED = 12
+
+
+@dataclass(frozen=True)
+class OverflowEvent:
+    """The line of events.jsonl about the step that is looked into."""
+
+    step: int
+    loss_scale: float
+    variable: str | None
+    cause: str | None
+
+
+def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent:
+    """The last step of the run that overflowed, or the given one; DataError or ConfigError where there is none."""
+    found = [line for line in _read_events(run.events_jsonl) if line.get("kind") == OVERFLOW]
+    if not found:
+        measures = shell_command("diagnose", conf_override(run.config_yaml))
+        raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none, so no layer is bad; "
+                        f"{measures} measures how far away an overflow is.")  # fmt: skip
+    chosen = [line for line in found if step is None or line["step"] == step]
+    if not chosen:
+        steps = [str(line["step"]) for line in found]
+        more = f" … {steps[-1]}" if len(steps) > MOST_STEPS_NAMED else ""
+        raise ConfigError(Problem("--step", "must be a step that overflowed.", step,
+                                  f"They are {', '.join(steps[:MOST_STEPS_NAMED])}{more}."))  # fmt: skip
+    line = chosen[-1]
+    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"))
+
+
+def _read_events(path: Path) -> list[dict[str, Any]]:
+    """A partial last line is left out: the run may have been killed, or be running."""
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}.") from error
+    except ValueError as error:
+        raise DataError(f"{path} is damaged: {error}.") from error
+
+
+@dataclass(frozen=True)
+class DiagnosisDirectory:
+    """A directory of its own beside the runs of the recipe; it holds no config.yaml, so that no run is looked for."""
+
+    path: Path
+    made: tuple[Path, ...] = ()  # by `create`: the directory and those above it that were not there
+
+    @classmethod
+    def create(cls, path: str | None, parent: Path) -> Self:
+        """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
+        chosen = Path(path).expanduser() if path is not None else _unused_path(parent / f"diagnose-{_now()}")
+        return cls(chosen, make_empty(chosen, "--out"))
+
+    @classmethod
+    @contextmanager
+    def making(cls, path: str | None, parent: Path) -> Iterator[Self]:
+        """`create`; where the block ends with an error and nothing in it, the folders that were made go again."""
+        directory = cls.create(path, parent)
+        try:
+            yield directory
+        except BaseException:
+            remove_empty(directory.made)
+            raise
+
+    @property
+    def diagnosis_json(self) -> Path:
+        return self.path / "diagnosis.json"
+
+    @property
+    def gradients_png(self) -> Path:
+        return self.path / "gradients.png"
+
+    @property
+    def gradients_svg(self) -> Path:
+        return self.path / "gradients.svg"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """Those of a diagnosis of scales; that of an overflow has no pictures."""
+        return self.diagnosis_json, self.gradients_png, self.gradients_svg
+
+    def write(self, content: dict[str, Any]) -> None:
+        write_atomic(self.diagnosis_json, strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2) + "\n")
+
+
+def check_write_path(target: str | None) -> None:
+    """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial."""
+    if target is None:
+        return
+    path = Path(target).expanduser()
+    if not path.parent.is_dir():
+        raise DataError(f"{path} can't be written: there is no folder {path.parent}.")
+    try:
+        path.touch(exist_ok=False)
+        path.unlink()
+    except FileExistsError as error:
+        raise DataError(f"{path} exists already. Nothing was changed; give another --write.") from error
+    except OSError as error:
+        raise DataError(f"{path} can't be written: {error.strerror}. Give another --write.") from error
+
+
+def _now() -> str:
+    return time.strftime("%Y%m%d-%H%M%S")
+
+
+def _unused_path(path: Path) -> Path:
+    numbered = (path.with_name(f"{path.name}-{number}") for number in range(2, 100))
+    return path if not path.exists() else next(other for other in numbered if not other.exists())

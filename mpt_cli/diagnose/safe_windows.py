@@ -1,0 +1,254 @@
+"""Which loss scales the gradients of each layer bear: predicted from counts in float32, verified by float16 passes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from mpt_cli.diagnose.passes import (
+    GRADIENT,
+    LOST_BFLOAT16,
+    LOST_FLOAT16,
+    MOVED,
+    Counted,
+    Counts,
+    GradientPass,
+    Probes,
+    add_up,
+    inner_layers,
+    name_of,
+    owners_of_weights,
+    parts_of,
+)
+from mpt_cli.precision.gradients import (
+    EXPONENT_BIAS,
+    INFS,
+    NANS,
+    SINK_SIZE,
+    ZEROS,
+    SafeScales,
+    largest_exponent,
+    safe_scales,
+    share_flushed,
+    share_overflow,
+)
+
+# Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
+MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
+MOST_MAGNITUDE_FLUSHED = 0.001  # the same of the summed magnitude of the gradients of its output
+MAGNITUDES = np.where(np.arange(SINK_SIZE) < INFS, 2.0 ** (np.arange(SINK_SIZE) - EXPONENT_BIAS), 1.0)  # of each slot
+
+
+@dataclass(frozen=True)
+class GradientCounts:
+    """The gradients of one kind in one layer, from the float32 model: `counts` of all measured batches together.
+
+    `dtype` is the one in which they flow in the examined model; only float16 binds the loss scale. Each gradient of a
+    weight moves a weight of its own, and with Adam a small one as far as a large one: a safe scale flushes few of them.
+    Gradients of outputs are summed over the batch, in which those of the examples that a model is sure of are tiny by
+    nature: a safe scale flushes little of their sum.
+    """
+
+    counts: Counts
+    dtype: str
+    of_weights: bool
+    places: tuple[int, ...] = ()  # the sinks or the trainable weights that were counted
+
+    @property
+    def is_bound(self) -> bool:
+        return self.dtype == "float16"
+
+    @property
+    def largest_exponent(self) -> int | None:
+        """e, where the largest magnitude lies from 2**e up to 2**(e + 1); None if all are zero."""
+        return largest_exponent(self.counts)
+
+    @property
+    def window(self) -> SafeScales | None:
+        """Scales at which nothing overflows and little is flushed; None where every scale will do."""
+        if not self.is_bound:
+            return None
+        if self.of_weights:
+            return safe_scales(self.counts, largest_share_flushed=MOST_WEIGHTS_FLUSHED)
+        return safe_scales(self.counts * MAGNITUDES, largest_share_flushed=MOST_MAGNITUDE_FLUSHED)
+
+    def histogram(self) -> dict[int, int]:
+        """Values by exponent: those from 2**e up to 2**(e + 1) at e."""
+        return {i - EXPONENT_BIAS: int(n) for i, n in enumerate(self.counts[:INFS]) if n}
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Of the elements that one step of the optimizer moves, the shares that would be lost to rounding."""
+
+    moved: int
+    lost_float16: float
+    lost_bfloat16: float
+
+
+@dataclass(frozen=True)
+class LayerRange:
+    """One layer; what it does not have (weights, a gradient of its output) is None."""
+
+    name: str
+    kind: str
+    compute_dtype: str
+    variable_dtype: str
+    activations: GradientCounts | None
+    weights: GradientCounts | None
+    updates: Updates | None
+
+    @property
+    def gradients(self) -> list[GradientCounts]:
+        return [found for found in (self.activations, self.weights) if found is not None]
+
+    @property
+    def window(self) -> SafeScales | None:
+        return common_window([found.window for found in self.gradients])
+
+
+@dataclass(frozen=True)
+class ExaminedModel:
+    """The parts of the examined model by position, as the rows of a diagnosis: their names, kinds and dtypes."""
+
+    model: Any
+    output_dtypes: dict[int, str]
+
+    def layer_ranges(self, watch: Probes, counted: Counted) -> list[LayerRange]:
+        """A row for each part that has gradients of its own, in the order in which they are called."""
+        parts = parts_of(self.model)
+        owners = owners_of_weights(self.model)
+        uncalled = [index for index in range(len(parts)) if index not in watch.order]
+        rows = [self._row(parts[i], i, watch, counted, owners) for i in [*watch.order, *uncalled]]
+        return [row for row in rows if row.gradients]
+
+    def _row(self, part: Any, index: int, watch: Probes, counted: Counted, owners: list[int | None]) -> LayerRange:
+        own = [i for i, owner in enumerate(owners) if owner == index]
+        through = counted.sinks[index, GRADIENT]
+        has_output = index in watch.trained and through.sum() > 0 and (bool(own) or not inner_layers(part))
+        compute_dtype = getattr(part, "compute_dtype", None) or self.output_dtypes.get(index, "float32")
+        dtype = self.output_dtypes.get(index, compute_dtype)
+        return LayerRange(
+            name_of(part), type(part).__name__, compute_dtype, getattr(part, "variable_dtype", compute_dtype),
+            GradientCounts(through, dtype, False, (index,)) if has_output else None,
+            GradientCounts(counted.weights[own].sum(axis=0), compute_dtype, True, tuple(own)) if own else None,
+            _updates(counted.updates[own].sum(axis=0)) if own and counted.updates is not None else None,
+        )  # fmt: skip
+
+
+def common_window(windows: list[SafeScales | None]) -> SafeScales | None:
+    """The scales that are safe for all; None where none of them minds."""
+    minding = [window for window in windows if window is not None]
+    if not minding:
+        return None
+    return SafeScales(max(w.lowest_power for w in minding), min(w.highest_power for w in minding))
+
+
+def _updates(row: Counts) -> Updates | None:
+    moved = float(row[MOVED])
+    if not moved:
+        return None  # a learning rate of 0, as at the first step of a warm-up
+    return Updates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
+
+
+FARTHEST = 3  # doublings from the predicted highest scale within which the real one is looked for
+
+
+@dataclass(frozen=True)
+class ScaleTrial:
+    """What one scale did. `flushed` is the share of the nonzero gradients in float16 that became zero.
+
+    It is None where gradients overflowed, which hides what became of the others. An overflow is a pass whose weight
+    gradients hold inf or nan: a step that loss scaling would skip. `loss_is_finite` is that of the forward pass.
+
+    The prediction looks at each gradient by itself. Where all that one is computed from is flushed it is zero too,
+    however large it would have been: more is met than was predicted, below every scale that is worth using.
+    """
+
+    scale: float
+    passes: int
+    predicted_flushed: float
+    flushed: float | None
+    predicted_overflow: bool
+    overflows: int
+    loss_is_finite: bool
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a trial is held against: the rows of the float32 pass, and its counts."""
+
+    layers: Sequence[LayerRange]
+    counted: Counted
+
+
+class Verifier:
+    """Tries scales on the model in float16."""
+
+    def __init__(self, trial_pass: GradientPass, batches: Sequence[Any], reference: Reference) -> None:
+        self.trial_pass, self.batches, self.reference = trial_pass, batches, reference
+        self.bound = [g for layer in reference.layers for g in layer.gradients if g.is_bound]
+        self.done: dict[float, ScaleTrial] = {}
+
+    def trials(self) -> list[ScaleTrial]:
+        """Those done so far, by scale."""
+        return [self.done[scale] for scale in sorted(self.done)]
+
+    def try_scale(self, scale: float) -> ScaleTrial:
+        if scale not in self.done:
+            self.done[scale] = self._try(scale)
+        return self.done[scale]
+
+    def highest_safe(self, window: SafeScales) -> int | None:
+        """The largest power of two at which nothing really overflows; None if even the smallest overflows.
+
+        Looked for around the predicted one, and below that by halving the distance to one that is safe.
+        """
+        power = window.highest_power
+        if self._is_safe(power):
+            above = range(power + 1, power + FARTHEST + 1)
+            return next((k - 1 for k in above if not self._is_safe(k)), power + FARTHEST)
+        lowest = next((k for k in (power - 1, power - 4, power - 16, power - 64, -126) if self._is_safe(k)), None)
+        if lowest is None:
+            return None
+        while power - lowest > 1:
+            middle = (lowest + power) // 2
+            lowest, power = (middle, power) if self._is_safe(middle) else (lowest, middle)
+        return lowest
+
+    def _is_safe(self, power: int) -> bool:
+        return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
+
+    def _try(self, scale: float) -> ScaleTrial:
+        found = [self.trial_pass(batch, scale) for batch in self.batches]
+        overflows = sum(holds_non_finite(counted.weights) for counted in found)
+        total = add_up(found)
+        values = [float(np.sum(g.counts[:INFS])) for g in self.bound]
+        shares = [share_flushed(g.counts, power_of_two_below(scale)) for g in self.bound]
+        return ScaleTrial(
+            scale, len(found), float(np.dot(values, shares) / max(sum(values), 1.0)),
+            None if overflows else self._flushed(total, sum(values)),
+            any(share_overflow(g.counts, power_of_two_below(scale)) > 0 for g in self.bound), overflows,
+            all(map(isfinite, total.losses)),
+        )  # fmt: skip
+
+    def _flushed(self, total: Counted, values: float) -> float:
+        """Zeros more than in float32, as a share of the values that are not zero there."""
+        more = self._zeros(total) - self._zeros(self.reference.counted)
+        return min(max(more / max(values, 1.0), 0.0), 1.0)
+
+    def _zeros(self, counted: Counted) -> float:
+        of_outputs, of_weights = counted.sinks[:, GRADIENT, ZEROS], counted.weights[:, ZEROS]
+        zeros = [(of_weights if g.of_weights else of_outputs)[list(g.places)].sum() for g in self.bound]
+        return float(np.sum(zeros, dtype=np.float64))
+
+
+def holds_non_finite(counts: Counts) -> bool:
+    return bool(counts[..., INFS : NANS + 1].sum())
+
+
+def power_of_two_below(scale: float) -> float:
+    """The histogram knows powers of two; of other scales it answers for the one below, to within a doubling."""
+    return float(2.0 ** np.floor(np.log2(scale)))

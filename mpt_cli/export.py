@@ -1,0 +1,85 @@
+"""A finished run's model in another format, written whole or not at all; what is missing is said before Keras loads."""
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.evaluation import TrainedModel, check_model, load_trained
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.resume import stored_settings
+from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.distribution import undistributed
+
+EXPORT_SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
+EXPORTERS = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}
+
+
+def check_target(kind: str, output: Path) -> None:
+    """DataError where something is at `output`, ConfigError where its suffix is not that of `kind` (`keras`,
+    `savedmodel` or `onnx`) or the exporter is not installed.
+    """
+    if output.exists():
+        raise DataError(f"{output} exists already. Nothing was changed; give another --output.")
+    if kind in EXPORT_SUFFIXES and output.suffix != EXPORT_SUFFIXES[kind]:
+        raise ConfigError(Problem("--output", f"must end in {EXPORT_SUFFIXES[kind]} with --format {kind}.", str(output),
+                                  f"Use --output {output}{EXPORT_SUFFIXES[kind]}"))
+    missing = [name for name in EXPORTERS[kind] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(Problem("--format", f"{kind} needs {' and '.join(missing)}, not installed here.", kind,
+                                  f"pip install {' '.join(missing)}"))
+
+
+def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:
+    """Write a finished run's model in another format; returns where: by default under `exported/` in the run.
+
+    Nothing that exists is overwritten.
+    """
+    run = RunDirectory.open(run_path)
+    settings = undistributed(stored_settings(run))
+    target = Path(output) if output else run.exported(kind)
+    check_target(kind, target)
+    check_model(run)
+    kept = CheckpointStore(run.checkpoints).best() if best else None
+    from mpt_cli.training.backend import prepare_backend
+
+    prepare_backend(settings)
+    from mpt_cli.evaluation import TrainedModel
+
+    export_model(TrainedModel(run.model_keras, kept), kind, target)
+    return target
+
+
+def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
+    """Write the model at `output`, which `check_target` found good, whole or not at all: `keras` (one file),
+    `savedmodel` (a folder) or `onnx` (one file).
+    """
+    model = load_trained(trained)
+    with _whole_or_nothing(output) as draft:
+        if kind != "keras":
+            model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
+        elif trained.best is None:
+            shutil.copyfile(trained.path, draft)
+        else:
+            model.save(draft)
+
+
+@contextmanager
+def _whole_or_nothing(output: Path) -> Iterator[Path]:
+    """A place beside `output` to write to, renamed at the end; whatever ends it before that, nothing is left there."""
+    draft = output.with_name(f".{os.getpid()}-{output.name}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        yield draft
+        draft.rename(output)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"nothing was written to {output}") from None
+    except OSError as error:
+        raise DataError(f"{output} can't be written: {error.strerror or error}. Give another --output.") from error
+    finally:
+        if draft.is_dir():
+            shutil.rmtree(draft)
+        draft.unlink(missing_ok=True)

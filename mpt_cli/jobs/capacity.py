@@ -1,0 +1,112 @@
+"""What of this machine is there, and how cores and GPUs are shared among the processes that run at a time."""
+
+import itertools
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mpt_cli.runs.machine import memory_bytes
+
+JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
+                    "NPROC")  # fmt: skip  # the last one is XLA's, under JAX
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def usable_cores() -> int:
+    """Cores this process may use, a container's limit included."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota, _, period = _read(_CGROUP / "cpu.max").partition(" ")
+    if quota.isdigit() and period.strip().isdigit():
+        cores = min(cores, max(1, int(quota) // int(period)))
+    return cores
+
+
+def available_bytes() -> int | None:
+    """Memory that can be taken now without swapping, a container's limit included."""
+    lines = [line.split() for line in _read(Path("/proc/meminfo")).splitlines() if line.startswith("MemAvailable")]
+    found = [int(lines[0][1]) * 1024] if lines else [total for total in [memory_bytes()] if total]
+    limit, used = _read(_CGROUP / "memory.max").strip(), _read(_CGROUP / "memory.current").strip()
+    if limit.isdigit() and used.isdigit():
+        found.append(max(0, int(limit) - int(used)))
+    return min(found, default=None)
+
+
+def fitting_workers(jobs: int, gpus: int) -> int:
+    """Jobs at a time where nobody said how many: as many as there are cores, memory and, if any, GPUs for."""
+    memory = available_bytes()
+    limits = [jobs, usable_cores(), *([gpus] if gpus else []), *([memory // JOB_BYTES] if memory else [])]
+    return max(1, min(limits))
+
+
+def threads_per_job(workers: int) -> int:
+    return max(1, usable_cores() // workers)
+
+
+def thread_environment(workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Variables that give each of several jobs its share of the cores; what the user has set stays as it is.
+
+    Without them each of N jobs starts a thread per core, and N times as many threads wait for one another.
+    """
+    if workers <= 1:
+        return {}
+    threads = str(threads_per_job(workers))
+    return {name: threads for name in THREAD_VARIABLES if name not in environment}
+
+
+def core_shares(workers: int) -> list[frozenset[int]]:
+    """The cores of each of several jobs at a time: all there are, divided as evenly as it goes.
+
+    Variables alone do not do it: JAX makes a thread per core that its process may run on, whatever they say. Empty
+    where one job has them all, where jobs outnumber cores, and where the system can't keep a process to some cores.
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not 1 < workers <= len(cores):
+        return []
+    ends = [number * len(cores) // workers for number in range(workers + 1)]
+    return [frozenset(cores[first:last]) for first, last in itertools.pairwise(ends)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@dataclass
+class GpuPool:
+    """GPUs that jobs take and give back. With more workers than GPUs, several jobs share one."""
+
+    names: Sequence[str]
+    workers: int
+    load: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.load = dict.fromkeys(self.names, 0)
+
+    @property
+    def most_per_gpu(self) -> int:
+        return max(1, -(-self.workers // max(1, len(self.names))))
+
+    def take(self, count: int) -> list[str] | None:
+        """Up to `count` GPUs, None while too few are free. Where there are no GPUs, every job gets none."""
+        wanted = min(count, len(self.names))
+        free = sorted((name for name in self.names if self.load[name] < self.most_per_gpu), key=self.load.__getitem__)
+        if len(free) < wanted:
+            return None
+        for name in free[:wanted]:
+            self.load[name] += 1
+        return free[:wanted]
+
+    def give_back(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.load[name] -= 1
+
+
+def gpu_environment(pool: GpuPool, names: Sequence[str]) -> dict[str, str]:
+    """What shows a job its GPUs and no others; nothing where the machine has none."""
+    if not pool.names:
+        return {}
+    return {"CUDA_VISIBLE_DEVICES": ",".join(names) or "-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}

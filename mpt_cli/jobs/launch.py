@@ -1,0 +1,144 @@
+"""Starts the processes of one run on this machine, and ends all that belong to a run when one of them ends."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import IO
+
+from mpt_cli.errors import BAD_DATA, OK, SIGNAL_EXIT_CODES, ConfigError, Problem
+from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training.distribution import (
+    PROCESS_VARIABLE,
+    ProcessInfo,
+    broadcast_from_rank0,
+    find_process_info,
+    is_connected,
+)
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
+
+
+def must_launch(settings: Settings) -> bool:
+    """Whether this process is to start the others: several are asked for, and nobody has started them yet."""
+    wanted = settings.distribute.processes or 1
+    return wanted > 1 and find_process_info(settings) is None
+
+
+def launch(settings: Settings, arguments: Sequence[str]) -> int:
+    """`mpt train` with these `arguments` as several processes; the exit code of the first, which alone is heard.
+
+    Ctrl-C and SIGTERM go to the first process, which tells the others. When one of the others ends badly, the exit code
+    is 3, its last words are shown, and the first is ended. When a signal ends the first, that is said, and the code is
+    3 too, or 130 and 143 where it was the signal it was sent, which it can't hear while it still imports.
+    """
+    count = settings.distribute.processes or 1
+    shares, meeting_point = gpu_shares(settings, visible_gpus(os.environ)), f"127.0.0.1:{free_port()}"
+    with tempfile.TemporaryFile("w+") as words_of_others:
+        processes = [_start(ProcessInfo(i, count, meeting_point), arguments, words_of_others, share)
+                     for i, share in enumerate(shares)]  # fmt: skip
+        to_leader = _passed_on(processes[0])
+        handlers = {number: signal.signal(number, to_leader) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            return _wait(processes, words_of_others)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+
+
+@contextmanager
+def others_released(settings: Settings) -> Iterator[None]:
+    """Where the first task of a Slurm step ends before it met the others, it meets them after all, to end them too.
+
+    They would wait for it for JAX's five minutes. What `mpt train` itself started, it ends without that.
+    """
+    try:
+        yield
+    except Exception:
+        with suppress(Exception):  # what ended the run matters more
+            _release(settings)
+        raise
+    _release(settings)
+
+
+def _release(settings: Settings) -> None:
+    place = find_process_info(settings)
+    if place is None or place.coordinator is not None or is_connected():
+        return
+    from mpt_cli.training.backend import prepare_backend
+
+    prepare_backend(settings)
+    broadcast_from_rank0({"trains": False})
+
+
+def gpu_shares(settings: Settings, gpus: list[str]) -> list[dict[str, str]]:
+    """The variables by which each process takes its own of the visible `gpus`; ConfigError where they are too few.
+
+    Two processes on the same GPU could not exchange anything.
+    """
+    count = settings.distribute.processes or 1
+    if settings.backend.device == "cpu" or not gpus:
+        return [{}] * count
+    each = settings.distribute.devices or len(gpus) // count
+    if not 0 < each * count <= len(gpus):
+        rule = f"needs {max(each, 1)} GPU for each process, and this machine has {len(gpus)} visible."
+        raise ConfigError(Problem("distribute.processes", rule, count, "Start fewer, or set backend.device=cpu."))
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(count)]
+
+
+def _start(
+    place: ProcessInfo, arguments: Sequence[str], words_of_others: IO[str], share: dict[str, str]
+) -> "subprocess.Popen[str]":
+    environment = {**os.environ, **share, PROCESS_VARIABLE: str(place)}
+    command = [sys.executable, "-P", "-m", "mpt_cli", "train", *arguments]
+    heard, said = (None, None) if place.leads else (subprocess.DEVNULL, words_of_others)
+    return subprocess.Popen(command, env=environment, process_group=0, text=True, stdout=heard, stderr=said)
+
+
+def _passed_on(leader: "subprocess.Popen[str]") -> Callable[[int, FrameType | None], None]:
+    def pass_on(number: int, _: FrameType | None) -> None:
+        leader.send_signal(number)
+
+    return pass_on
+
+
+def _wait(processes: Sequence["subprocess.Popen[str]"], words_of_others: IO[str]) -> int:
+    """Until the first has ended, or another has ended badly and the first had its time to notice."""
+    leader, others = processes[0], processes[1:]
+    lost_at: float | None = None
+    while (code := leader.poll()) is None:
+        time.sleep(POLL_SECONDS)
+        if lost_at is None and any(other.poll() not in (None, OK) for other in others) and leader.poll() is None:
+            lost_at = time.monotonic()
+        if lost_at is not None and time.monotonic() - lost_at > GRACE_SECONDS:
+            leader.kill()
+    lost = [(i, ended) for i, other in enumerate(processes) if i and (ended := other.poll())]
+    if code == OK or (lost_at is None and code > 0):
+        return code
+    _tell_loss(*(lost[0] if lost_at else (0, code)), len(processes), words_of_others)
+    return SIGNAL_EXIT_CODES.get(-code, BAD_DATA)
+
+
+def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> None:
+    words_of_others.seek(0)
+    last = [line for line in words_of_others.read().splitlines() if index and line.strip()][-3:]
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    first = f"mpt train: process {index} of {count} (counted from 0) {how}, so the run was ended."
+    print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])

@@ -1,0 +1,165 @@
+"""Loss scaling on JAX, eagerly, under `jit` in a stateless scope, and as pure functions: gradients applied or skipped,
+and one training step in which a skip is whole.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import keras
+
+from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.scale_state import follow_scale, next_values, scaled_statistics
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.optimizer import LossScaleOptimizer
+
+Tensor = Any
+
+
+class StepGradients(NamedTuple):
+    """Gradients, the variables they belong to, and what is known of them.
+
+    `measured` decides over the step; on several devices it must come from the global gradients.
+    """
+
+    values: list[Tensor]
+    variables: list[Any]
+    measured: Measured
+    unscaled: bool = False
+
+
+def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`jax.lax.cond` where `flag` is traced, a plain condition where it is a value, which cond would compile anew."""
+    if isinstance(flag, jax.core.Tracer):
+        return jax.lax.cond(flag, then, otherwise)
+    return then() if flag else otherwise()
+
+
+def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    """Apply `grads` where they are finite, then move the scale.
+
+    With traced values (a `keras.StatelessScope` inside `jax.jit`) the variables are read, mapped and assigned in that
+    scope; Keras's own class leaks tracers out of its condition there.
+    """
+    measured = optimizer.measure(grads, variables, unscaled)
+    if isinstance(measured.finite, jax.core.Tracer):
+        _apply_traced(optimizer, StepGradients(grads, variables, measured, unscaled))
+        return
+    state = optimizer.scale_state
+    assert state is not None
+    applied = bool(measured.finite) or optimizer.on_overflow == "apply"
+    if applied:
+        optimizer.apply_inner(grads, variables, unscaled)
+    elif optimizer.count_skipped_steps:
+        optimizer.inner_optimizer.iterations.assign_add(1)
+    before, after = state.advance(measured, applied)
+    followers = [variables[index] for index in scaled_statistics(variables)]
+    _assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+
+
+def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
+    own, variables = optimizer.variables, gradients.variables
+    values = [v.value for v in variables]
+    new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
+    _assign([*variables, *own], [*new_values, *new_own])
+
+
+def _assign(variables: list[Any], values: list[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def stateless_apply(
+    optimizer: "LossScaleOptimizer", optimizer_values: list[Tensor], gradients: StepGradients, values: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
+    state = optimizer.scale_state
+    assert state is not None
+    own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    own_by_name = dict(zip(state.by_name, own, strict=True))
+    scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
+
+    def use() -> tuple[list[Tensor], list[Tensor]]:
+        grads = gradients.values
+        if not gradients.unscaled:
+            grads = unscale(grads, variables, scale if optimizer.scales else None)
+        return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
+
+    if optimizer.on_overflow == "apply":
+        (new_values, new_inner), applied = use(), measured.finite | True
+    else:
+        skipped = _inner_after_skip(optimizer, inner)
+        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
+        applied = measured.finite
+    new_own = next_values(state.rule, own_by_name, measured, applied)
+    new_values = follow_scale(variables, new_values, scale, new_own["scale"])
+    return new_values, [new_own[name] for name in state.by_name] + new_inner
+
+
+def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
+    inner = optimizer.inner_optimizer
+    if not optimizer.count_skipped_steps:
+        return list(inner_values)
+    return [value + (v is inner.iterations) for v, value in zip(inner.variables, inner_values, strict=True)]
+
+
+def _inner_stateless_apply(
+    inner: Any, inner_values: list[Tensor], grads: list[Tensor], variables: list[Any], values: list[Tensor]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """`inner.stateless_apply` for some of its variables, in any order."""
+    mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
+    given = {id(v) for v in variables}
+    mapping += [(v, v.value) for v in inner._trainable_variables if id(v) not in given]  # moving averages read all
+    with keras.StatelessScope(state_mapping=mapping) as scope:
+        inner.apply(grads, variables)
+    return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
+
+
+TrainState = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+
+
+def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
+    """New state after one batch; `state` holds the values of the trainable, non-trainable, optimizer and metric
+    variables, in the order of the model's own lists."""
+    weights, frozen, own, metrics = state
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    optimizer = model.optimizer
+    with _scope(optimizer.variables, own):
+        scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
+    gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
+    (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
+        weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
+    )
+    measured = optimizer.measure(grads, model.trainable_variables)
+    finite = measured.finite
+    gradients = StepGradients(grads, model.trainable_variables, measured)
+    new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
+    applied = jnp.logical_or(finite, optimizer.on_overflow == "apply")
+    new_frozen = _kept_where(applied, model, frozen, new_frozen)
+
+    def update_metrics() -> list[Tensor]:
+        return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
+
+    new_metrics = cond(applied, update_metrics, lambda: list(metrics))
+    detail = describe_gradients(grads, measured, cond)
+    with _scope(optimizer.variables, new_own):
+        scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
+    with _scope(model.metrics_variables, new_metrics):
+        logs = metrics_of(model)
+    record = StepRecord(jnp.asarray(loss, "float32"), scale, scale_after, rate, finite, counter, detail)
+    return logs, (new_weights, new_frozen, new_own, new_metrics), record
+
+
+def _scope(variables: list[Any], values: list[Tensor]) -> Any:
+    return keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True)))
+
+
+def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[Tensor]) -> list[Tensor]:
+    kept = {id(variable) for variable in state_to_keep(model)}
+    return [
+        jnp.where(applied, new, old) if id(variable) in kept else new
+        for variable, old, new in zip(model.non_trainable_variables, before, after, strict=True)
+    ]

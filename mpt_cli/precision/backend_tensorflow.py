@@ -1,0 +1,206 @@
+"""Loss scaling on TensorFlow, also under `tf.distribute` strategies: gradients applied or skipped, and one training
+step in which a skip is whole.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import tensorflow as tf
+from keras.src.losses.loss import unscale_loss_for_distribution
+
+from mpt_cli.precision.finite import Measured, describe_gradients
+from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.scale_state import ScaleState, follow_scale, largest_magnitudes, scaled_statistics
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.optimizer import LossScaleOptimizer
+
+Tensor = Any
+
+
+def apply(
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool,
+    measured: Measured | None = None,
+) -> None:
+    """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
+
+    `measured` is `optimizer.measure` of this replica's gradients, where it is known already. Raises ValueError in a
+    cross-replica context, and for gradient accumulation on several replicas.
+    """
+    if tf.distribute.in_cross_replica_context():
+        raise ValueError("apply() must be called in a replica context.")
+    context = tf.distribute.get_replica_context()
+    check_accumulation(optimizer.inner_optimizer)
+    measured = measured or optimizer.measure(grads, variables, unscaled)
+    if tf.__internal__.distribute.strategy_supports_no_merge_call():
+        if context.num_replicas_in_sync > 1:
+            measured = _over_replicas(context, measured)
+            grads = _with_largest(grads, variables, lambda g: list(context.all_gather(g[None], axis=0)))
+        _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
+    else:
+        context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+
+
+def all_replicas(flag: Tensor) -> Tensor:
+    """In replica context: whether the boolean scalar `flag` is true on every replica."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return flag
+    return tf.equal(context.all_reduce("sum", tf.cast(tf.logical_not(flag), tf.float32)), 0.0)
+
+
+def _over_replicas(context: Any, measured: Measured) -> Measured:
+    """In replica context, of strategies that can reduce there."""
+    largest = tf.reduce_max(context.all_gather(tf.reshape(measured.largest, [1]), axis=0))
+    return Measured(all_replicas(measured.finite), largest)
+
+
+def check_accumulation(inner_optimizer: Any) -> None:
+    """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
+    steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
+    if steps and replicas > 1:
+        raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
+                         f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
+                         f"{replicas} replicas. Use a larger batch, or one replica.")
+
+
+def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
+    """Let `tf.train.Checkpoint` find the scale's variables, which TensorFlow sees only as attributes of the optimizer.
+
+    What a checkpoint restored before held for them is assigned here.
+    """
+    for variable in state.variables:
+        optimizer._track_trackable(variable, name=variable.name, overwrite=True)
+
+
+def _apply_on_replicas(
+    strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured,
+    unscaled: bool,
+) -> None:
+    """In cross-replica context: a step is applied on all replicas or on none.
+
+    Gradients are not reduced yet, so each replica has its own; deciding by those of the first one, as Keras does, lets
+    an overflow of the second replica into every copy of the weights. The condition stands out here because TensorFlow
+    allows no `merge_call`, which the inner optimizer makes, inside a condition in replica context.
+    """
+    finite, largest = (tf.stack(strategy.experimental_local_results(each)) for each in measured)
+    of_all = Measured(tf.reduce_all(finite), tf.reduce_max(largest))
+    grads = _with_largest(grads, variables, strategy.experimental_local_results)
+
+    def apply_inner() -> None:
+        strategy.extended.call_for_each_replica(optimizer.apply_inner, args=(grads, variables, unscaled))
+
+    _apply_inner_where(optimizer, of_all, variables, apply_inner)
+
+
+def _with_largest(grads: list[Tensor], variables: list[Any], of_replicas: Callable[[Any], Any]) -> list[Tensor]:
+    """`grads` with the float8 statistics among them reduced; `of_replicas` gives the values of one on each replica."""
+    reduced = list(grads)
+    for index in largest_magnitudes(variables):
+        if grads[index] is not None:
+            reduced[index] = tf.reduce_max(tf.stack(of_replicas(grads[index])), axis=0)
+    return reduced
+
+
+def _then_nothing(act: Callable[[], None]) -> Callable[[], Tensor]:
+    """`act` as a branch of `tf.cond`, which wants a tensor."""
+
+    def branch() -> Tensor:
+        act()
+        return tf.constant(0)
+
+    return branch
+
+
+def _apply_inner_where(
+    optimizer: "LossScaleOptimizer", measured: Measured, variables: list[Any], apply_inner: Callable[[], None]
+) -> None:
+    state = optimizer.scale_state
+    assert state is not None
+    if optimizer.on_overflow == "apply":
+        apply_inner()
+        before, after = state.advance(measured, tf.constant(True))
+    else:
+        tf.cond(measured.finite, _then_nothing(apply_inner), _then_nothing(lambda: None))
+        if optimizer.count_skipped_steps:
+            iterations = optimizer.inner_optimizer.iterations
+            iterations.assign_add(tf.cast(tf.logical_not(measured.finite), iterations.dtype))
+        before, after = state.advance(measured, measured.finite)
+    followers = [variables[index] for index in scaled_statistics(variables)]
+    for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):
+        variable.assign(value)
+
+
+def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
+    """Forward, backward, and either an update with metrics or nothing at all.
+
+    Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
+    finite. Here the former are put back and the latter left alone when the step is skipped.
+    """
+    _build(model, data)
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+    optimizer, variables = model.optimizer, model.trainable_weights
+    kept = [v.value for v in state_to_keep(model)]
+    before = [tf.identity(v) for v in kept]
+    scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+    with tf.GradientTape() as tape:
+        y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
+        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
+        scaled = optimizer.scale_loss(loss)
+    grads = tape.gradient(scaled, variables)
+    measured = optimizer.measure(grads, variables)
+    finite = all_replicas(measured.finite)
+    apply(optimizer, grads, variables, unscaled=False, measured=measured)
+    true_loss = unscale_loss_for_distribution(loss)
+
+    def update_metrics() -> None:
+        model._loss_tracker.update_state(true_loss, sample_weight=_batch_size(x))
+        model.compute_metrics(x, y, y_pred, sample_weight=weight)
+
+    if optimizer.on_overflow == "apply":
+        update_metrics()
+    else:
+        _update_or_put_back(finite, update_metrics, kept, before)
+    detail = describe_gradients(grads, measured._replace(finite=finite), tf.cond)
+    record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
+                        optimizer.scale_state.counter.value, detail)
+    return metrics_of(model), record
+
+
+def _build(model: Any, data: Any) -> None:
+    """Create all variables before the step looks at them: subclassed models have none before their first batch."""
+    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
+    if all(part is None or part.built for part in parts):
+        return
+    with tf.init_scope():
+        model._symbolic_build(data_batch=data)
+
+
+def _update_or_put_back(
+    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
+) -> None:
+    """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
+    inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
+
+    def applied() -> Tensor:
+        update_metrics()
+        return tf.constant(0)
+
+    def skipped() -> Tensor:
+        if inside:
+            _assign(kept, before)
+        return tf.constant(0)
+
+    tf.cond(finite, applied, skipped)
+    if not inside:
+        _assign(kept, [tf.where(finite, v, old) for v, old in zip(kept, before, strict=True)])
+
+
+def _assign(variables: list[Any], values: list[Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _batch_size(x: Any) -> Tensor:
+    return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]

@@ -1,0 +1,276 @@
+"""How a function and its gradient are put together, the same on TensorFlow and JAX, to any order, and the functions
+that need it: a scaled gradient, log(1 + exp(x)), and softmax cross-entropy over low-precision logits.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+from keras import ops
+
+Tensor = Any  # of the backend in use; keras has no common type for them
+
+
+def check_float_tensor(x: Any, function: str) -> Tensor:
+    """`x` as a tensor of the backend; TypeError if it is symbolic or not floating."""
+    if isinstance(x, keras.KerasTensor):
+        raise TypeError(
+            f"{function}: x must be a value, not a symbolic Keras tensor. Received: {x}. "
+            "In a functional model call it from a layer's `call`, or use a layer of this package."
+        )
+    tensor = keras.ops.convert_to_tensor(x)
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if "float" not in dtype:
+        raise TypeError(f"{function}: x must be floating. Received: dtype={dtype}. Cast it first.")
+    return tensor
+
+
+def wide_dtype(x: Tensor) -> str:
+    """The dtype to compute in for values of `x`: float64 for float64, else float32."""
+    dtype = keras.backend.standardize_dtype(x.dtype)
+    return "float64" if dtype == "float64" else "float32"
+
+
+def reinterpret(x: Tensor, dtype: Any) -> Tensor:
+    """The bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown size."""
+    if keras.backend.backend() == "jax":
+        return x.view(dtype)
+    import tensorflow as tf
+
+    return tf.bitcast(x, dtype)
+
+
+def define_gradient(
+    forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, ...]]
+) -> Callable[..., Tensor]:
+    """A function of tensors with the value `forward(*x)` and the gradients `backward(upstream, *x)`, one per x.
+
+    `backward` may itself call functions made here: that is what gives them higher orders. Everything that is traced
+    must be an argument, nothing captured. On JAX this is `custom_vjp`, not `keras.ops.custom_gradient`: there the
+    second order would differentiate the operations inside `forward` and not the gradient given for it (Keras 3.15:
+    a straight-through rounding gets a second-order gradient of 0).
+
+    Example:
+        >>> cube = define_gradient(lambda x: x**3, lambda upstream, x: (3 * x**2 * upstream,))
+        >>> float(cube(keras.ops.array(2.0)))
+        8.0
+    """
+    if keras.backend.backend() == "jax":
+        return _define_on_jax(forward, backward)
+
+    def function(*arguments: Tensor) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, ...]]]:
+        return forward(*arguments), lambda upstream: backward(upstream, *arguments)
+
+    defined: Callable[..., Tensor] = keras.ops.custom_gradient(function)
+    return defined
+
+
+def _define_on_jax(
+    forward: Callable[..., Tensor], backward: Callable[..., tuple[Tensor, ...]]
+) -> Callable[..., Tensor]:
+    import jax
+
+    function = jax.custom_vjp(forward)
+    # the forward rule calls the function itself, so that an outer derivative meets its gradient again
+    function.defvjp(
+        lambda *arguments: (function(*arguments), arguments),
+        lambda arguments, upstream: backward(upstream, *arguments),
+    )
+    return function
+
+
+def scale_gradient(x: Tensor, factor: float | Tensor) -> Tensor:
+    """`x` unchanged, in its shape and dtype; backward: upstream * factor, rounded once to x's dtype.
+
+    `factor` is any finite number or scalar tensor (0 stops the gradient, -1 reverses it, 2**10 scales from here down
+    while 2**-10 further down undoes it). The product is formed in float32 (float64 for float64), so a factor that
+    float16 cannot hold does no harm by itself. The gradient for `factor` is zero.
+
+    Raises:
+        TypeError: x is not floating, or symbolic.
+        ValueError: factor is not a scalar.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> x = tf.constant([1.0, 2.0])
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = scale_gradient(x, 8.0) ** 2
+        >>> [float(slope) for slope in tape.gradient(y, x)]
+        [16.0, 32.0]
+    """
+    x = check_float_tensor(x, "scale_gradient")
+    factor = ops.cast(factor, wide_dtype(x))
+    if len(factor.shape):
+        raise ValueError(f"scale_gradient: factor must be a scalar. Received: shape={tuple(factor.shape)}.")
+    # the factor is an argument, not a captured value: a traced one could not be captured on JAX
+    return define_gradient(lambda x, factor: x, _scaled)(x, factor)
+
+
+def _scaled(upstream: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    scaled = ops.cast(upstream, factor.dtype) * factor
+    return ops.cast(scaled, x.dtype), ops.zeros_like(factor)
+
+
+def log1pexp(x: Tensor) -> Tensor:
+    """`log(1 + exp(x))`, elementwise, in x's shape and dtype.
+
+    Formula: max(x, 0) + log1p(exp(-|x|)); first derivative s(x) = 1 / (1 + exp(-x)), second s(x) * s(-x), the latter
+    by a custom gradient of s, so that it stays right where 1 - s(x) rounds to 0. As autodiff of the plain formula is
+    inf / inf at 100, this is the first example in the documentation of `tf.custom_gradient`.
+
+    On JAX it is differentiable by reverse mode only (`jax.grad` of `jax.grad`, not `jax.hessian`).
+
+    Raises:
+        TypeError: x is not floating, or symbolic.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> x = tf.constant([-100.0, 0.0, 100.0])
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch(x)
+        ...     y = log1pexp(x)
+        >>> [round(float(slope), 6) for slope in tape.gradient(y, x)]
+        [0.0, 0.5, 1.0]
+    """
+    return _log1pexp(check_float_tensor(x, "log1pexp"))
+
+
+def _log1pexp(x: Tensor) -> Tensor:
+    value = define_gradient(_softplus, lambda upstream, x: (upstream * _sigmoid(x),))
+    return value(x)
+
+
+def _sigmoid(x: Tensor) -> Tensor:
+    value = define_gradient(_logistic, lambda upstream, x: (upstream * _sigmoid(x) * _sigmoid(-x),))
+    return value(x)
+
+
+def _softplus(x: Tensor) -> Tensor:
+    return ops.maximum(x, 0) + ops.log1p(ops.exp(-ops.abs(x)))
+
+
+def _logistic(x: Tensor) -> Tensor:
+    # exp of minus the magnitude never overflows, and keeps s(-100) = 3.7e-44 where exp(100) would be inf
+    small = ops.exp(-ops.abs(x))
+    return ops.where(x >= 0, 1 / (1 + small), small / (1 + small))
+
+
+def float32_sparse_categorical_crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
+    """Cross-entropy of class numbers, float32, of shape `logits.shape[:-1]`.
+
+    `logits` (..., classes) in any float dtype; `labels` (...) or (..., 1), integers, or floats that hold integers.
+    A label outside 0 ... classes - 1 gives a loss and a gradient of nan: no compiled step can raise.
+    For the formulas see `float32_categorical_crossentropy`, of which this is the case of one-hot labels.
+
+    Raises:
+        TypeError: logits are not floating, or symbolic.
+        ValueError: shapes that don't belong together.
+
+    Example:
+        >>> logits = keras.ops.array([[1e4, -1e4, 0.0], [0.0, 0.0, 0.0]], dtype="float16")
+        >>> [round(float(loss), 4) for loss in float32_sparse_categorical_crossentropy([1, 2], logits)]
+        [20000.0, 1.0986]
+    """
+    logits = check_float_tensor(logits, "float32_sparse_categorical_crossentropy")
+    labels = ops.cast(labels, "int32")
+    if len(labels.shape) == len(logits.shape) and labels.shape[-1] == 1:
+        labels = ops.squeeze(labels, axis=-1)
+    if len(labels.shape) != len(logits.shape) - 1:
+        raise ValueError(
+            "float32_sparse_categorical_crossentropy: labels must have the shape of logits without the classes. "
+            f"Received: labels.shape={tuple(labels.shape)}, logits.shape={tuple(logits.shape)}."
+        )
+    classes = logits.shape[-1]
+    known = ops.logical_and(labels >= 0, labels < classes)[..., None]
+    one_hot = ops.one_hot(labels, classes, dtype="float32")
+    return _crossentropy(ops.where(known, one_hot, float("nan")), logits)
+
+
+def float32_categorical_crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
+    """Cross-entropy of class probabilities, float32, of shape `logits.shape[:-1]`.
+
+    Formula: -sum(t * log p) with p = softmax(float32(logits)), for labels t; a label of 0 contributes 0 even where
+    log p is -inf. Backward, for upstream u: (p * sum(t) - t) * u in float32, rounded once to logits' dtype, with
+    1 - p of the likely class taken as the sum of the other p: the plain difference is 0 below 6e-8, and a loss scale
+    cannot bring back what is lost before it. The gradient for labels is -log p * u, as float32.
+
+    Raises:
+        TypeError: logits are not floating, or symbolic.
+        ValueError: shapes that differ in rank or in the number of classes.
+
+    Example:
+        >>> logits = keras.ops.array([[0.0, 0.0]], dtype="bfloat16")
+        >>> round(float(float32_categorical_crossentropy([[0.25, 0.75]], logits)[0]), 4)
+        0.6931
+    """
+    logits = check_float_tensor(logits, "float32_categorical_crossentropy")
+    labels = ops.cast(labels, "float32")
+    if len(labels.shape) != len(logits.shape) or labels.shape[-1] != logits.shape[-1]:
+        raise ValueError(
+            "float32_categorical_crossentropy: labels must have the shape of logits. "
+            f"Received: labels.shape={tuple(labels.shape)}, logits.shape={tuple(logits.shape)}."
+        )
+    return _crossentropy(labels, logits)
+
+
+def _crossentropy(labels: Tensor, logits: Tensor) -> Tensor:
+    return define_gradient(_loss, _slopes)(labels, logits)
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return ops.log_softmax(ops.cast(logits, "float32"), axis=-1)
+
+
+def _loss(labels: Tensor, logits: Tensor) -> Tensor:
+    return -ops.sum(ops.where(labels == 0, 0.0, labels * _log_softmax(logits)), axis=-1)
+
+
+def _slopes(upstream: Tensor, labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
+    log_p = _log_softmax(logits)
+    p = ops.exp(log_p)
+    rest = ops.sum(labels, axis=-1, keepdims=True) - labels  # exactly 0 at the 1 of a one-hot label
+    slope = (p * rest - labels * _complement(p)) * upstream[..., None]
+    return -log_p * upstream[..., None], ops.cast(slope, logits.dtype)
+
+
+def _complement(p: Tensor) -> Tensor:
+    """1 - p without cancellation; at most one p of a row is above a half."""
+    likely = p > 0.5
+    others = ops.sum(ops.where(likely, 0.0, p), axis=-1, keepdims=True)
+    return ops.where(likely, others, 1.0 - p)
+
+
+class _Float32Loss(keras.losses.Loss):  # type: ignore[misc]
+    """A loss whose arithmetic is float32 whatever `floatx` is."""
+
+    def __init__(self, name: str | None = None, reduction: str | None = "sum_over_batch_size") -> None:
+        super().__init__(name=name, reduction=reduction, dtype="float32")
+
+
+@keras.saving.register_keras_serializable(package="mpt")
+class Float32SparseCategoricalCrossentropy(_Float32Loss):
+    """`float32_sparse_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
+
+    Example:
+        >>> loss = Float32SparseCategoricalCrossentropy(reduction="sum")
+        >>> round(float(loss(keras.ops.array([0, 1]), keras.ops.zeros((2, 2), dtype="float16"))), 4)
+        1.3863
+    """
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        return float32_sparse_categorical_crossentropy(y_true, y_pred)
+
+
+@keras.saving.register_keras_serializable(package="mpt")
+class Float32CategoricalCrossentropy(_Float32Loss):
+    """`float32_categorical_crossentropy` and its errors for `compile(loss=...)`; `y_pred` are logits.
+
+    Example:
+        >>> loss = Float32CategoricalCrossentropy()
+        >>> round(float(loss(keras.ops.array([[0.0, 1.0]]), keras.ops.zeros((1, 2), dtype="float16"))), 4)
+        0.6931
+    """
+
+    def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
+        return float32_categorical_crossentropy(y_true, y_pred)

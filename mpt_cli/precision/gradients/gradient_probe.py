@@ -1,0 +1,277 @@
+"""An identity that counts the gradient passing through it by exponent, inside any compiled step, as a function and as a
+layer, and what the counts say about loss scales (NumPy, on the host).
+"""
+
+from dataclasses import dataclass
+from math import frexp, isfinite
+
+import keras
+import numpy as np
+import numpy.typing as npt
+from keras import ops
+
+from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor, define_gradient, reinterpret
+from mpt_cli.precision.gradients.rounding import find_format
+
+SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257
+SINK_SIZE = 258
+EXPONENT_BIAS = 127
+
+
+def gradient_statistics(gradient: Tensor) -> Tensor:
+    """The counts of the table above for a tensor of any shape and float dtype: float32, shape (SINK_SIZE,).
+
+    The exponent is read from the bits of the value as float32 (exact for float16 and bfloat16; float64 is rounded).
+    A sum over a fixed number of segments, as `keras.ops.bincount` fails under `jax.jit`; counted in int32, as float32
+    additions of 1 stop at 2**24, so a tensor must have fewer than 2**31 elements.
+
+    Raises:
+        TypeError: gradient is not floating, or symbolic.
+
+    Example:
+        >>> counts = gradient_statistics(keras.ops.array([0.0, 1.0, -1.5, float("inf")]))
+        >>> [float(counts[slot]) for slot in (ZEROS, EXPONENT_BIAS + 0, INFS)]
+        [1.0, 2.0, 1.0]
+    """
+    gradient = ops.cast(check_float_tensor(gradient, "gradient_statistics"), "float32")
+    magnitude = ops.bitwise_and(reinterpret(ops.reshape(gradient, (-1,)), "int32"), 0x7FFFFFFF)
+    slots = ops.right_shift(magnitude, 23)
+    slots = ops.where(magnitude == 0, ZEROS, slots)
+    slots = ops.where(magnitude > 0x7F800000, NANS, slots)
+    counts = ops.segment_sum(ops.ones_like(slots), slots, num_segments=SINK_SIZE)
+    return ops.cast(counts, "float32")
+
+
+def probe(x: Tensor, sink: Tensor) -> Tensor:
+    """`x` unchanged; backward: the upstream gradient unchanged for x, its `gradient_statistics` for `sink`.
+
+    `sink` is a float32 vector of SINK_SIZE whose value is never used: zeros, or a variable. Differentiate by it along
+    with the weights, and its "gradient" is the statistics; one sink shared by several probes gets their sum. It is
+    pure: tf.function, XLA and jax.jit take it, and the other gradients stay bit-identical. Weight gradients are
+    measured by a probe on the weight: `matmul(x, probe(kernel, sink))`.
+
+    What is counted is the gradient of the scaled loss, in the dtype that flows here; XLA may have kept it in float32.
+
+    Raises:
+        TypeError: x is not floating, or symbolic.
+        ValueError: sink is not a float32 vector of SINK_SIZE.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> x, sink = tf.constant([1.0, 3.0]), tf.zeros(SINK_SIZE)
+        >>> with tf.GradientTape() as tape:
+        ...     tape.watch([x, sink])
+        ...     loss = tf.reduce_sum(probe(x, sink) * [0.25, 0.0])
+        >>> slopes, counts = tape.gradient(loss, [x, sink])
+        >>> slopes.numpy().tolist(), float(counts[EXPONENT_BIAS - 2]), float(counts[ZEROS])
+        ([0.25, 0.0], 1.0, 1.0)
+    """
+    x = check_float_tensor(x, "probe")
+    sink = ops.convert_to_tensor(sink)
+    dtype = keras.backend.standardize_dtype(sink.dtype)
+    if tuple(sink.shape) != (SINK_SIZE,) or dtype != "float32":
+        raise ValueError(
+            f"probe: sink must be a float32 vector of {SINK_SIZE}. Received: shape={tuple(sink.shape)}, dtype={dtype}."
+        )
+    return define_gradient(lambda x, sink: x, _measured)(x, sink)
+
+
+def _measured(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    return upstream, gradient_statistics(upstream)
+
+
+@keras.saving.register_keras_serializable(package="mpt")
+class GradientProbe(keras.layers.Layer):  # type: ignore[misc]
+    """Identity on one tensor; after each applied step `statistics` holds the counts of the gradient through it.
+
+    The sink is a trainable variable with `overwrite_with_gradient`, so any Keras optimizer, wrapped in loss scaling or
+    not, assigns it its "gradient" (the layout is that of `probe`) before clipping, decay and slots come into play.
+    The layer keeps the dtype of its input whatever its policy, and the weights of the model train bit for bit as
+    without it. A layer called several times in a model counts all its calls, and the replicas' counts are added,
+    under TensorFlow's `MirroredStrategy` and JAX's `DataParallel` alike.
+
+    Limits, all from where the overwrite happens:
+    - a skipped step drops it along with everything else: `statistics` then stays that of the last applied step. To see
+      the gradients of an overflow, differentiate by `sink` yourself, as with `probe`;
+    - with gradient accumulation Keras keeps the largest count of each slot, not the sum.
+
+    Example:
+        >>> model = keras.Sequential([keras.layers.Dense(1), GradientProbe(name="head_gradient")])
+        >>> model.compile("sgd", "mse")
+        >>> _ = model.fit(keras.ops.ones((8, 2)), keras.ops.ones((8, 1)), batch_size=4, verbose=0)
+        >>> float(model.get_layer("head_gradient").statistics.sum())
+        4.0
+    """
+
+    def __init__(self, **kwargs: object) -> None:
+        super().__init__(**{"autocast": False, **kwargs})
+        self.sink = self.add_weight(
+            name="sink",
+            shape=(SINK_SIZE,),
+            initializer="zeros",
+            dtype="float32",
+            autocast=False,
+            overwrite_with_gradient=True,
+            aggregation="sum",  # of the replicas' assignments; without it the counts of one replica are kept
+        )
+
+    @property
+    def statistics(self) -> Tensor:
+        """The counts as a numpy vector; zeros before the first step."""
+        return keras.ops.convert_to_numpy(self.sink.value)
+
+    def call(self, inputs: Tensor) -> Tensor:
+        return probe(inputs, self.sink)
+
+    def compute_output_spec(self, inputs: keras.KerasTensor) -> keras.KerasTensor:
+        # a new tensor: the input itself would drop this layer out of a functional model
+        return keras.KerasTensor(inputs.shape, dtype=inputs.dtype)
+
+
+Counts = npt.NDArray[np.floating]
+
+
+@dataclass(frozen=True)
+class SafeScales:
+    """The loss scales 2**k, lowest_power <= k <= highest_power, that neither overflow nor flush too much.
+
+    At 2**highest_power nothing overflows; in float16 and bfloat16 something does at twice that, unless it is 2**128.
+
+    Example:
+        >>> SafeScales(3, 12).recommended_scale, SafeScales(3, 12).empty, SafeScales(4, 2).empty
+        (2048.0, False, True)
+    """
+
+    lowest_power: int
+    highest_power: int
+
+    @property
+    def empty(self) -> bool:
+        """True when no scale is safe: part of the model should stay in float32."""
+        return self.lowest_power > self.highest_power
+
+    @property
+    def recommended_scale(self) -> float:
+        """2**(highest_power - 1): a factor of two of room for later gradients."""
+        return 2.0 ** (self.highest_power - 1)
+
+
+def largest_exponent(statistics: Counts) -> int | None:
+    """e such that the largest finite magnitude lies in [2**e, 2**(e + 1)); None if all values are zero or not finite.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> largest_exponent(np.asarray(gradient_statistics(np.float32([0.3, -5.0]))))
+        2
+    """
+    occupied = np.flatnonzero(_finite_bins(statistics))
+    return int(occupied[-1]) - EXPONENT_BIAS if occupied.size else None
+
+
+def share_flushed(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them rounds to zero in `dtype`; 0.0 if there are none.
+
+    For float16: those of scaled magnitude below 2**-25 (2**-25 itself, which also does, is counted as kept).
+    float32 subnormals count as flushed at every scale.
+
+    Raises:
+        ValueError: an unknown dtype, a scale that is no power of two, or a vector of another length.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> counts = np.asarray(gradient_statistics(np.float32([0.0, 1e-9, 1e-4])))
+        >>> share_flushed(counts), share_flushed(counts, scale=2.0**15)
+        (0.5, 0.0)
+    """
+    return _share_below(_finite_bins(statistics), find_format(dtype).flush_exponent - _power_of_two(scale))
+
+
+def share_subnormal(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them is subnormal in `dtype`: kept, with fewer digits.
+
+    For float16: those of scaled magnitude 2**-25 up to 2**-14; 0.0 if there are no values.
+
+    Raises:
+        ValueError: as `share_flushed`.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> counts = np.asarray(gradient_statistics(np.float32([2.0**-20, 2.0**-3])))
+        >>> share_subnormal(counts), share_subnormal(counts, scale=2.0**10)
+        (0.5, 0.0)
+    """
+    bins = _finite_bins(statistics)
+    below = _share_below(bins, find_format(dtype).min_exponent - _power_of_two(scale))
+    return below - share_flushed(statistics, scale, dtype)
+
+
+def share_overflow(statistics: Counts, scale: float = 1.0, dtype: str = "float16") -> float:
+    """Share of the nonzero finite values that `scale` times them exceeds `dtype`; 0.0 if there are none.
+
+    For float16: those of scaled magnitude 2**16 and more (65520 ... 65535, which round to inf, are missed). The
+    float8 formats overflow inside their top binade, which is counted in full.
+
+    Raises:
+        ValueError: as `share_flushed`.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> share_overflow(np.asarray(gradient_statistics(np.float32([1.0, 4.0]))), scale=2.0**15)
+        0.5
+    """
+    bins = _finite_bins(statistics)
+    start = find_format(dtype).overflow_exponent - _power_of_two(scale) + EXPONENT_BIAS
+    return _share(bins[max(start, SUBNORMALS + 1) :], bins)
+
+
+def safe_scales(statistics: Counts, dtype: str = "float16", largest_share_flushed: float = 0.001) -> SafeScales | None:
+    """The window of scales for one gradient; None if it has no nonzero value, so that every scale will do.
+
+    highest_power: the largest k whose shifted histogram stays below overflow. lowest_power: the smallest k that
+    flushes at most `largest_share_flushed` of the nonzero values. Neither leaves the range of float32, -126 ... 127.
+    The window of a model is the largest lowest_power and the smallest highest_power of its gradients.
+
+    Raises:
+        ValueError: as `share_flushed`; or inf or nan among the values, which hide how large they were.
+
+    Example:
+        >>> from mpt_cli.precision.gradients import gradient_statistics
+        >>> safe_scales(np.asarray(gradient_statistics(np.float32([2.0**-30, 1.0]))))
+        SafeScales(lowest_power=5, highest_power=15)
+    """
+    form, bins = find_format(dtype), _finite_bins(statistics)
+    lost = int(statistics[INFS] + statistics[NANS])
+    if lost:
+        raise ValueError(
+            f"statistics must hold finite gradients only. Received: inf or nan {lost} times. "
+            "Measure in float32, or with a lower loss scale."
+        )
+    top = largest_exponent(statistics)
+    if top is None:
+        return None
+    powers = range(-126, 128)
+    enough = [k for k in powers if _share_below(bins, form.flush_exponent - k) <= largest_share_flushed]
+    return SafeScales(enough[0] if enough else powers[-1] + 1, min(form.overflow_exponent - 1 - top, powers[-1]))
+
+
+def _finite_bins(statistics: Counts) -> Counts:
+    vector = np.asarray(statistics)
+    if vector.shape != (SINK_SIZE,):
+        raise ValueError(f"statistics must be a vector of {SINK_SIZE} counts. Received: shape={vector.shape}.")
+    return vector[SUBNORMALS:INFS].astype(np.float64)
+
+
+def _share_below(bins: Counts, exponent: int) -> float:
+    return _share(bins[: max(exponent + EXPONENT_BIAS, SUBNORMALS + 1)], bins)
+
+
+def _share(some: Counts, bins: Counts) -> float:
+    whole = bins.sum()  # far below 1 where each count is weighted by a small magnitude
+    return float(some.sum() / whole) if whole else 0.0
+
+
+def _power_of_two(scale: float) -> int:
+    mantissa, exponent = frexp(scale) if isfinite(scale) else (0.0, 0)
+    if mantissa != 0.5:
+        raise ValueError(f"scale must be a power of two: others split the bins. Received: scale={scale}.")
+    return exponent - 1

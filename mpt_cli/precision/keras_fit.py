@@ -1,0 +1,186 @@
+"""Loss scaling in Keras's own `fit`: what a training step reports, a step in which a skip is whole, and a callback that
+records the scale and the tally without holding `fit` up.
+"""
+
+from types import MethodType
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision.optimizer import LossScaleOptimizer
+from mpt_cli.precision.scale_state import TALLY
+
+Tensor = Any
+
+
+class StepRecord(NamedTuple):
+    """What one step reports, as scalars on the device; telemetry is made of it.
+
+    `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
+    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; `detail` is the int32 vector
+    of `finite.describe_gradients`.
+    """
+
+    loss: Tensor
+    scale_before: Tensor
+    scale_after: Tensor
+    learning_rate: Tensor
+    finite: Tensor
+    counter: Tensor
+    detail: Tensor
+
+
+def state_to_keep(model: Any) -> list[Any]:
+    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, …).
+
+    Seed generators hold integers and move on: repeating a dropout mask helps nobody.
+    """
+    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+
+
+def keep_skips_whole(model: Any) -> Any:
+    """Make Keras's own `fit` leave the whole of `model` alone in a skipped step; returns `model`.
+
+    The model must be compiled with `mpt_cli.precision.LossScaleOptimizer`. Works for Sequential, functional,
+    subclassed and loaded models on both backends; a model that is saved and loaded needs it again. In an epoch without
+    any applied step the loss and all metrics are nan. Raises ValueError for another optimizer, a model without
+    trainable weights once it is trained, one with a `train_step` of its own, which would be replaced, and on several
+    replicas of a `tf.distribute` strategy one compiled with XLA or several steps per execution, where Keras's `fit`
+    fails with any optimizer.
+
+    >>> import keras
+    >>> from mpt_cli.precision import LossScaleOptimizer
+    >>> model = keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    >>> model = keep_skips_whole(model)
+    >>> history = model.fit(keras.ops.ones((4, 2)) * float("inf"), keras.ops.ones((4, 1)), verbose=0)
+    >>> bool(keras.ops.all(keras.ops.isfinite(model.layers[0].moving_mean))), int(model.optimizer.skipped_steps)
+    (True, 1)
+    """
+    if has_own_train_step(model):
+        raise ValueError(f"{type(model).__name__} has a train_step of its own, which this would replace.")
+    if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
+        raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
+    if keras.backend.backend() == "tensorflow":
+        _check_replicas(model)
+        model.train_step = MethodType(_train_step_tensorflow, model)
+    else:
+        model.train_step = MethodType(_train_step_jax, model)
+    model.get_metrics_result = MethodType(_metrics_or_nan, model)
+    model.train_function = None  # made anew by the next `fit`
+    return model
+
+
+def _check_replicas(model: Any) -> None:
+    """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
+        if replicas > 1 and getattr(model, name) != wanted:
+            raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "
+                             f"{name}={getattr(model, name)}. Compile the model with {name}={wanted}.")
+
+
+def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
+    from mpt_cli.precision import backend_tensorflow
+
+    return backend_tensorflow.train_step(model, data)[0]
+
+
+def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
+    from mpt_cli.precision import backend_jax
+
+    return backend_jax.train_step(model, state, data)[:2]
+
+
+def metrics_of(model: Any) -> dict[str, Tensor]:
+    """The metrics so far, as the model's class gives them."""
+    return dict(type(model).get_metrics_result(model))
+
+
+def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
+    """What Keras reads at the end of an epoch: a mean over nothing is 0, which would look like the best epoch of all.
+
+    Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
+    """
+    none_applied = keras.ops.equal(model._loss_tracker.count, 0)
+    return {
+        name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
+        for name, value in metrics_of(model).items()
+    }
+
+
+def has_own_train_step(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `train_step`.
+
+    >>> has_own_train_step(keras.Sequential())
+    False
+    """
+    return bool(type(model).train_step is not keras.Model.train_step)
+
+
+class ScaleHistory(keras.callbacks.Callback):  # type: ignore[misc]
+    """Loss scale and tally of steps after each call of the train function.
+
+    `history` maps `loss_scale` (float32) and the tally (`seen, applied, skipped, consecutive_skips, growths,
+    backoffs`, int32) to arrays with one entry per call: per batch, or per `steps_per_execution` batches, of which
+    `seen` tells which. At the end of an epoch `loss_scale` and `skipped_steps` (of all steps so far) stand in its logs
+    too, for `History`, `CSVLogger` and the callbacks after this one.
+
+    Values stay on the device until the end of the epoch, or until `history` is read. Keras on JAX keeps the state
+    inside `fit`, where an optimizer that the caller kept can't be read, and writes all of it back each time a
+    callback touches `self.model`; here two small arrays are copied on the device.
+
+    Raises ValueError for a model that is not compiled with `mpt_cli.precision.LossScaleOptimizer`.
+
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0), "mse")
+    >>> scales = ScaleHistory()
+    >>> x = np.float32([[1.0], [np.inf], [1.0]])
+    >>> _ = model.fit(x, np.ones((3, 1)), batch_size=1, shuffle=False, verbose=0, callbacks=[scales])
+    >>> scales.history["loss_scale"].tolist(), scales.history["skipped"].tolist()
+    ([8.0, 4.0, 4.0], [0, 1, 1])
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pending: list[tuple[Tensor, Tensor]] = []
+        self._scales: list[float] = []
+        self._tallies: list[list[int]] = []
+
+    def set_model(self, model: Any) -> None:
+        if not isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
+            raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer to "
+                             f"have a loss scale. Received: optimizer={getattr(model, 'optimizer', None)!r}.")
+        super().set_model(model)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._pending.append(_copy_on_device(self._model))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        history = self.history
+        if logs is not None and self._scales:
+            logs["loss_scale"], logs["skipped_steps"] = float(history["loss_scale"][-1]), int(history["skipped"][-1])
+
+    @property
+    def history(self) -> dict[str, NDArray[Any]]:
+        """What was recorded so far, as NumPy arrays by name."""
+        for scale, tally in self._pending:
+            self._scales.append(float(scale))
+            self._tallies.append(ops.convert_to_numpy(tally).tolist())
+        self._pending.clear()
+        tallies = np.asarray(self._tallies, "int32").reshape(-1, len(TALLY))
+        counts = {name: tallies[:, index] for index, name in enumerate(TALLY)}
+        return {"loss_scale": np.asarray(self._scales, "float32"), **counts}
+
+
+def _copy_on_device(model: Any) -> tuple[Tensor, Tensor]:
+    """Copies of scale and tally: the next step may overwrite, or on JAX delete, what it is given."""
+    state = model.optimizer.scale_state
+    inside_fit = None if getattr(model, "_jax_state_synced", True) else model._jax_state
+    if not inside_fit:
+        return ops.copy(state.by_name["scale"]), ops.copy(state.by_name["tally"])
+    by_name = dict(zip(state.by_name, inside_fit["optimizer_variables"], strict=False))
+    return ops.copy(by_name["scale"]), ops.copy(by_name["tally"])

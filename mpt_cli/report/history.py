@@ -1,0 +1,267 @@
+"""A run as it lies on disk, whole or not: its lines and curves, and which of its files say nothing."""
+
+import json
+from array import array
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from mpt_cli.errors import DataError
+from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW
+
+_TAIL_BYTES = 8192
+
+
+def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+    """Every line that can be read; a file that is not there has none.
+
+    `tell_damaged` is called for each other line, but not for a last one without an end, which may be being written.
+    """
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            for line in file:
+                if (found := _json_object(line)) is not None:
+                    yield found
+                elif line.endswith("\n"):
+                    tell_damaged()
+    except OSError:
+        return
+
+
+def latest_line(path: Path) -> dict[str, Any] | None:
+    """The last whole line, found without reading the rest of the file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return None
+    return next((found for line in reversed(lines) if (found := _json_object(line)) is not None), None)
+
+
+def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
+    """(step, value) at each end of an epoch."""
+    lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
+    return [(int(line["step"]), float(line[name])) for line in lines if line.get(name) is not None]
+
+
+def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
+    """The last skipped step of the warm-up, that is before the scale first grew; 0 where no step was skipped.
+
+    None where the scale did not settle: nothing was applied, or the run ended in skipped steps with no growth before.
+    """
+    first_growth = next((int(event["step"]) for event in events if event["kind"] == GROWTH), None)
+    skips = [int(event["step"]) for event in events if event["kind"] == OVERFLOW]
+    if not applied_steps:
+        return None
+    warm_up = [step for step in skips if first_growth is None or step <= first_growth]
+    if first_growth is None and _ends_in_skips(warm_up, steps_seen):
+        return None
+    return max(warm_up, default=0)
+
+
+def _ends_in_skips(skips: list[int], steps_seen: int) -> bool:
+    """Two or more at the very end: one alone may well have been the last that settling took."""
+    return len(skips) > 1 and skips[-1] == steps_seen and any(b - a == 1 for a, b in pairwise(skips[-2:]))
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
+_NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
+              "consecutive_skips", "applied_steps"}  # fmt: skip
+LATEST_EVENTS = 30
+
+
+@dataclass
+class Series:
+    """Values over steps, ascending. Eight bytes a number: a run may have millions."""
+
+    xs: "array[float]" = field(default_factory=lambda: array("d"))
+    ys: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def add(self, x: float, y: float) -> None:
+        self.xs.append(x)
+        self.ys.append(y)
+
+    def __len__(self) -> int:
+        return len(self.xs)
+
+
+@dataclass
+class RunHistory:
+    """What is known of a run. `steps` are lines within epochs by field, `epochs` those at the ends of epochs.
+
+    `gaps` are sentences about files that are missing or damaged; `summary` is empty where the run left none.
+    """
+
+    label: str
+    run: RunDirectory
+    summary: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    postmortem: dict[str, Any] = field(default_factory=dict)
+    config_text: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    steps: dict[str, Series] = field(default_factory=dict)
+    epochs: dict[str, Series] = field(default_factory=dict)
+    scale: Series = field(default_factory=Series)
+    skips: "array[int]" = field(default_factory=lambda: array("q"))
+    bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
+    kinds: dict[str, int] = field(default_factory=dict)
+    latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
+    last_step: int = 0
+    gaps: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> str:
+        return str(self.summary.get("status", "no end on record"))
+
+    @property
+    def is_good(self) -> bool:
+        return self.summary.get("exit_code") == 0
+
+    @property
+    def verdict(self) -> str:
+        return str(self.summary.get("verdict", ""))
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether the loss was scaled at all."""
+        return any(scale != 1.0 for scale in self.scale.ys)
+
+    def number(self, name: str) -> float | None:
+        """A field of the summary; None where it has no such number."""
+        return as_number(self.summary.get(name))
+
+
+def as_number(value: Any) -> float | None:
+    """A number of a strict JSON file, where nan and infinity are texts; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+
+
+def read_history(path: str | Path, label: str | None = None) -> RunHistory:
+    """Everything a page shows of the run in `path`. DataError where that is no run directory at all.
+
+    A file that is missing or damaged costs only what stood in it: `gaps` says which.
+    """
+    run = RunDirectory.open(path)
+    story = RunHistory(label or run.path.resolve().name, run)
+    story.summary = _read(story, run.summary_json, "the run is still going on, or was killed")
+    story.environment = _read(story, run.environment_json, "versions and machine are not known")
+    if run.postmortem_json.exists():
+        story.postmortem = _read(story, run.postmortem_json, "")
+    _read_config(story)
+    _read_metrics(story)
+    _read_events(story)
+    return story
+
+
+def _read(story: RunHistory, path: Path, consequence: str) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except DataError as error:
+        missing = f"There is no {path.name}: {consequence}."
+        story.gaps.append(str(error) if path.exists() else missing)
+        return {}
+
+
+def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
+    """The lines that can be read; how many can't is one of the gaps."""
+    lost: list[None] = []
+    yield from read_lines(path, lambda: lost.append(None))
+    if lost:
+        story.gaps.append(f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out.")
+
+
+def _read_config(story: RunHistory) -> None:
+    path = story.run.config_yaml
+    try:
+        story.config_text = path.read_text(encoding="utf-8")
+        story.config = flatten(yaml.safe_load(story.config_text) or {})
+    except (OSError, ValueError, yaml.YAMLError, AttributeError) as error:
+        story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")
+
+
+def _read_metrics(story: RunHistory) -> None:
+    path = story.run.metrics_jsonl
+    for line in _lines_noting_damage(story, path):
+        step = as_number(line.get("step"))
+        if step is None:
+            continue
+        story.last_step = max(story.last_step, int(step))
+        target = story.epochs if line.get("epoch_end") else story.steps
+        for name, value in line.items():
+            if name not in _NO_CURVES and (number := as_number(value)) is not None:
+                target.setdefault(name, Series()).add(step, number)
+    if not story.steps and not story.epochs:
+        story.gaps.append(f"{path.name} is empty or missing: no step was logged.")
+
+
+def _read_events(story: RunHistory) -> None:
+    """Skips and the course of the scale: before and after each change, to the last step logged."""
+    for event in _lines_noting_damage(story, story.run.events_jsonl):
+        step = as_number(event.get("step"))
+        scales = as_number(event.get("scale_before")), as_number(event.get("scale_after"))
+        if step is not None and scales[0] is not None and scales[1] is not None:
+            _take_event(story, event, int(step), (scales[0], scales[1]))
+    counted = story.steps.get("skipped_steps") or story.epochs.get("skipped_steps")
+    if story.summary.get("skipped_steps") == 0 or (not story.summary and counted and max(counted.ys) == 0):
+        story.skips, story.bad_steps = story.bad_steps, story.skips
+    logged = story.steps.get("loss_scale") or story.epochs.get("loss_scale")
+    if logged is not None:
+        _add_scale(story, logged.ys[0], max(logged.xs[-1], story.last_step), logged.ys[-1])
+
+
+def _take_event(story: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:
+    kind = str(event.get("kind"))
+    story.kinds[kind] = story.kinds.get(kind, 0) + 1
+    story.latest_events.append(event)
+    story.last_step = max(story.last_step, step)
+    if kind == OVERFLOW:
+        story.skips.append(step)
+    before, after = scales
+    _add_scale(story, before, step, before)
+    if before != after:
+        story.scale.add(step, after)
+
+
+def _add_scale(story: RunHistory, first: float, step: float, value: float) -> None:
+    """A point of the course; of a stretch on which the scale stays, only the ends."""
+    scale = story.scale
+    if not len(scale):
+        scale.add(0, first)
+    if len(scale) > 1 and scale.ys[-1] == scale.ys[-2] == value:
+        scale.xs[-1] = max(step, scale.xs[-1])
+    else:
+        scale.add(step, value)
+
+
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every leaf by its dotted key.
+
+    >>> flatten({"seed": 1, "policy": {"name": "float32"}})
+    {'seed': 1, 'policy.name': 'float32'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        found |= flatten(value, f"{key}.") if isinstance(value, Mapping) and value else {key: value}
+    return found

@@ -1,0 +1,124 @@
+"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, HTML; and rows as CSV."""
+
+import csv
+import io
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Generic, TypeVar
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class TableColumn(Generic[R]):
+    """A title and the text of its cells; numbers stand to the right."""
+
+    title: str
+    cell: Callable[[R], str]
+    is_number: bool = True
+
+
+def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[str]:
+    """Titles and rows, aligned.
+
+    >>> plain_lines([TableColumn("n", str), TableColumn("double", lambda n: str(2 * n))], [1, 10])
+    [' n  double', ' 1       2', '10      20']
+    """
+    table = [[column.title for column in columns], *(_cells(columns, row) for row in rows)]
+    widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+    sides = [str.rjust if column.is_number else str.ljust for column in columns]
+    return ["  ".join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True)).rstrip()
+            for row in table]  # fmt: skip
+
+
+def markdown_table(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> str:
+    """Lines with no end to the last one; a bar in a cell stays a bar.
+
+    >>> columns = [TableColumn("name", str, is_number=False), TableColumn("letters", lambda s: str(len(s)))]
+    >>> print(markdown_table(columns, ["a|b"]))
+    | name | letters |
+    | --- | ---: |
+    | a\\|b | 3 |
+    """
+    table = [[column.title for column in columns], ["---:" if column.is_number else "---" for column in columns]]
+    table += [_cells(columns, row) for row in rows]
+    escaped = [[cell.replace("|", "\\|") for cell in row] for row in table]
+    return "\n".join(f"| {' | '.join(row)} |" for row in escaped)
+
+
+def rich_table(columns: Sequence[TableColumn[R]], rows: Iterable[R], style: Callable[[R], str]) -> Table:
+    """For a terminal; `style` is that of a row, in rich's words."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column.title, justify="right" if column.is_number else "left", no_wrap=column.is_number)
+    for row in rows:
+        table.add_row(*map(Text, _cells(columns, row)), style=style(row))
+    return table
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The keys of the first row, which are those of all, then a line per row.
+
+    >>> csv_text([{"name": "a,b", "value": 0.5}, {"name": "c", "value": None}])
+    'name,value\\n"a,b",0.5\\nc,\\n'
+    """
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _cells(columns: Sequence[TableColumn[R]], row: R) -> list[str]:
+    return [column.cell(row) for column in columns]
+
+
+@dataclass(frozen=True)
+class HtmlColumn:
+    """The title of a column, and how its cells stand."""
+
+    title: str
+    is_number: bool = False
+    wraps: bool = False
+
+    @property
+    def style(self) -> str:
+        return ' class="number"' if self.is_number else ' class="wrap"' if self.wraps else ""
+
+
+@dataclass(frozen=True)
+class HtmlRow:
+    """Cells as texts, or as HTML where a cell is `Html`. The first one names the row."""
+
+    cells: Sequence[str]
+    style: str = ""
+
+
+class Html(str):
+    """A cell that is HTML already."""
+
+
+def html_table(caption: str, heads: Sequence[HtmlColumn], rows: Iterable[HtmlRow]) -> str:
+    """Scrolls by itself where it is too wide, also by keyboard; the first cell of a row is its heading."""
+    top = "".join(f'<th scope="col"{head.style}>{_breakable(head.title)}</th>' for head in heads)
+    body = "".join(_html_row(heads, row) for row in rows)
+    inner = f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">{inner}</div>'
+
+
+def _breakable(title: str) -> str:
+    """A key may be broken after its dots and underscores, which matters on paper."""
+    return escape(title).replace(".", ".<wbr>").replace("_", "_<wbr>")
+
+
+def _html_row(heads: Sequence[HtmlColumn], row: HtmlRow) -> str:
+    cells = [cell if isinstance(cell, Html) else escape(cell) for cell in row.cells]
+    first = f'<th scope="row"{heads[0].style}>{cells[0]}</th>'
+    rest = "".join(f"<td{head.style}>{cell}</td>" for head, cell in zip(heads[1:], cells[1:], strict=True))
+    style = f' class="{row.style}"' if row.style else ""
+    return f"<tr{style}>{first}{rest}</tr>"

@@ -1,0 +1,1 @@
+"""Recipes and earlier runs, run again: held against what was expected, and against themselves after a kill."""

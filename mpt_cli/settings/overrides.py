@@ -1,0 +1,203 @@
+"""Overrides in Hydra's own grammar, after the verb: `conf=…`, group choices and `key=value`, read and written."""
+
+import re
+import shlex
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import get_args
+
+from antlr4 import InputStream, Token
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+from hydra.grammar.gen.OverrideLexer import OverrideLexer
+
+from mpt_cli.errors import Problem
+from mpt_cli.settings.key import Key
+from mpt_cli.settings.recipes import CHOOSING_KEYS, IMPLIED_CHOICES, GroupChoice, add_choice
+from mpt_cli.settings.schema import all_keys, emptied_paths, unknown_key_problem
+from mpt_cli.settings.search_path import conf_override, group_names, recipe_paths, recipe_remedy
+
+_PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
+_NUMBERS = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL)
+_BORDERS = (OverrideLexer.EQUAL, OverrideLexer.COMMA, OverrideLexer.BRACKET_OPEN, OverrideLexer.BRACKET_CLOSE,
+            Token.EOF)  # fmt: skip
+
+
+def parse_override(word: str) -> Override:
+    """The word, with numbers and truth values as the text they were written as where its key takes text.
+
+    Raises HydraException for what Hydra can't read.
+
+    >>> parse_override("run_dir=2024_11_21").value(), parse_override("seed=2024_11_21").value()
+    ('2024_11_21', 20241121)
+    """
+    parser = OverridesParser.create()
+    override = parser.parse_override(word)
+    key = all_keys().get(override.key_or_group)
+    return parser.parse_override(_numbers_quoted(word)) if key is not None and _takes_text(key) else override
+
+
+def format_override(key: str, text: str) -> str:
+    """The word that sets `key` to `text`, in quotes where Hydra would read something else.
+
+    >>> format_override("run_dir", "runs/1"), format_override("run_dir", "my run")
+    ('run_dir=runs/1', 'run_dir="my run"')
+    """
+    if _PLAIN.fullmatch(text):
+        return f"{key}={text}"
+    return f"{key}={QuotedString(escape_interpolation(text), Quote.double).with_quotes()}"
+
+
+def without_quotes(text: str) -> str:
+    """Without quotes around all of it."""
+    return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _takes_text(key: Key) -> bool:
+    return key.options == (str,) or (key.is_list and get_args(key.options[0]) == (str,))
+
+
+def _numbers_quoted(word: str) -> str:
+    """Each number or truth value that stands alone in quotes; those between parentheses belong to a function."""
+    lexer = OverrideLexer(InputStream(word))
+    tokens = lexer.getAllTokens()
+    kinds = [token.type for token in tokens]
+    written, depth = "", 0
+    for token, before, after in zip(tokens, [Token.EOF, *kinds[:-1]], [*kinds[1:], Token.EOF], strict=True):
+        depth += (token.type == OverrideLexer.POPEN) - (token.type == OverrideLexer.PCLOSE)
+        is_alone = before in _BORDERS and after in _BORDERS
+        written += f'"{token.text}"' if token.type in _NUMBERS and is_alone and not depth else token.text
+    return written
+
+
+_PATH = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+_KEY_AND_TEXT = re.compile(r"(\+{0,2}[A-Za-z_][\w.]*)=(.*)", re.DOTALL)
+_GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
+
+
+@dataclass
+class ParsedOverrides:
+    """A command line, sorted. `overrides` are in the order given, ready for Hydra."""
+
+    conf: str | None = None
+    choices: dict[str, GroupChoice] = field(default_factory=dict)
+    overrides: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+
+def parse_overrides(words: list[str]) -> ParsedOverrides:
+    """Sorts the words into recipe, choices and overrides; what fits nowhere becomes a problem."""
+    sorted_words = ParsedOverrides()
+    for word in words:
+        if word.startswith("conf="):
+            _take_conf(word, sorted_words)
+        elif (override := _parse(word, sorted_words.problems)) is not None:
+            _take_override(override, sorted_words)
+    _add_implied(sorted_words)
+    return sorted_words
+
+
+def _take_conf(word: str, result: ParsedOverrides) -> None:
+    conf = without_quotes(word.removeprefix("conf="))
+    if result.conf is not None:
+        result.problems.append(Problem("conf", f"must be given once; conf={result.conf} was given before.", conf))
+    result.conf = result.conf or conf
+
+
+def _parse(word: str, problems: list[Problem]) -> Override | None:
+    try:
+        return parse_override(word)
+    except HydraException as error:
+        quoted = _quote_plain_text(word)
+        if quoted:
+            return parse_override(quoted)
+        problems.append(_syntax_problem(word, error))
+        return None
+
+
+def _quote_plain_text(word: str) -> str | None:
+    """The word with its value in quotes where the key takes text and nothing in it belongs to Hydra's grammar.
+
+    Paths with letters like ß or with a second `=` would otherwise need quotes within quotes.
+    """
+    parts = _KEY_AND_TEXT.fullmatch(word)
+    if parts is None or _GRAMMAR_SIGNS & set(parts[2]):
+        return None
+    key = all_keys().get(parts[1].lstrip("+"))
+    return f'{parts[1]}="{parts[2]}"' if key and str in key.options else None
+
+
+def _syntax_problem(word: str, error: HydraException) -> Problem:
+    key, equals, value = word.partition("=")
+    if not equals:
+        return Problem(word, "must be of the form key=value.", None, _no_value_remedy(word))
+    if unknown := unknown_key_problem(key.lstrip("+"), value):
+        return unknown
+    if "^" in value:
+        return Problem(key, "cannot be read.", value, f"Write a power as {value.replace('^', '**')}.")
+    reason = str(error).splitlines()[0]
+    quoted = "{}=\"{}\"".format(key, value.replace('"', '\\"'))
+    return Problem(key, f"cannot be read: {reason}.", value, f"Text with special signs is written '{quoted}'.")
+
+
+def _no_value_remedy(word: str) -> str:
+    if word in recipe_paths():
+        return f"Write conf={word}."
+    if Path(word).is_file():
+        return f"Write {shlex.quote(conf_override(Path(word)))}."
+    own = Path(word) / "config.yaml"
+    if own.is_file():
+        return f"It is the directory of a run; write {shlex.quote(conf_override(own))} for its configuration."
+    return "" if "." in word or word in all_keys() else recipe_remedy(word)
+
+
+def _take_override(override: Override, result: ParsedOverrides) -> None:
+    key, line = override.key_or_group, str(override.input_line)
+    if not key:
+        result.problems.append(Problem(line, "must be of the form key=value."))
+    elif override.package is not None:
+        result.problems.append(Problem(key, "must be given without @package.", line))
+    elif override.is_sweep_override():
+        values = line.partition("=")[2]
+        result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
+    elif override.is_delete():
+        _take_deletion(override, result)
+    elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
+        add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
+    elif problem := unknown_key_problem(key, override.value()):
+        result.problems.append(problem)
+    else:
+        emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
+        # merging would leave what the recipe has in them: they are made where it has none, taken away, and set
+        result.overrides += [word for path in emptied for word in (f"++{path}={{}}", f"~{path}")]
+        # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
+        result.overrides.append("++" + line.lstrip("+"))
+
+
+def _take_deletion(override: Override, result: ParsedOverrides) -> None:
+    key, line = override.key_or_group, str(override.input_line)
+    if key in group_names():
+        remedy = f"Choose another, as in {key}=…; ~KEY takes back one key."
+        result.problems.append(Problem(line, "a group cannot be taken away.", None, remedy))
+    elif problem := unknown_key_problem(key, {}):
+        result.problems.append(replace(problem, received=None))
+    else:
+        result.overrides.append(line)
+
+
+def _add_implied(result: ParsedOverrides) -> None:
+    given = {override.lstrip("+").partition("=")[0] for override in result.overrides if not override.startswith("~")}
+    for path, name in IMPLIED_CHOICES.items():
+        if path in given:
+            group = path.partition(".")[0]
+            result.choices.setdefault(group, GroupChoice(group, name, path))
+
+
+def escape_interpolation(text: str) -> str:
+    """As OmegaConf reads back this very text, where a "${" in it would else begin an interpolation.
+
+    >>> print(escape_interpolation("a${b}"), escape_interpolation("\\\\${"), escape_interpolation("\\\\n$"))
+    a\\${b} \\\\\\${ \\n$
+    """
+    return re.sub(r"(\\*)\$\{", lambda found: 2 * found[1] + "\\${", text)

@@ -1,0 +1,271 @@
+"""A recipe: which file of each group it chooses, which keys it gives, and which of these remain where a later level
+(a recipe that starts from it, the command line) chooses another file.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.settings.key import format_type, read_value
+from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, emptied_paths, remedy_for, sections
+from mpt_cli.settings.search_path import conf_directory, find_recipe, group_choices, group_names
+
+# Such a key acts as its group: model.name=cnn as model=cnn.
+CHOOSING_KEYS = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
+CHOOSING_KEYS["loss_scale.mode"] = "loss_scale"
+IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader"}
+
+
+@dataclass(frozen=True)
+class GroupChoice:
+    """One file of a group, and the words that chose it (for messages)."""
+
+    group: str
+    name: Any
+    written: str
+
+    def problem(self) -> Problem | None:
+        """Why it cannot be taken, None when it can."""
+        valid = group_choices(self.group)
+        if self.name in valid:
+            return None
+        remedy = did_you_mean(str(self.name), valid)
+        received = "null" if self.name is None else self.name
+        return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
+
+
+def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
+    """Moves each choosing key of a recipe's body into `choices`, and adds the choices its keys imply."""
+    for path, group in CHOOSING_KEYS.items():
+        section, key = body.get(group, {}), path.partition(".")[2]
+        if key in section:
+            add_choice(GroupChoice(group, section.pop(key), path), choices, problems)
+    for path, name in IMPLIED_CHOICES.items():
+        group, key = path.split(".")
+        if key in body.get(group, {}):
+            choices.setdefault(group, GroupChoice(group, name, path))
+
+
+def choosing_key(group: str) -> str | None:
+    """The key within a section that chooses its file, None where only the group itself does.
+
+    >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
+    ('name', 'mode', None)
+    """
+    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
+
+
+def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
+    """Adds a choice of the same level; a second one that says something else is a problem."""
+    first = choices.setdefault(choice.group, choice)
+    if first.name != choice.name and not _refines(choice, first):
+        rule = f"must agree with {first.written}={first.name}."
+        problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
+
+
+def _refines(choice: GroupChoice, first: GroupChoice) -> bool:
+    """policy=float8_mixed_float16 with policy.name=mixed_float16 says the same twice."""
+    return choice.group == "policy" and first.name == f"float8_{choice.name}"
+
+
+@dataclass
+class Recipe:
+    """What a recipe file says. `bases` are the recipes it starts from, the first one first."""
+
+    path: Path
+    body: dict[str, Any] = field(default_factory=dict)
+    choices: dict[str, GroupChoice] = field(default_factory=dict)
+    bases: "list[Recipe]" = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    unreadable: bool = False
+
+    def chain(self) -> "list[Recipe]":
+        """This recipe after all that it starts from."""
+        return [recipe for base in self.bases for recipe in base.chain()] + [self]
+
+
+def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Recipe:
+    """The recipe at `path` with all its problems; ConfigError when it cannot be read as YAML at all."""
+    content = _load_mapping(path)
+    recipe = Recipe(path)
+    for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
+        _add_entry(recipe, entry, (*seen, path.resolve()))
+    recipe.body = _sound_sections(content, recipe.problems)
+    take_choices(recipe.body, recipe.choices, recipe.problems)
+    return recipe
+
+
+def _load_mapping(path: Path) -> dict[str, Any]:
+    import yaml
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
+        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except yaml.YAMLError as error:
+        raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_one_line(error)}.")) from error
+    except OmegaConfBaseException as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
+    if not isinstance(content, dict):
+        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level.", content))
+    if not content:
+        remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
+        raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
+    return {str(name): value for name, value in content.items()}
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _defaults_entries(defaults: Any, problems: list[Problem]) -> list[Any]:
+    if defaults is None or isinstance(defaults, list):
+        return defaults or []
+    problems.append(Problem("defaults", "must be a list.", defaults, "Write each entry as `- group: choice`."))
+    return []
+
+
+def _add_entry(recipe: Recipe, entry: Any, seen: tuple[Path, ...]) -> None:
+    if entry == "_self_":
+        return  # a recipe's keys always come after the group files
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((group, name),) = entry.items()
+        _add_group_choice(recipe, str(group), name)
+    elif isinstance(entry, str):
+        _add_base(recipe, entry, seen)
+    else:
+        recipe.problems.append(Problem("defaults", "each entry must be `group: choice` or a recipe.", entry))
+
+
+def _add_group_choice(recipe: Recipe, written: str, name: Any) -> None:
+    group = written.removeprefix("override ").strip().removeprefix("/")
+    if group not in group_names():
+        remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
+        recipe.problems.append(Problem("defaults", "there is no such group.", written, remedy))
+    elif group in recipe.choices:
+        recipe.problems.append(Problem("defaults", f"{group} must be chosen once.", name))
+    else:
+        recipe.choices[group] = GroupChoice(group, name, "defaults." + group)
+
+
+def _add_base(recipe: Recipe, word: str, seen: tuple[Path, ...]) -> None:
+    path = find_recipe(word if not word.startswith(".") else str(recipe.path.parent / word))
+    if path.resolve() in seen:
+        recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", word))
+    else:
+        recipe.bases.append(read_recipe(path, seen))
+
+
+def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
+    """The content without what cannot be composed; sections left empty (all commented out) are left out too."""
+    body: dict[str, Any] = {}
+    for name, value in content.items():
+        if name in sections():
+            if isinstance(value, dict):
+                body[name] = {key: part for key, part in value.items() if _fits(f"{name}.{key}", part, problems)}
+            elif value is not None:
+                remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
+                problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
+        elif name not in all_keys():
+            problems.append(Problem(name, "there is no such key.", value, remedy_for(name)))
+        elif _fits(name, value, problems):
+            body[name] = value
+    return body
+
+
+def _fits(path: str, value: Any, problems: list[Problem]) -> bool:
+    """Whether a mapping stands only where the schema has one; Hydra refuses to merge it over a list."""
+    key = all_keys().get(path)
+    if key is None or key.is_mapping or not isinstance(value, dict):
+        return True
+    problems.append(Problem(path, f"must be {format_type(key)}.", value))
+    return False
+
+
+WHOLE = ("loss_scale", "fault", "distribute")  # what a file of these does not have is of no use with it
+
+
+def applicable_bodies(
+    chain: list[Recipe], choices: dict[str, str], chosen_by_words: Collection[str]
+) -> list[dict[str, Any]]:
+    """The body of each recipe. Where `choices` has another variant than the recipe did, only shared keys stay; where a
+    later level chose a file of another group, what that file says; and of a dictionary that a later recipe gives as
+    {}, nothing.
+
+    A recipe's filters are those of its own cnn: with model=mlp on the command line they go with it, while
+    optimizer.learning_rate, which every optimizer has, stays under optimizer=sgd. Its trainer.epochs go with
+    trainer=quick, which is about them, and trainer.batch_size stays; its loss_scale.growth_steps go with
+    loss_scale=fixed, which has none, and loss_scale.initial_scale stays.
+    """
+    bodies: list[dict[str, Any]] = []
+    chosen = {section: getattr(Settings(), section).name for section in VARIANTS}
+    for index, recipe in enumerate(chain):
+        later = {*chosen_by_words, *(group for other in chain[index + 1 :] for group in other.choices)}
+        overruled = {group: choices[group] for group in later - set(VARIANTS) if group in choices}
+        chosen |= {group: choice.name for group, choice in recipe.choices.items()}
+        replaced = {section for section in VARIANTS if choices.get(section, chosen[section]) != chosen[section]}
+        body = {
+            name: keys_shared_by_variants(name, part) if name in replaced else part
+            for name, part in recipe.body.items()
+        }
+        body |= {
+            name: keys_beside_choice(name, overruled[name], part) for name, part in body.items() if name in overruled
+        }
+        emptied = [path for name, part in body.items() if part for path in emptied_paths(name, part)]
+        for path in emptied:  # Hydra merges, which would leave what the recipes before have in them
+            bodies = [_without(path, earlier) for earlier in bodies]
+        bodies.append(body)
+    return bodies
+
+
+def _without(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The body without the key at this path."""
+    name, _, rest = path.partition(".")
+    if not rest or not isinstance(body.get(name), dict):
+        return {other: part for other, part in body.items() if other != name}
+    return {**body, name: _without(rest, body[name])}
+
+
+def keys_beside_choice(group: str, choice: str, part: dict[str, Any]) -> dict[str, Any]:
+    """The keys that a recipe still decides where a later level chose this file of a group without variants."""
+    overruled = _spoken_for(group)
+    if group in WHOLE:
+        overruled |= _field_names(type(getattr(Settings(), group))) - _group_file(group, choice).keys()
+    return {name: value for name, value in part.items() if name not in overruled}
+
+
+@cache
+def _spoken_for(group: str) -> frozenset[str]:
+    """The keys that the files of a group are about: some file has another value of it than the schema."""
+    said = [(name, value) for choice in group_choices(group) for name, value in _group_file(group, choice).items()]
+    keys = {name: all_keys()[f"{group}.{name}"] for name, _ in said}
+    return frozenset(name for name, value in said if read_value(keys[name], value) != keys[name].default)
+
+
+@cache
+def _group_file(group: str, choice: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(conf_directory() / group / f"{choice}.yaml")))
+
+
+def keys_shared_by_variants(section: str, part: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a section with variants that a recipe still decides where a later level chose another variant."""
+    shared = _field_names(_variant_base(section))
+    every_key = {name for cls in VARIANTS[section].values() for name in _field_names(cls)}
+    return {name: value for name, value in part.items() if name in shared or name not in every_key}
+
+
+def _field_names(cls: type) -> set[str]:
+    return {declared.name for declared in fields(cls)}
+
+
+def _variant_base(section: str) -> type:
+    return next(iter(VARIANTS[section].values())).__mro__[1]

@@ -1,0 +1,117 @@
+"""Where group files and recipes lie: beside the package in a checkout, inside it in a wheel; and how a command of mpt
+that names a file is written for a shell.
+"""
+
+import shlex
+from pathlib import Path
+
+import mpt_cli
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
+
+
+def shell_command(*words: str | Path) -> str:
+    """The command of these words. A path can't be taken for an option, a home directory or key=value.
+
+    >>> shell_command("train", conf_override(Path("my run/config.yaml")))
+    "mpt train 'conf=my run/config.yaml'"
+    """
+    return shlex.join(["mpt", *(_only_path(word) if isinstance(word, Path) else word for word in words)])
+
+
+def conf_override(path: Path) -> str:
+    """The word that names this file, and no shipped recipe."""
+    return f"conf={explicit_path(path)}"
+
+
+def explicit_path(path: Path) -> str:
+    """The path as a word that is no name of a shipped recipe.
+
+    >>> explicit_path(Path("digits_mlp")), explicit_path(Path("runs/digits_mlp"))
+    ('./digits_mlp', 'runs/digits_mlp')
+    """
+    text = _only_path(path)
+    return text if "/" in text else f"./{text}"
+
+
+def _only_path(path: Path) -> str:
+    first = str(path).partition("/")[0]
+    return f"./{path}" if first.startswith(("-", "~")) or "=" in first else str(path)
+
+
+_SUFFIXES = (".yaml", ".yml")
+
+
+def conf_directory() -> Path:
+    return _shipped("conf")
+
+
+def recipes_directory() -> Path:
+    return _shipped("recipes")
+
+
+def recipe_paths() -> dict[str, Path]:
+    """Every shipped recipe by name; one in a sub-folder is called folder/name."""
+    root = recipes_directory()
+    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+
+
+def group_names() -> list[str]:
+    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+
+
+def group_choices(group: str) -> list[str]:
+    return sorted(path.stem for path in (conf_directory() / group).glob("*.yaml"))
+
+
+def find_recipe(word: str) -> Path:
+    """The file that `conf=word` names: a shipped recipe, or the path of the user's own YAML.
+
+    ConfigError when there is no such file; a bare name never means a file of the working directory, so that a
+    file lying about cannot change what a shipped name does.
+    """
+    shipped = recipe_paths().get(word)
+    if shipped:
+        return shipped
+    path = Path(word).expanduser()
+    if _is_path(word) and path.is_file():
+        return path
+    raise ConfigError(Problem("conf", *_why_not(word, path)))
+
+
+def _is_path(word: str) -> bool:
+    return "/" in word or "\\" in word or word.endswith(_SUFFIXES)
+
+
+def _why_not(word: str, path: Path) -> tuple[str, str, str]:
+    if not word:
+        return "must be given.", word, recipe_remedy(word)
+    if path.is_dir():
+        inside = path / "config.yaml"
+        remedy = (
+            f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
+        )
+        return "must name a recipe or a YAML file.", word, remedy
+    if _is_path(word):
+        known = did_you_mean(path.stem, recipe_paths())
+        return "there is no such file.", word, known.replace("mean ", "mean conf=")
+    for own in (path.with_suffix(suffix) for suffix in _SUFFIXES if path.name):
+        if own.is_file():
+            return (
+                "no shipped recipe has this name.",
+                word,
+                f"For your own file write {shlex.quote(conf_override(own))}.",
+            )
+    return "no shipped recipe has this name.", word, recipe_remedy(word)
+
+
+def recipe_remedy(word: str) -> str:
+    """The nearest recipe, else all of them."""
+    names = recipe_paths()
+    suggestion = did_you_mean(word, names)
+    return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."
+
+
+def _shipped(name: str) -> Path:
+    package = Path(mpt_cli.__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name

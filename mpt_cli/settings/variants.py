@@ -1,0 +1,378 @@
+"""Keys of each model, data source and optimizer, by `model.name`, `data.name` and `optimizer.name`."""
+
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional
+
+from mpt_cli.settings.key import REQUIRED, key
+
+
+@dataclass
+class ModelSettings:
+    """What every model has."""
+
+    name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
+
+
+@dataclass
+class MLP(ModelSettings):
+    """Fully connected layers on flattened input."""
+
+    name: str = "mlp"
+    hidden_units: List[int] = key([512, 512], "width of each hidden layer", at_least=1)
+    activation: str = key("relu", "activation of the hidden layers, any Keras name")
+    dropout: float = key(0.0, "share of hidden units dropped in training", at_least=0, below=1)
+    batch_norm: bool = key(False, "BatchNormalization before each activation")
+
+
+@dataclass
+class CNN(ModelSettings):
+    """Convolution blocks, each two 3x3 convolutions and a 2x2 max pooling, then one hidden layer."""
+
+    name: str = "cnn"
+    filters: List[int] = key([32, 64], "filters of each block", at_least=1)
+    hidden_units: int = key(128, "width of the hidden layer before the head", at_least=1)
+    dropout: float = key(0.25, "share of units dropped before the head", at_least=0, below=1)
+
+
+@dataclass
+class ResNet(ModelSettings):
+    """Residual network with BatchNormalization (He et al. 2016): basic blocks, or bottlenecks for large images."""
+
+    name: str = "resnet"
+    filters: List[int] = key([16, 32, 64], "filters of each stage; each but the first halves the image", at_least=1)
+    blocks: List[int] = key([1, 1, 1], "residual blocks of each stage", at_least=1)
+    bottleneck: bool = key(False, "1x1-3x3-1x1 blocks with four times the filters, as in ResNet-50")
+    stem: str = key("small", "small: one 3x3 convolution; imagenet: 7x7 stride 2 and max pooling",
+                    choices=("small", "imagenet"))
+
+
+@dataclass
+class Transformer(ModelSettings):
+    """A small GPT: token and position embedding, blocks with causal attention, pre-LayerNorm (Radford et al. 2019)."""
+
+    name: str = "transformer"
+    layers: int = key(2, "number of blocks", at_least=1)
+    width: int = key(128, "width of the residual stream; a multiple of `heads`", at_least=1)
+    heads: int = key(4, "attention heads", at_least=1)
+    mlp_ratio: int = key(4, "width of the feed-forward layer over the width of the stream", at_least=1)
+    dropout: float = key(0.0, "share of units dropped", at_least=0, below=1)
+
+
+@dataclass
+class Builder(ModelSettings):
+    """A function of the user's, or of keras.applications, that returns a Keras model."""
+
+    name: str = "builder"
+    builder: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
+    kwargs: Dict[str, Any] = key({}, "arguments for the builder beside input_shape and num_classes")
+
+
+@dataclass
+class Saved(ModelSettings):
+    """A model saved as a .keras file, whose weights are trained further."""
+
+    name: str = "saved"
+    path: str = key(REQUIRED, "the .keras file")
+
+
+MODELS = {"mlp": MLP, "cnn": CNN, "resnet": ResNet, "transformer": Transformer, "builder": Builder, "saved": Saved}
+
+
+@dataclass
+class DataSettings:
+    """What every source has."""
+
+    name: str = key(REQUIRED, "which source; `mpt list data` shows them")
+    validation_fraction: float = key(
+        0.2, "share of the examples held out by seed, where the source has no validation set of its own",
+        at_least=0, below=1)
+    limit: Optional[int] = key(None, "use only this many examples, drawn by seed before the split", at_least=1)
+
+
+@dataclass
+class Digits(DataSettings):
+    """1,797 scans of handwritten digits, 8x8, inside scikit-learn (UCI optical recognition test set)."""
+
+    name: str = "digits"
+
+
+@dataclass
+class Tabular(DataSettings):
+    """scikit-learn's bundled tables; columns are standardised with the training split's mean and deviation."""
+
+    name: str = "tabular"
+    dataset: str = key("breast_cancer", "which table",
+                       choices=("breast_cancer", "iris", "wine", "diabetes", "linnerud"))
+
+
+@dataclass
+class Text(DataSettings):
+    """Characters of a text file, as windows for next-character prediction."""
+
+    name: str = "text"
+    path: Optional[str] = key(None, "a text file or a folder of them; null = the source of Python's standard library")
+    sequence_length: int = key(128, "characters per window", at_least=1)
+    max_bytes: Optional[int] = key(2_000_000, "read at most this many bytes, null = all", at_least=1, at_most=2**40)
+
+
+@dataclass
+class Synthetic(DataSettings):
+    """Random data of any shape with something to learn: labels come from a fixed random teacher."""
+
+    name: str = "synthetic"
+    task: str = key("classification", "what is predicted", choices=("classification", "regression", "tokens"))
+    examples: int = key(1024, "how many", at_least=1)
+    input_shape: List[int] = key([32], "shape of one example, without the batch; tokens: [sequence_length]", at_least=1)
+    num_classes: int = key(10, "number of classes, outputs or tokens", at_least=1)
+    magnitude: float = key(1.0, "standard deviation of the inputs", above=0)
+
+
+@dataclass
+class KerasDataset(DataSettings):
+    """A set of keras.datasets; downloaded on first use where there is a network."""
+
+    name: str = "keras"
+    dataset: str = key("mnist", "which set", choices=("mnist", "fashion_mnist", "cifar10", "cifar100", "imdb"))
+    sequence_length: int = key(256, "imdb: words per review, cut or padded", at_least=1)
+    vocabulary: int = key(20_000, "imdb: most frequent words kept", at_least=4)
+
+
+@dataclass
+class Npz(DataSettings):
+    """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
+
+    name: str = "npz"
+    path: str = key(REQUIRED, "the .npz file")
+    task: str = key("auto", "auto: integer y is classification", choices=("auto", "classification", "regression"))
+
+
+@dataclass
+class Csv(DataSettings):
+    """A CSV file with a header line; numeric columns are standardised, text columns one-hot encoded."""
+
+    name: str = "csv"
+    path: str = key(REQUIRED, "the CSV file")
+    target: str = key(REQUIRED, "name of the column to predict")
+    task: str = key("auto", "auto: text or few whole numbers is classification",
+                    choices=("auto", "classification", "regression"))
+    separator: str = key(",", "between columns")
+
+
+@dataclass
+class Images(DataSettings):
+    """A folder with one sub-folder of images per class, scaled to 0…1."""
+
+    name: str = "images"
+    path: str = key(REQUIRED, "the folder")
+    image_size: List[int] = key([64, 64], "height and width the images are resized to", at_least=1)
+    channels: int = key(3, "colour channels", choices=(1, 3, 4))
+
+
+@dataclass
+class TFRecord(DataSettings):
+    """TFRecord files of tf.train.Example with fixed-length features (needs TensorFlow installed)."""
+
+    name: str = "tfrecord"
+    path: str = key(REQUIRED, "a file, a folder or a glob pattern")
+    x: str = key("x", "name of the input feature")
+    y: str = key("y", "name of the target feature")
+    input_shape: List[int] = key(REQUIRED, "shape of one input")
+    dtype: str = key("float32", "what the input feature holds", choices=("float32", "int64", "uint8"))
+    num_classes: Optional[int] = key(None, "number of classes; null = regression", at_least=1)
+
+
+@dataclass
+class Loader(DataSettings):
+    """A function of the user's that returns arrays or tf.data.Datasets."""
+
+    name: str = "loader"
+    loader: str = key(REQUIRED, "package.module:function, or path/to/file.py:function")
+    kwargs: Dict[str, Any] = key({}, "arguments for the loader")
+    path: Optional[str] = key(None, "passed as `path` where the loader takes it")
+    num_classes: Optional[int] = key(None, "number of classes; null = read off integer targets", at_least=1)
+
+
+DATA = {
+    "digits": Digits, "tabular": Tabular, "text": Text, "synthetic": Synthetic, "keras": KerasDataset, "npz": Npz,
+    "csv": Csv, "images": Images, "tfrecord": TFRecord, "loader": Loader,
+}
+
+
+@dataclass
+class Schedule:
+    """How the learning rate moves over applied steps; `optimizer.learning_rate` is where it starts (after warm-up).
+
+    A step is a batch that was applied, also where gradient_accumulation_steps gathers several into one update.
+    """
+
+    name: str = key("constant", "shape of the schedule", choices=("constant", "cosine", "exponential", "piecewise"))
+    warmup_steps: int = key(0, "applied steps of linear warm-up from 0 (constant and cosine)", at_least=0)
+    decay_steps: Optional[int] = key(
+        None, "cosine: steps of decay after warm-up, null = to the end of the planned epochs; "
+        "exponential: steps per factor, must be given", at_least=1)
+    final_factor: Optional[float] = key(None, "cosine: end value over learning_rate (Keras's alpha; null = 0)",
+                                        at_least=0, at_most=1)
+    decay_rate: Optional[float] = key(None, "exponential: factor per decay_steps, must be given", above=0)
+    staircase: Optional[bool] = key(None, "exponential: in whole jumps instead of smoothly (null = false)")
+    boundaries: Optional[List[int]] = key(
+        None, "piecewise: applied steps, rising; as in Keras the step after a boundary is the last with the old value",
+        at_least=1)
+    values: Optional[List[float]] = key(
+        None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0)
+
+
+@dataclass
+class OptimizerSettings:
+    """What every optimizer has. Clipping acts on unscaled gradients; all of it counts applied steps."""
+
+    name: str = key(REQUIRED, "which optimizer; `mpt list optimizers` shows them")
+    learning_rate: float = key(1e-3, "step size at the start of the schedule", at_least=0)
+    schedule: Schedule = field(default_factory=Schedule)
+    weight_decay: Optional[float] = key(None, "decoupled weight decay, null = none", at_least=0)
+    clipnorm: Optional[float] = key(None, "clip each gradient to this norm", above=0)
+    clipvalue: Optional[float] = key(None, "clip each gradient element to ±this", above=0)
+    global_clipnorm: Optional[float] = key(None, "clip all gradients together to this norm", above=0)
+    use_ema: bool = key(False, "keep an exponential moving average of the weights; it is what the run ends with")
+    ema_momentum: float = key(0.99, "weight of the old average", at_least=0, at_most=1)
+    ema_overwrite_frequency: Optional[int] = key(None, "applied steps between copies of the average into the weights, "
+                                                 "null = at the end only", at_least=1)
+    gradient_accumulation_steps: Optional[int] = key(None, "batches summed into one update, null = 1", at_least=2)
+
+
+@dataclass
+class SGD(OptimizerSettings):
+    name: str = "sgd"
+    learning_rate: float = key(0.01, "step size at the start of the schedule", at_least=0)
+    momentum: float = key(0.0, "0 is plain gradient descent", at_least=0, at_most=1)
+    nesterov: bool = key(False, "Nesterov momentum")
+
+
+@dataclass
+class RMSprop(OptimizerSettings):
+    name: str = "rmsprop"
+    rho: float = key(0.9, "weight of the old squared-gradient average", at_least=0, at_most=1)
+    momentum: float = key(0.0, "momentum", at_least=0, at_most=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+    centered: bool = key(False, "divide by the variance instead of the second moment")
+
+
+@dataclass
+class Adam(OptimizerSettings):
+    name: str = "adam"
+    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
+    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+    amsgrad: bool = key(False, "the AMSGrad variant")
+
+
+@dataclass
+class AdamW(Adam):
+    name: str = "adamw"
+    weight_decay: float = key(0.004, "decoupled weight decay; adam is the one without", at_least=0)
+
+
+@dataclass
+class Adadelta(OptimizerSettings):
+    name: str = "adadelta"
+    rho: float = key(0.95, "decay of both averages", at_least=0, at_most=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+
+
+@dataclass
+class Adagrad(OptimizerSettings):
+    name: str = "adagrad"
+    initial_accumulator_value: float = key(0.1, "where the accumulators start", at_least=0)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+
+
+@dataclass
+class Adamax(OptimizerSettings):
+    name: str = "adamax"
+    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
+    beta_2: float = key(0.999, "decay of the infinity norm", at_least=0, below=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+
+
+@dataclass
+class Adafactor(OptimizerSettings):
+    name: str = "adafactor"
+    beta_2_decay: float = key(-0.8, "exponent of the second moment's decay", below=0)
+    epsilon_1: float = key(1e-30, "added to squared gradients", above=0)
+    epsilon_2: float = key(1e-3, "smallest parameter scale", above=0)
+    clip_threshold: float = key(1.0, "clipping of the update", above=0)
+    relative_step: bool = key(True, "step size falls with the step count, bounded by learning_rate")
+
+
+@dataclass
+class Nadam(OptimizerSettings):
+    name: str = "nadam"
+    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
+    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+
+
+@dataclass
+class Ftrl(OptimizerSettings):
+    name: str = "ftrl"
+    learning_rate_power: float = key(-0.5, "how the rate falls in training, 0 = fixed", at_most=0)
+    initial_accumulator_value: float = key(0.1, "where the accumulators start", at_least=0)
+    l1_regularization_strength: float = key(0.0, "L1 strength", at_least=0)
+    l2_regularization_strength: float = key(0.0, "L2 strength", at_least=0)
+    l2_shrinkage_regularization_strength: float = key(0.0, "L2 shrinkage strength", at_least=0)
+    beta: float = key(0.0, "beta of the paper", at_least=0)
+
+
+@dataclass
+class Lion(OptimizerSettings):
+    name: str = "lion"
+    beta_1: float = key(0.9, "mix of momentum and gradient in the update", above=0, at_most=1)
+    beta_2: float = key(0.99, "decay of the momentum", at_least=0, below=1)
+
+
+@dataclass
+class Lamb(OptimizerSettings):
+    name: str = "lamb"
+    beta_1: float = key(0.9, "decay of the first moment", at_least=0, below=1)
+    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+
+
+@dataclass
+class Muon(OptimizerSettings):
+    name: str = "muon"
+    weight_decay: Optional[float] = key(0.004, "decoupled weight decay of matrices, null = none", at_least=0)
+    adam_beta_1: float = key(0.9, "decay of the first moment (variables that use Adam)", at_least=0, below=1)
+    adam_beta_2: float = key(0.999, "decay of the second moment (variables that use Adam)", at_least=0, below=1)
+    adam_weight_decay: Optional[float] = key(0.004, "decoupled weight decay of variables that use Adam, null = none",
+                                             at_least=0)
+    adam_lr_ratio: float = key(1.0, "learning rate of variables that use Adam over learning_rate", at_least=0)
+    epsilon: float = key(1e-7, "added to the denominator", above=0)
+    exclude_layers: Optional[List[str]] = key(
+        None, "variables whose path matches one of these patterns use Adam; [head] is advised for Muon")
+    exclude_embeddings: bool = key(True, "embeddings use Adam; so does all that isn't a matrix")
+    muon_a: float = key(3.4445, "first coefficient of the Newton-Schulz polynomial")
+    muon_b: float = key(-4.775, "second coefficient of the Newton-Schulz polynomial")
+    muon_c: float = key(2.0315, "third coefficient of the Newton-Schulz polynomial")
+    momentum: float = key(0.95, "momentum", at_least=0, at_most=1)
+    ns_steps: int = key(5, "Newton-Schulz iterations", at_least=1)
+    nesterov: bool = key(True, "Nesterov momentum")
+    rms_rate: Optional[float] = key(0.2, "scale of the update that lets Muon share Adam's learning rate, null = off",
+                                    above=0)
+
+
+@dataclass
+class ScheduleFreeAdamW(OptimizerSettings):
+    name: str = "schedule_free_adamw"
+    learning_rate: float = key(0.0025, "step size at the start of the schedule", at_least=0)
+    beta_1: float = key(0.9, "weight of the average in the point where gradients are taken", above=0, below=1)
+    beta_2: float = key(0.999, "decay of the second moment", at_least=0, below=1)
+    epsilon: float = key(1e-8, "added to the denominator", above=0)
+    warmup_steps: int = key(0, "updates of linear warm-up of its own; leave schedule.warmup_steps at 0 then",
+                            at_least=0)
+
+
+OPTIMIZERS = {
+    "sgd": SGD, "rmsprop": RMSprop, "adam": Adam, "adamw": AdamW, "adadelta": Adadelta, "adagrad": Adagrad,
+    "adamax": Adamax, "adafactor": Adafactor, "nadam": Nadam, "ftrl": Ftrl, "lion": Lion, "lamb": Lamb, "muon": Muon,
+    "schedule_free_adamw": ScheduleFreeAdamW,
+}

@@ -1,0 +1,234 @@
+"""Samplers of Optuna: a study in a journal file of the sweep directory, the jobs it proposes one by one, and their
+results told to it. Imports optuna, an extra.
+"""
+
+import math
+import random
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+from optuna.trial import FrozenTrial, TrialState
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.jobs.queue import Command, Ending, Observer
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
+from mpt_cli.sweep.results import FINISHED, INTERRUPTED, NOT_RUN, STOPPED_EARLY, JobResult, read_job
+from mpt_cli.sweep.samplers import MOST_ASKED, SearchSettings
+from mpt_cli.sweep.search_space import Dimension, Space, Span, Value
+
+STUDY_NAME = "mpt"
+_JOB = "job"  # the attribute of a trial that says which job it became
+_MOST_COMBINATIONS = 10_000  # that are looked through for one that has not been tried
+
+
+class OptunaStudy:
+    """Proposes values and is told what came of them.
+
+    `objective` gives the study its direction. Where it is not known before the first job has ended, the study
+    minimizes, and an objective that should rise is told negated.
+    """
+
+    def __init__(self, journal: Path, space: Space, search: SearchSettings, objective: Objective | None) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._space, self._search = space, search
+        self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
+        self._study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(journal))), study_name=STUDY_NAME, load_if_exists=True,
+            direction="maximize" if objective is not None and not objective.falls else "minimize",
+        )  # fmt: skip
+
+    @property
+    def trials(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False)
+
+    def running_jobs(self) -> dict[int, int | None]:
+        """Job by the number of each trial that nothing was told of; None for one that became no job."""
+        running = [trial for trial in self.trials if trial.state == TrialState.RUNNING]
+        return {trial.number: trial.user_attrs.get(_JOB) for trial in running}
+
+    def propose(self, job: int) -> dict[str, Value] | None:
+        """Values for this job that no job before had; None where MOST_ASKED proposals, or all there are, had none."""
+        trial = self._new_trial()
+        if trial is None:
+            return None
+        trial.set_user_attr(_JOB, job)
+        return dict(trial.params)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether all combinations have been tried; not where they are too many to list."""
+        return self._untried() == []
+
+    def tell(self, job: int, objective: Objective, value: float | None) -> None:
+        """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
+        if value is None or not math.isfinite(value):
+            self.tell_failure(self._trial(job).number)
+            return
+        is_maximized = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
+        told = value if is_maximized != objective.falls else -value
+        trial = self._trial(job)
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, told)
+        elif trial.state == TrialState.FAIL:
+            self._study.add_trial(optuna.create_trial(
+                params=trial.params, distributions=trial.distributions, value=told, user_attrs={_JOB: job}
+            ))  # fmt: skip
+
+    def tell_pruned(self, job: int) -> None:
+        trial = self._trial(job)
+        if trial.state == TrialState.RUNNING:
+            self._study.tell(trial.number, state=TrialState.PRUNED)
+
+    def tell_failure(self, trial_number: int) -> None:
+        if self.trials[trial_number].state == TrialState.RUNNING:
+            self._study.tell(trial_number, state=TrialState.FAIL)
+
+    def trial_of(self, job: int) -> int:
+        return self._trial(job).number
+
+    def _trial(self, job: int) -> FrozenTrial:
+        """The latest of this job."""
+        return next(trial for trial in reversed(self.trials) if trial.user_attrs.get(_JOB) == job)
+
+    def _new_trial(self) -> optuna.Trial | None:
+        """A proposal that repeats an earlier one is void; where all can be listed, the next is one of the others."""
+        tried = self._tried()
+        for _ in range(MOST_ASKED):
+            trial = self._ask()
+            if self._words(trial.params) not in tried:
+                return trial
+            self.tell_failure(trial.number)
+            untried = self._untried()
+            if untried == []:
+                return None
+            if untried is not None:
+                self._study.enqueue_trial(random.Random(self._seed()).choice(untried))
+        return None
+
+    def _ask(self) -> optuna.Trial:
+        self._study.sampler = _sampler(self._search.sampler, self._seed())
+        return self._study.ask(self._distributions)
+
+    def _seed(self) -> int:
+        """One for each trial, so that a search that is resumed goes on as if it had not been interrupted."""
+        return random.Random(f"{self._search.sampler_seed} {len(self.trials)}").getrandbits(32)
+
+    def _words(self, values: dict[str, Value]) -> tuple[str, ...]:
+        """What a job is given: values that differ in what is not written are the same to it."""
+        return tuple(self._space.overrides(values).values())
+
+    def _tried(self) -> set[tuple[str, ...]]:
+        return {self._words(trial.params) for trial in self.trials if _JOB in trial.user_attrs}
+
+    def _untried(self) -> list[dict[str, Value]] | None:
+        """None where the combinations can't be listed."""
+        known = [dimension.values for dimension in self._space.dimensions]
+        counted = [values for values in known if values is not None]
+        if len(counted) < len(known) or math.prod(map(len, counted)) > _MOST_COMBINATIONS:
+            return None
+        combinations = [dict(zip(self._space.keys, values, strict=True)) for values in product(*counted)]
+        tried = self._tried()
+        return [combination for combination in combinations if self._words(combination) not in tried]
+
+
+def _distribution(dimension: Dimension) -> BaseDistribution:
+    if not isinstance(dimension, Span):
+        return CategoricalDistribution(dimension.values)
+    if dimension.is_whole:
+        low, high = int(dimension.low), int(dimension.high)
+        return IntDistribution(low, high, log=dimension.is_log, step=int(dimension.step or 1))
+    return FloatDistribution(dimension.low, dimension.high, log=dimension.is_log, step=dimension.step)
+
+
+def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
+    """TPE counts the trials that are running as bad ones, so that several at a time don't crowd in one place."""
+    if name == "random":
+        return optuna.samplers.RandomSampler(seed=seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+
+
+@dataclass
+class OptunaTrials(Observer):
+    """`plan` and `facts` are those of sweep.json, which is written again with each new job.
+
+    `template` is a job whose environment and number of GPUs the new ones get.
+    """
+
+    sweep: SweepDirectory
+    plan: SweepPlan
+    facts: dict[str, Any]
+    space: Space
+    study: "OptunaStudy"
+    template: Job
+
+    def new_jobs(self) -> Iterator[Job]:
+        """Until there are as many as wanted, or no combination of values is left, or no new one came up."""
+        while self.plan.missing:
+            number = len(self.plan.jobs) + 1
+            values = self.study.propose(number)
+            if values is None:
+                if self.study.is_exhausted:
+                    self._settle_for(len(self.plan.jobs))
+                return
+            job = self._job(number, self.space.overrides(values))
+            self.plan.jobs.append(job)
+            self.sweep.write_plan(self.plan, self.facts)
+            yield job
+
+    def ended(self, work: Command, ending: Ending) -> None:
+        self.tell(read_job(self.sweep, work.job))
+
+    def catch_up(self) -> None:
+        """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
+        jobs = {job.number: job for job in self.plan.jobs}
+        for trial, job in self.study.running_jobs().items():
+            if job is None or job not in jobs:
+                self.study.tell_failure(trial)
+            else:
+                self.tell(read_job(self.sweep, jobs[job]))
+
+    def tell(self, result: JobResult) -> None:
+        """One that was interrupted is not told: it goes on when the search is resumed."""
+        number = result.job.number
+        if result.status == FINISHED:
+            objective = self._objective(result)
+            self.study.tell(number, objective, objective.value(result.summary))
+        elif result.status == STOPPED_EARLY:
+            self.study.tell_pruned(number)
+        elif result.status not in (INTERRUPTED, NOT_RUN):
+            self.study.tell_failure(self.study.trial_of(number))
+
+    def _objective(self, result: JobResult) -> Objective:
+        """That of the sweep; where none was named, the first usual one that the first job had."""
+        search = self.facts["search"]
+        if search.get("objective") is None:
+            chosen = choose_objective(self.facts["objective"], [result.summary])
+            search["objective"] = f"{chosen.name}:{chosen.direction}"
+            self.sweep.write_plan(self.plan, self.facts)
+        return choose_objective(search["objective"], [])
+
+    def _settle_for(self, trials: int) -> None:
+        self.facts["search"]["trials"] = trials
+        self.plan = replace(self.plan, trials=trials)
+        self.sweep.write_plan(self.plan, self.facts)
+
+    def _job(self, number: int, overrides: dict[str, str]) -> Job:
+        """Its configuration is not checked again but by the job itself, which fails where two keys don't agree."""
+        words = self.space.words(overrides)
+        try:
+            own = make_plan(words, is_here=False).jobs[0]
+        except ConfigError:
+            own = replace(self.template, words=words)
+        return replace(own, number=number, name=job_name(number, overrides), overrides=overrides,
+                       environment=self.template.environment)  # fmt: skip

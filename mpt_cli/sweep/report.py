@@ -1,0 +1,245 @@
+"""What a sweep leaves for readers: results.json, results.csv, results.md, and report.html with its pictures."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import DataError
+from mpt_cli.report import run_pictures
+from mpt_cli.report.history import RunHistory, read_history
+from mpt_cli.report.page import Section, coloured, commands, details, figures, footnote, lead, render_page, write_page
+from mpt_cli.report.palette import CurveStyle, distinct_style
+from mpt_cli.report.picture import Curve, Drawing, Picture, draw
+from mpt_cli.report.tables import HtmlColumn, HtmlRow, TableColumn, csv_text, html_table
+from mpt_cli.runs.directory import write_atomic, write_json
+from mpt_cli.settings.key import read_number
+from mpt_cli.sweep.results import GOOD, SEED, Configuration, JobResult, SweepResults
+from mpt_cli.sweep.table import again_command, columns, counts_sentence, markdown
+from mpt_cli.telemetry.format import format_number, format_seconds
+
+INITIAL_SCALE = "loss_scale.initial_scale"
+MOST_RUNS = 100  # whose lines are read for a page
+
+
+def pictures(found: SweepResults) -> list[Picture]:
+    """Objective and skips over the key that is varied in numbers, then the curves of the runs."""
+    key = _horizontal_key(found)
+    own = [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
+    return [*(picture for picture in own if picture.curves), *run_pictures.run_pictures(run_stories(found))]
+
+
+def run_stories(found: SweepResults) -> list[RunHistory]:
+    """The runs in order of their rank, as far as they began; each named after its number and its varied keys."""
+    stories = []
+    for result in ranked(found)[:MOST_RUNS]:
+        try:
+            stories.append(read_history(result.run_dir, f"{result.job.number:03d} {_label(result)}".rstrip()))
+        except DataError:  # a job that never began has no directory
+            continue
+    return stories
+
+
+def ranked(found: SweepResults) -> list[JobResult]:
+    return [result for row in found.configurations for result in row.results]
+
+
+def _horizontal_key(found: SweepResults) -> str | None:
+    """The initial scale where it is varied, else the first key whose values are numbers."""
+    numeric = [key for key in found.keys if all(_number(result, key) is not None for result in found.results)]
+    return INITIAL_SCALE if INITIAL_SCALE in numeric else next(iter(numeric), None)
+
+
+def _number(result: JobResult, key: str) -> float | None:
+    number = read_number(result.job.overrides[key])
+    return None if number is None else float(number)
+
+
+def _objective_picture(found: SweepResults, key: str) -> Picture:
+    def value(result: JobResult) -> float | None:
+        return found.objective.value(result.summary) if result.is_good else None
+
+    title = f"{found.objective.name} over {key.rpartition('.')[2]}"
+    return _picture("objective", title, found.objective.name, (found, key, value))
+
+
+def _skips_picture(found: SweepResults, key: str) -> Picture:
+    def value(result: JobResult) -> float | None:
+        return None if (share := result.skipped_share) is None else 100 * share
+
+    return _picture("skipped", f"Skipped steps over {key.rpartition('.')[2]}", "skipped steps, %", (found, key, value))
+
+
+_Values = tuple[SweepResults, str, Callable[[JobResult], float | None]]
+
+
+def _picture(name: str, title: str, y_label: str, values: _Values) -> Picture:
+    """A point per job and a line through the means, a colour for each setting of the other varied keys."""
+    found, key, value = values
+    is_search = found.plan.trials > 0  # of which no two jobs are alike in the other keys
+    series: dict[str, dict[float, list[float]]] = {}
+    for result in found.results:
+        x, y = _number(result, key), value(result)
+        if x is not None and y is not None and math.isfinite(y):
+            label = "" if is_search else _label(result, key, SEED)
+            series.setdefault(label, {}).setdefault(x, []).append(y)
+    drawn = [curve for place, (label, points) in enumerate(sorted(series.items()))
+             for curve in _means_and_points(label or "mean", points, distinct_style(place))]  # fmt: skip
+    if is_search:
+        drawn = [replace(curve, label="trials", is_part=False) for curve in drawn if curve.is_part]
+    base = _log_base(key, sorted({x for points in series.values() for x in points}))
+    return Picture(name, title, y_label, drawn, x_label=key, log_base_x=base, from_zero=name == "skipped")
+
+
+def _means_and_points(label: str, points: dict[float, list[float]], look: CurveStyle) -> list[Curve]:
+    xs = sorted(points)
+    means = Curve(label, xs, [sum(points[x]) / len(points[x]) for x in xs], look)
+    jobs = [(x, y) for x in xs for y in points[x]]
+    alone = CurveStyle(look.colour, "", marker="o")
+    return [means, Curve(label, [x for x, _ in jobs], [y for _, y in jobs], alone, is_part=True)]
+
+
+def _label(result: JobResult, *left_out: str) -> str:
+    others = {name: text for name, text in result.job.overrides.items() if name not in left_out}
+    return ", ".join(f"{name.rpartition('.')[2]} {text}" for name, text in others.items())
+
+
+def _log_base(key: str, xs: Sequence[float]) -> int | None:
+    is_wide = bool(xs) and xs[0] > 0 and (key == INITIAL_SCALE or xs[-1] >= 20 * xs[0])
+    return (2 if "scale" in key else 10) if is_wide else None
+
+
+def write_sweep_page(found: SweepResults, path: Path) -> None:
+    """The page at `path`, with its pictures beside it."""
+    drawings = [draw(picture) for picture in pictures(found)]
+    write_page(path, sweep_page(found, drawings, footnote(path, drawings)), drawings)
+
+
+def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "") -> str:
+    """The whole page as text."""
+    wanted = columns(found)
+    heads = [HtmlColumn(column.title, column.is_number) for column in wanted]
+    rows = [_page_row(wanted, row) for row in found.configurations]
+    sections = [
+        Section("configurations", "Configurations", html_table("Configurations in order of their rank", heads, rows)),
+        Section("pictures", "Pictures", _left_out(found) + figures(drawings)),
+        Section("failed", "Not finished", _failures(found)),
+        Section("jobs", "Jobs", _jobs_table(found)),
+    ]
+    return render_page(f"Sweep {found.sweep.path.name}", _lead(found), sections, note)
+
+
+def _left_out(found: SweepResults) -> str:
+    jobs = len(found.results)
+    return f"<p>Curves are of the {MOST_RUNS} best of {jobs} jobs.</p>" if jobs > MOST_RUNS else ""
+
+
+def _lead(found: SweepResults) -> str:
+    best = found.best
+    if best is None:
+        return lead("No job finished.", counts_sentence(found), "bad")
+    value = format_number(found.objective.value(best.summary))
+    words = f"Best: {best.job.name}, {found.objective.name} {value}"
+    return lead(words, counts_sentence(found), "good") + commands([best.job.command])
+
+
+def _page_row(wanted: Sequence[TableColumn[Configuration]], row: Configuration) -> HtmlRow:
+    style = "best" if row.rank == 1 else "" if row.is_complete else "bad"
+    return HtmlRow([column.cell(row) for column in wanted], style)
+
+
+def _failures(found: SweepResults) -> str:
+    failed = [result for result in found.results if result.status not in GOOD]
+    if not failed:
+        return ""
+    entries = "".join(
+        f"<h3>{coloured(result.job.name, '')}: {coloured(result.status, 'bad')}</h3>"
+        f"<p>{coloured(result.reason or 'the sweep ended before it', '')}</p>{commands([result.job.command])}"
+        for result in failed
+    )
+    again = commands([again_command(found)])
+    return f"{entries}<p>All of these and no others run again by</p>{again}"
+
+
+def _jobs_table(found: SweepResults) -> str:
+    heads = [HtmlColumn("job"), HtmlColumn("status"), HtmlColumn(found.objective.name, True), HtmlColumn("time", True),
+             HtmlColumn("command", wraps=True)]  # fmt: skip
+    rows = [_job_row(found, result) for result in found.results]
+    title = f"All {len(found.results)} jobs with their commands"
+    return details(title, html_table(title, heads, rows))
+
+
+def _job_row(found: SweepResults, result: JobResult) -> HtmlRow:
+    seconds = "-" if result.seconds is None else format_seconds(result.seconds)
+    status = coloured(result.status, "good" if result.is_good else "bad")
+    value = format_number(found.objective.value(result.summary))
+    return HtmlRow([result.job.name, status, value, seconds, result.job.command])
+
+
+_NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
+            "examples_per_second", "peak_memory_bytes")  # fmt: skip
+
+
+def write_results(found: SweepResults) -> None:
+    """Writes the four files, each whole or not at all."""
+    write_json(found.sweep.results_json, results_dict(found))
+    write_atomic(found.sweep.results_csv, results_csv(found))
+    write_atomic(found.sweep.results_md, markdown(found))
+    write_sweep_page(found, found.sweep.report_html)
+
+
+def results_dict(found: SweepResults) -> dict[str, Any]:
+    """What results.json holds and `--json` prints."""
+    best = found.best
+    return {
+        "sweep_dir": str(found.sweep.path),
+        "objective": {"name": found.objective.name, "direction": found.objective.direction},
+        "varied": found.plan.varied,
+        "is_complete": found.is_complete,
+        "counts": _counts(found),
+        "best": None if best is None else {**_job_dict(found, best), "overrides": best.job.overrides},
+        "configurations": [_configuration_dict(row) for row in found.configurations],
+        "jobs": [{**_job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
+        "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],
+    }
+
+
+def results_csv(found: SweepResults) -> str:
+    """A row per job, with its rank and every varied key in a column of its own."""
+    ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
+    rows = [
+        {"rank": ranks[result.job.number], **result.job.overrides, **_job_dict(found, result)}
+        for result in found.results
+    ]
+    return csv_text(rows)
+
+
+def _counts(found: SweepResults) -> dict[str, int]:
+    statuses = [result.status for result in found.results]
+    return {status: statuses.count(status) for status in sorted(set(statuses))}
+
+
+def _configuration_dict(row: Configuration) -> dict[str, Any]:
+    return {
+        "rank": row.rank, "overrides": row.overrides, "mean": row.mean, "deviation": row.deviation,
+        "finished": len(row.finished), "jobs": [result.job.number for result in row.results],
+    }  # fmt: skip
+
+
+def _job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
+    """The flat columns of one job; figures are None where it left no summary."""
+    return {
+        "job": result.job.number,
+        "name": result.job.name,
+        "status": result.status,
+        "exit_code": result.exit_code,
+        found.objective.name: found.objective.value(result.summary),
+        "skipped_share": result.skipped_share,
+        **{name: result.summary.get(name) for name in _NUMBERS},
+        "settled_step": result.settled_step,
+        "verdict": result.summary.get("verdict"),
+        "seconds": result.seconds,
+        "reason": result.reason,
+        "command": result.job.command,
+    }

@@ -1,0 +1,134 @@
+"""Numbers as text: for a person, and as JSON that every parser reads."""
+
+import json
+import math
+from numbers import Integral, Real
+from typing import Any
+
+from mpt_cli.telemetry.records import GradientSample
+
+
+def format_scale(scale: float | None) -> str:
+    """A loss scale: plain up to 2^20, a power of two above that or below 1 as such.
+
+    >>> format_scale(32768.0), format_scale(2.0**30), format_scale(2.0**-14), format_scale(1000.0)
+    ('32768', '2^30', '2^-14', '1000')
+    """
+    if scale is None:
+        return "none"
+    if not math.isfinite(scale) or scale <= 0:
+        return f"{scale:g}"
+    mantissa, exponent = math.frexp(scale)
+    if mantissa == 0.5 and (scale > 2**20 or scale < 1):
+        return f"2^{exponent - 1}"
+    return f"{scale:.0f}" if scale == round(scale) and scale <= 2**20 else f"{scale:.6g}"
+
+
+def format_number(value: float | None) -> str:
+    """A loss or metric: four digits after the point where they say something, else powers of ten.
+
+    >>> format_number(0.98765), format_number(0.0), format_number(0.0000123), format_number(None)
+    ('0.9877', '0.0000', '1.23e-05', '-')
+    """
+    if value is None:
+        return "-"
+    if value == 0 or not math.isfinite(value) or 1e-3 <= abs(value) < 1e4:
+        return f"{value:.4f}"
+    return f"{value:.2e}"
+
+
+def format_bytes(count: int | None) -> str:
+    """
+    >>> format_bytes(900), format_bytes(1_500_000_000), format_bytes(None)
+    ('900 B', '1.4 GiB', '-')
+    """
+    if count is None:
+        return "-"
+    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while size >= 1024 and len(units) > 1:
+        size /= 1024
+        units.pop(0)
+    return f"{size:.0f} {units[0]}" if units[0] in ("B", "KiB", "MiB") else f"{size:.1f} {units[0]}"
+
+
+def format_seconds(seconds: float) -> str:
+    """
+    >>> format_seconds(1.23), format_seconds(75), format_seconds(3723)
+    ('1.2 s', '1:15', '1:02:03')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def format_count(count: float) -> str:
+    """
+    >>> format_count(12345.6), format_count(7.25)
+    ('12,346', '7.2')
+    """
+    return f"{count:,.0f}" if count >= 100 or count == round(count) else f"{count:.1f}"
+
+
+def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
+    """What a sample says of the scale, as label and value: too low, and how far from too high.
+
+    >>> format_sample(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
+    [('flushed to 0', '1.2%'), ('head-room', '2^9')]
+    """
+    room = "all zero" if sample.headroom_doublings is None else f"2^{math.floor(sample.headroom_doublings)}"
+    return [("flushed to 0", format_fraction(sample.flushed_share)), ("head-room", room)]
+
+
+def format_share(part: int, whole: int) -> str:
+    """
+    >>> format_share(3, 120), format_share(1, 9000), format_share(0, 0)
+    ('2.5%', '0.011%', '0%')
+    """
+    return format_fraction(part / whole if whole else 0.0)
+
+
+def format_fraction(fraction: float) -> str:
+    """
+    >>> format_fraction(0.025), format_fraction(0.00011), format_fraction(0.0)
+    ('2.5%', '0.011%', '0%')
+    """
+    share = 100 * fraction
+    return "0%" if share == 0 else f"{share:.1f}%" if share >= 0.1 else f"{share:.2g}%"
+
+
+def strict_json(value: Any, indent: int | None = None) -> str:
+    """`value` as JSON text; nan and infinities become the strings "NaN", "Infinity" and "-Infinity".
+
+    JSON has no such numbers, and Python's bare `NaN` stops strict parsers. Strings keep apart what null would blur
+    (nan, infinite, not there), and `float("NaN")`, JavaScript's `Number("Infinity")` and Java's `parseDouble` read
+    them back. `None` stays null: no value, such as the loss of an interval in which every step was skipped.
+
+    >>> strict_json({"loss": float("inf"), "skipped_steps": 3})
+    '{"loss": "Infinity", "skipped_steps": 3}'
+    """
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
+        return json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+
+
+def _finite_json(value: Any) -> Any:
+    if isinstance(value, (bool, int, str)) or value is None:
+        return value
+    if isinstance(value, Integral):  # NumPy's integers and floats, which json refuses
+        return int(value)
+    if isinstance(value, Real):
+        return float(value) if math.isfinite(value) else _non_finite_name(float(value))
+    if isinstance(value, dict):
+        return {str(name): _finite_json(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite_json(item) for item in value]
+    return value
+
+
+def _non_finite_name(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,144 @@
+"""metrics.jsonl and events.jsonl, the record other programs read; metrics.csv, the same as a table."""
+
+import csv
+import io
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, RunHeader, Snapshot
+from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sinks.line_file import LineFile
+
+GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name != "step")
+
+
+def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
+    """The snapshot as one flat dict: its own fields, the sample of the gradients as `gradient_*` (None where there is
+    none), then the metrics by name (a field's name wins)."""
+    own = {**vars(snapshot)}
+    metrics, sample = own.pop("metrics"), own.pop("gradients")
+    own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
+    return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+
+
+class JsonlSink(Sink):
+    """A line per snapshot and a line per event, every line with `schema_version` and `attempt`.
+
+    In the file within a second; at once with every batch of events and at the end of an epoch, unless several epochs
+    end within a tenth of a second.
+    """
+
+    def __init__(self, metrics_path: Path, events_path: Path) -> None:
+        self._metrics = LineFile(metrics_path)
+        self._events = LineFile(events_path)
+        self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
+        self._started_at = time.monotonic()
+
+    def start(self, header: RunHeader) -> None:
+        self._common["attempt"] = header.attempt
+        self._started_at = time.monotonic()
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._metrics.poll()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        seconds = round(time.monotonic() - self._started_at, 3)
+        self._metrics.add(lambda: strict_json({**snapshot_fields(snapshot), "seconds": seconds, **self._common}))
+        self._metrics.poll_line(snapshot.epoch_end)
+
+    def events(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self._events.add(partial(self._line_of, event))
+        self._events.poll(now=True)
+
+    def _line_of(self, event: Event) -> str:
+        return strict_json({**asdict(event), **self._common})
+
+    def trouble(self) -> str | None:
+        return self._metrics.trouble or self._events.trouble
+
+    def flush(self) -> None:
+        self._metrics.flush()
+        self._events.flush()
+
+    def release(self) -> None:
+        self._metrics.close()
+        self._events.close()
+
+    def take_up(self, step: int, skipped_steps: int) -> None:
+        self._metrics.open()
+        self._events.open()
+
+    def close(self) -> None:
+        try:
+            self._metrics.close()
+        finally:
+            self._events.close()
+
+
+OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients")),
+               *(f"gradient_{name}" for name in GRADIENT_FIELDS))  # fmt: skip
+
+
+class CsvSink(Sink):
+    """A row per snapshot; an empty cell means no value, `nan` and `inf` are written as such.
+
+    The columns are known before the first row: the fields of a snapshot, then `header.metric_names`. A resumed run
+    keeps the columns its file already has; a metric that is not among them is in metrics.jsonl only.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = LineFile(path)
+        self._columns: list[str] = []
+        self._attempt = 1
+
+    def start(self, header: RunHeader) -> None:
+        self._attempt = header.attempt
+        self._columns = _existing_columns(self._file.path)
+        if not self._columns:
+            self._columns = ["schema_version", "attempt", *OWN_COLUMNS]
+            self._columns += [name for name in header.metric_names if name not in self._columns]
+            self._file.add(lambda: _csv_row(self._columns))
+            self._file.flush()
+
+    def progress(self, step: int, epoch: int, phase: str) -> None:
+        self._file.poll()
+
+    def snapshot(self, snapshot: Snapshot) -> None:
+        self._file.add(lambda: self._row_of(snapshot))
+        self._file.poll_line(snapshot.epoch_end)
+
+    def _row_of(self, snapshot: Snapshot) -> str:
+        values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
+        return _csv_row([values.get(column) for column in self._columns])
+
+    def trouble(self) -> str | None:
+        return self._file.trouble
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def release(self) -> None:
+        self._file.close()
+
+    def take_up(self, step: int, skipped_steps: int) -> None:
+        self._file.open()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _existing_columns(path: Path) -> list[str]:
+    with path.open(newline="") as file:
+        return next(csv.reader(file), [])
+
+
+def _csv_row(cells: Sequence[Any]) -> str:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="").writerow(cells)
+    return text.getvalue()

@@ -1,0 +1,187 @@
+"""How a run ends: the signals that stop it, its summary, verdict and exit code, and what it looked like inside."""
+
+import math
+import signal
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from signal import Signals
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from mpt_cli.data.examples import leaves
+from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, evidence_from, judge
+from mpt_cli.telemetry.records import Summary
+from mpt_cli.training.progress import Progress
+
+if TYPE_CHECKING:
+    from mpt_cli.training.session import Session
+    from mpt_cli.training.trainer import Trainer
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interruption:
+    """A context manager in which the two signals set `requested` instead of ending the process.
+
+    A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end. A
+    signal that was ignored stays so: a shell starts the background jobs of a script without Ctrl-C.
+    """
+
+    def __init__(self) -> None:
+        self.requested: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._handle) for number in heeded}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        if self.requested == signal.SIGINT and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.requested = signal.Signals(number)
+
+
+def summarise(session: "Session", run_dir: Path, outcome: "Outcome") -> Summary:
+    """The summary of a run that came to an end of its own, by a health rule or by a signal."""
+    verdict, explanation = _verdict(session)
+    rollbacks = len(session.trainer.telemetry.tally.rollbacks)
+    words = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
+    if outcome.stop is not None:
+        explanation = f"Stopped after {words}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
+        verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
+    elif rollbacks:
+        explanation += f" That is after {words} to a good checkpoint."
+    status, exit_code = _status(outcome, verdict)
+    unsaved = session.trainer.checkpointer.failure
+    if unsaved is not None and outcome.stop is None:
+        if outcome.signal is not None:  # 130 and 143 promise that it can go on from here
+            exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
+        else:
+            explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
+    summary = _summary(session, run_dir, (status, exit_code, verdict, explanation))
+    return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
+
+
+def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
+    """The summary of a run that an exception ended."""
+    exit_code = error.exit_code if isinstance(error, MptError) else BUG
+    if isinstance(error, KeyboardInterrupt):
+        exit_code = INTERRUPTED
+    explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return _summary(session, run_dir, ("failed", exit_code, _verdict(session)[0], explanation))
+
+
+def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
+    """A run that never trained or collapsed is never a success."""
+    if outcome.stop is not None:
+        return "stopped", NUMERICAL
+    if outcome.signal is not None:
+        return ("interrupted", INTERRUPTED) if outcome.signal.name == "SIGINT" else ("terminated", TERMINATED)
+    return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
+
+
+def _verdict(session: "Session") -> tuple[str, str]:
+    ledger, metrics = session.trainer.ledger, session.trainer.progress.metrics
+    sample = ledger.sample
+    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
+    return judge(evidence_from(
+        session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
+        final_scale=ledger.scale if ledger.seen else None, final_loss=spoiled[0] if spoiled else ledger.last_mean_loss,
+        flushed_share=None if sample is None else sample.flushed_share,
+    ))  # fmt: skip
+
+
+def _summary(session: "Session", run_dir: Path, ending: tuple[str, int, str, str]) -> Summary:
+    status, exit_code, verdict, explanation = ending
+    trainer, ledger = session.trainer, session.trainer.ledger
+    seen = ledger.seen > 0
+    return Summary(
+        status=status, exit_code=exit_code, verdict=verdict, explanation=explanation, steps_seen=ledger.seen,
+        applied_steps=ledger.applied, skipped_steps=ledger.skipped,
+        final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
+        max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
+        best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
+        peak_memory_bytes=session.peak_memory(), seconds=trainer.stopwatch.run_seconds,
+        recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
+        epochs_completed=trainer.progress.epochs_completed,
+        rollbacks=len(trainer.telemetry.tally.rollbacks),
+        gradients=None if ledger.sample is None else asdict(ledger.sample),
+    )  # fmt: skip
+
+
+def build_postmortem(trainer: "Trainer", model: Any, stop: Stop) -> dict[str, Any]:
+    """Plain values for JSON: the rule, the trace of the scale, the latest events, the last batch, the layers."""
+    from mpt_cli.precision import layers_of
+
+    ledger, events = trainer.ledger, list(trainer.telemetry.tally.latest)
+    return {
+        "rule": stop.key,
+        "evidence": stop.evidence,
+        "remedy": stop.remedy,
+        "change": stop.change,
+        "step": ledger.seen,
+        "epoch": trainer.progress.epoch,
+        "checkpoint_step": trainer.checkpointer.saved_step,
+        "loss_scale": ledger.scale,
+        "gradients": None if ledger.sample is None else asdict(ledger.sample),
+        "scale_trace": [[e.step, e.scale_after] for e in events if e.moves_scale],
+        "latest_events": [asdict(event) for event in events],
+        "last_batch": _describe_batch(trainer),
+        "layers": [_describe_layer(layer) for layer in layers_of(model)],
+    }
+
+
+def describe_numbers(array: Any) -> dict[str, Any]:
+    """Range of the finite numbers in an array, and how many are nan or inf."""
+    values = np.asarray(array)
+    found = {"shape": list(values.shape), "dtype": str(values.dtype)}
+    numbers = values.astype(np.float64)
+    finite = numbers[np.isfinite(numbers)]
+    ends = {"min": float(finite.min()), "max": float(finite.max())} if len(finite) else {"min": None, "max": None}
+    return {**found, **ends, "nan": int(np.isnan(numbers).sum()), "inf": int(np.isinf(numbers).sum())}
+
+
+def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
+    """The inputs and targets of the last step, by name."""
+    import keras
+
+    piece = trainer.last_piece
+    if piece is None:
+        return {}
+    rows = piece.rows[piece.count - 1]
+    named = leaves(piece.source[0], "x") + leaves(piece.source[1], "y")
+    return {name: describe_numbers(_on_host(keras.ops.take(array, rows, axis=0))) for name, array in named}
+
+
+def _describe_layer(layer: Any) -> dict[str, Any]:
+    variables = {variable.path: describe_numbers(_on_host(variable)) for variable in layer.variables}
+    return {
+        "name": layer.name, "class": type(layer).__name__, "compute_dtype": layer.compute_dtype,
+        "variable_dtype": layer.variable_dtype, "variables": variables,
+    }  # fmt: skip
+
+
+def _on_host(value: Any) -> Any:
+    """NumPy values in a dtype that NumPy can reckon with: bfloat16 and float8 become float32."""
+    import keras
+
+    is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
+    narrow = is_float and str(keras.backend.standardize_dtype(value.dtype)) not in ("float16", "float32", "float64")
+    return keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if narrow else value)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
+
+    progress: Progress
+    stop: Stop | None = None
+    signal: Signals | None = None

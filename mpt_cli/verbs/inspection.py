@@ -1,0 +1,270 @@
+"""Verbs that look and train nothing: `list`, `copy`, `show`, `check`, `doctor`."""
+
+import argparse
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.key import REQUIRED, Key
+from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, key_versions
+from mpt_cli.settings.search_path import (
+    conf_directory,
+    conf_override,
+    group_choices,
+    recipe_paths,
+    recipe_remedy,
+    shell_command,
+)
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json
+
+if TYPE_CHECKING:
+    from mpt_cli.precision import LayerAudit
+    from mpt_cli.training.assembly import BuildCheck
+
+_LIST_EXAMPLES = """examples:
+  mpt list                     the recipes
+  mpt list models --json
+  mpt list keys | grep scale   every key with its default, meaning and range"""
+
+
+def configure_list(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kind", nargs="?", choices=list(_LISTINGS), default="recipes", help="default: recipes")
+    add_json(parser)
+    parser.epilog = _LIST_EXAMPLES
+
+
+def run_list(arguments: argparse.Namespace) -> int:
+    """List what there is."""
+    entries = _LISTINGS[arguments.kind]()
+    if arguments.json:
+        print_json({arguments.kind: entries})
+        return OK
+    width = max((len(entry["name"]) for entry in entries), default=0)
+    for entry in entries:
+        lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
+        print(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
+    return OK
+
+
+def _recipes() -> list[dict[str, str]]:
+    from mpt_cli.settings.recipes import read_recipe
+
+    entries = []
+    for name, path in recipe_paths().items():
+        try:
+            description = str(read_recipe(path).body.get("description", ""))
+        except ConfigError as error:
+            description = f"(unreadable: {error})"
+        entries.append({"name": name, "description": description, "command": f"mpt train conf={name}"})
+    return entries
+
+
+def _variants(section: str) -> list[dict[str, str]]:
+    """Each variant with the keys that not all of its section have; the first entry names those that all have."""
+    keys = [key for key in all_keys().values() if key.path.startswith(section + ".")]
+    shared = [key for key in keys if len(key.variants) == len(VARIANTS[section])]
+    own = [key for key in keys if key not in shared]
+    entries = [
+        {"name": name, "description": _describe(cls), "keys": _names(key for key in own if name in key.variants)}
+        for name, cls in VARIANTS[section].items()
+    ]
+    return [{"name": "(all)", "description": "", "keys": _names(shared)}, *entries] if _names(shared) else entries
+
+
+def _describe(cls: type) -> str:
+    """The first paragraph of its docstring. Optimizers have none of their own: they are Keras's."""
+    written = inspect.cleandoc(cls.__doc__ or "")
+    generated = is_dataclass(cls) and written.startswith(f"{cls.__name__}(")
+    return f"keras.optimizers.{cls.__name__}" if generated else written.partition("\n\n")[0].replace("\n", " ")
+
+
+def _names(keys: Iterable[Key]) -> str:
+    """Their names within the section; a nested section such as schedule stands as one."""
+    names = dict.fromkeys(key.path.split(".")[1] for key in keys)
+    return ", ".join(name for name in names if name != "name")
+
+
+def _policies() -> list[dict[str, str]]:
+    folder = conf_directory() / "policy"
+    return [{"name": name, "description": _heading(folder / f"{name}.yaml")} for name in group_choices("policy")]
+
+
+def _heading(path: Path) -> str:
+    """The comment a group file opens with."""
+    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+
+
+def _keys() -> list[dict[str, str]]:
+    from mpt_cli.settings.key import format_range
+
+    return [{"name": key.path, "description": _format_key(key, format_range(key))} for key in key_versions()]
+
+
+def _format_key(key: Key, bounds: str) -> str:
+    details = [
+        f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given",
+        bounds,
+        "|".join(_format_yaml_scalar(choice) for choice in key.choices),
+        f"only {', '.join(key.variants)}" if len(key.variants) < len(VARIANTS.get(key.path.split(".")[0], ())) else "",
+    ]
+    return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
+
+
+def _format_yaml_scalar(value: object) -> str:
+    if value is None or value == "":
+        return "null" if value is None else "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+_LISTINGS: dict[str, Callable[[], list[dict[str, str]]]] = {
+    "recipes": _recipes,
+    "models": lambda: _variants("model"),
+    "data": lambda: _variants("data"),
+    "policies": _policies,
+    "optimizers": lambda: _variants("optimizer"),
+    "keys": _keys,
+}
+
+
+def configure_copy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
+    parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
+    parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"
+
+
+def run_copy(arguments: argparse.Namespace) -> int:
+    """Copy a shipped recipe to a file of your own. Nothing that exists is overwritten."""
+    source = recipe_paths().get(arguments.recipe)
+    if source is None:
+        remedy = recipe_remedy(arguments.recipe)
+        raise ConfigError(Problem("RECIPE", "no shipped recipe has this name.", arguments.recipe, remedy))
+    target = _destination_file(arguments.destination, source.name)
+    _write_new(target, source.read_bytes())
+    print(f"{target}: {shell_command('train', conf_override(target))}")
+    return OK
+
+
+def _destination_file(destination: str | None, name: str) -> Path:
+    target = Path(destination or ".").expanduser()
+    return target / name if target.is_dir() else target
+
+
+def _write_new(target: Path, content: bytes) -> None:
+    try:
+        with target.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        raise DataError(f"{target} exists already. Nothing was changed; give another DEST.") from None
+    except OSError as error:
+        raise DataError(f"{target} cannot be written: {error.strerror}.") from None
+
+
+_SHOW_EXAMPLES = """examples:
+  mpt show conf=digits_cnn
+  mpt show conf=digits_cnn optimizer=sgd > mine.yaml     a complete file of your own"""
+
+
+def configure_show(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    add_json(parser)
+    parser.epilog = _SHOW_EXAMPLES
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
+    settings = load_settings(arguments.words)
+    imports = imported_functions(settings)
+    if arguments.json:
+        print_json({"imports": list(imports.values()), "settings": asdict(settings)})
+    else:
+        # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
+        lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
+        print("".join(lines) + resolved_yaml(settings), end="")
+    return OK
+
+
+def imported_functions(settings: Settings) -> dict[str, str]:
+    """The functions a run would import, by the key that names them."""
+    named = {
+        "model.builder": getattr(settings.model, "builder", None),
+        "data.loader": getattr(settings.data, "loader", None),
+    }
+    return {key: reference for key, reference in named.items() if reference}
+
+
+_CHECK_EXAMPLES = """examples:
+  mpt check conf=./mine.yaml policy=mixed_float16
+  mpt check conf=digits_cnn --build      the dtype of every layer, without training"""
+
+
+def configure_check(parser: argparse.ArgumentParser) -> None:
+    add_overrides(parser)
+    parser.add_argument("--build", action="store_true", help="load the data, build the model and audit its dtypes")
+    add_json(parser)
+    parser.epilog = _CHECK_EXAMPLES
+
+
+def run_check(arguments: argparse.Namespace) -> int:
+    """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    settings = load_settings(arguments.words)
+    built = None
+    if arguments.build:
+        from mpt_cli import job
+
+        built = job.check_build(settings)
+    if arguments.json:
+        print_json({"status": "ok", "recipe": settings.recipe, "build": asdict(built) if built else None})
+    else:
+        print("\n".join([_ok_line(settings), *(_build_lines(built) if built else [])]))
+    return OK
+
+
+def _ok_line(settings: "Settings") -> str:
+    parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
+    policy = f"{settings.policy.name} with float8" if settings.policy.float8 else settings.policy.name
+    return f"ok: {settings.recipe}: {parts}, {policy}, loss scale {settings.loss_scale.mode}"
+
+
+def _build_lines(built: "BuildCheck") -> list[str]:
+    width = max((len(layer.path) for layer in built.layers), default=0)
+    policies = max((len(layer.policy) for layer in built.layers), default=16)
+    return [
+        f"data: {built.data}",
+        f"loss scale: {built.loss_scale}",
+        f"{'layer':<{width}}  {'kind':<20} {'policy':<{policies}} {'computes':<9} {'variables':<10} {'parameters':>12}",
+        *(_layer_line(layer, width, policies) for layer in built.layers),
+        f"{built.parameters:,} parameters",
+        *(f"warning: {warning}" for warning in built.warnings),
+    ]
+
+
+def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
+    dtypes = f"{layer.policy:<{policies}} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
+    remarks = "; ".join(word for word in ("head" if layer.is_head else "", layer.risk, layer.no_float8) if word)
+    return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()
+
+
+def configure_doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-measure", action="store_true",
+                        help="leave out the speed of each dtype: some seconds less")
+    add_json(parser)
+    parser.epilog = "example:\n  mpt doctor --json > doctor.json"
+
+
+def run_doctor(arguments: argparse.Namespace) -> int:
+    """Examine this machine: versions, devices, what each policy gains here, what is missing and how to get it."""
+    from rich.console import Console
+
+    from mpt_cli.runs.doctor import doctor, print_doctor_report
+
+    report = doctor(measure=not arguments.no_measure)
+    if arguments.json:
+        print_json(report.as_dict())
+    else:
+        print_doctor_report(report, Console(file=sys.stdout, highlight=False))
+    return report.exit_code

@@ -1,0 +1,16 @@
+"""Which folders a diagnosis makes, and what is left of them."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.diagnose.preparation import DiagnosisDirectory
+
+
+@pytest.mark.parametrize("out", ["mine", "mine/a/b", None])
+def test_a_diagnosis_that_fails_takes_back_the_folders_it_made_and_no_others(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    Path("mine").mkdir()
+    with pytest.raises(KeyboardInterrupt), DiagnosisDirectory.making(out, Path("runs/digits_mlp")):
+        raise KeyboardInterrupt
+    assert [str(path) for path in Path().rglob("*")] == ["mine"]

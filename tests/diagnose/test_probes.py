@@ -1,0 +1,126 @@
+"""Probes around layers of any model: they see what they should and change nothing."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from backends import gradients
+from keras import layers, ops
+from nets import Subclassed, functional, sequential, subclassed
+
+from mpt_cli.diagnose.passes import GRADIENT, VALUE, PassOptions, Probes, build_pass, name_of, parts_of
+from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
+
+NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}
+# All of them, the quick part of the suite one.
+SAMPLE = [pytest.param(net, marks=() if net == "functional" else pytest.mark.slow) for net in NETS]
+
+
+def built(net: str) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    model = NETS[net]((8, 8, 1), 10)
+    model(np.zeros((1, 8, 8, 1), np.float32))
+    return model
+
+
+def batch(*shape: int) -> tuple[Any, Any, None]:
+    """Six examples: images, or ones of that shape."""
+    rng = np.random.default_rng(3)
+    x = np.ones((6, *shape), np.float32) if shape else rng.random((6, 8, 8, 1), np.float32)
+    return ops.array(x), ops.array(rng.integers(0, 10, 6)), None
+
+
+def compiled_with_loss(model: keras.Model) -> keras.Model:
+    model.compile(None, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model._symbolic_build(data_batch=batch(*[] if isinstance(model, Subclassed) else model.input_shape[1:])[:2])
+    return model
+
+
+def names(watch: Probes, indices: Any) -> set[str]:
+    """Without the path, and without the number that Keras counts on for operations."""
+    return {name_of(watch.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
+
+
+@pytest.mark.parametrize("net", SAMPLE)
+def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
+    model, x = built(net), batch()[0]
+    watch = Probes(parts_of(model), inputs=True, values=True)
+    plain = gradients(model, x)[0], model(x)
+    with watch.around(watch.sinks()):
+        probed = gradients(model, x)[0], model(x)
+    for before, after in zip(plain, probed, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(before), ops.convert_to_numpy(after))
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_each_part_has_its_own_call_back_also_after_an_error(net):
+    model = built(net)
+    watch = Probes(parts_of(model))
+    calls = [vars(part).get("call") for part in watch.parts]
+    with pytest.raises(RuntimeError), watch.around(watch.sinks()):
+        assert all("call" in vars(part) for part in watch.parts)
+        raise RuntimeError
+    assert [vars(part).get("call") for part in watch.parts] == calls
+
+
+@pytest.mark.slow
+def test_only_what_depends_on_a_weight_has_a_gradient_to_count():
+    model = compiled_with_loss(built("functional"))
+    watch = Probes(parts_of(model))
+    build_pass(model, watch)(batch())
+    assert names(watch, watch.trained) == {"far", "gate", "near", "add", "head"}
+    far = next(index for index in watch.order if names(watch, [index]) == {"far"})
+    assert names(watch, watch.consumers[far]) == {"gate"}
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_called_twice_counts_both_calls():
+    inputs = keras.Input((3,))
+    shared = layers.Dense(3, name="shared")
+    model = compiled_with_loss(keras.Model(inputs, layers.Dense(10, name="head")(shared(shared(inputs)))))
+    watch = Probes(parts_of(model))
+    counted = build_pass(model, watch)(batch(3))
+    assert counted.sinks[0, GRADIENT].sum() == 2 * 6 * 3
+
+
+@pytest.mark.slow
+def test_layers_within_a_recurrent_loop_are_seen():
+    model = keras.Sequential([keras.Input((5, 4)), layers.RNN(layers.GRUCell(3, name="cell")), layers.Dense(10)])
+    watch = Probes(parts_of(compiled_with_loss(model)))
+    build_pass(model, watch)(batch(5, 4))
+    assert "cell" in names(watch, watch.trained)
+
+
+def test_values_and_gradients_are_counted_apart():
+    model = compiled_with_loss(keras.Sequential([keras.Input((4,)), layers.Dense(10, kernel_initializer="zeros")]))
+    watch = Probes(parts_of(model), values=True)
+    counted = build_pass(model, watch)(batch(4))
+    assert counted.sinks[0, VALUE, ZEROS] == 60  # all logits are 0
+    # softmax of equal logits: 0.1 / 6 from 2**-6 on for 9 of 10, 0.9 / 6 from 2**-3 on for the label
+    assert counted.sinks[0, GRADIENT, EXPONENT_BIAS - 6] == 54
+    assert counted.sinks[0, GRADIENT, EXPONENT_BIAS - 3] == 6
+
+
+@pytest.mark.parametrize("net", SAMPLE)
+def test_a_pass_leaves_every_variable_as_it_was(net):
+    model = compiled_with_loss(built(net))
+    rule = keras.optimizers.Adam(0.1)
+    rule.build(model.trainable_variables)
+    variables = [*model.variables, *rule.variables]
+    before = [ops.convert_to_numpy(variable.value) for variable in variables]
+    counted = build_pass(model, Probes(parts_of(model)), PassOptions(rule))(batch())
+    assert counted.updates is not None and counted.updates[:, 0].sum() > 100
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable.value), value)
+
+
+def test_updates_that_rounding_would_lose_are_told_by_their_size():
+    dense = layers.Dense(10, use_bias=False, kernel_initializer=keras.initializers.Constant(1.0))
+    model = compiled_with_loss(keras.Sequential([keras.Input((1,)), dense]))
+    labels = ops.zeros((6,), "int32")  # gradients of the kernel are then -0.9 for the label and 0.1 for the nine others
+    for rate, expected in {2.0**-4: [10, 0, 0], 2.0**-6: [10, 0, 9], 2.0**-8: [10, 9, 10]}.items():
+        rule = keras.optimizers.SGD(rate)
+        rule.build(model.trainable_variables)
+        counted = build_pass(model, Probes(parts_of(model)), PassOptions(rule))((ops.ones((6, 1)), labels, None))
+        assert counted.updates is not None and counted.updates[0].tolist() == expected

@@ -1,0 +1,46 @@
+"""Errors of frameworks whose cause is known come as a sentence; all others as they are."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training import session
+from mpt_cli.training.backend import framework_errors
+
+TABLE = [
+    ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept: x/xla.*backend.compile_cache=null"),
+    ("UNKNOWN: Gloo all-reduce failed:\nreset by peer", True, DataError, r"another process .* broke.*resume="),
+    ("The precision 'F16_F16_F32' is not supported by dot_general on CPU", False, ConfigError, r"policy: JAX has no"),
+    ("Graph error:\n\nOOM when allocating tensor with shape[65536,4096] on GPU:0\n[[node]]", True, ConfigError,
+     r"^trainer.batch_size: the memory .* \(OOM when allocating .*GPU:0\)\. Lower it.*trainer.feed=stream\.$"),
+    ("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 343597 bytes.", False, ConfigError, r"343597 bytes"),
+    ("Failed copying input tensor from CPU:0 to GPU:0: Dst tensor is not initialized.", False, ConfigError, r"=stream"),
+    ("Unable to allocate 3.2 TiB for an array with shape (9,)", False, ConfigError, r"batch_size: the memory is too"),
+    ("Connection reset", False, RuntimeError, "^Connection reset$"),
+    ("something else", True, RuntimeError, "^something else$"),
+]
+
+
+@pytest.mark.parametrize(("text", "several", "kind", "words"), TABLE)
+def test_what_is_raised(text: str, several: bool, kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words), framework_errors(several):
+        raise RuntimeError(text)
+
+
+def test_our_own_errors_pass() -> None:
+    with pytest.raises(DataError, match=r"^a connection of our own$"), framework_errors(True):
+        raise DataError("a connection of our own")
+
+
+def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    def assemble(*given: Any) -> None:
+        raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
+
+    monkeypatch.setattr(session, "load_data", lambda data, seed: None)
+    monkeypatch.setattr(session, "assemble", assemble)
+    unused: Any = SimpleNamespace(place=None)
+    with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
+        session.prepare(Settings(), unused, unused, unused)
