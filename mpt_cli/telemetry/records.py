@@ -21,6 +21,21 @@ class Scaling:
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
     @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled at all."""
+        return self.mode != "none"
+
+    @property
+    def moves(self) -> bool:
+        """Whether the scale can change during the run."""
+        return self.mode not in ("fixed", "none")
+
+    @property
+    def floor(self) -> float | None:
+        """The scale below which it never falls; None for one that doesn't move."""
+        return self.min_scale if self.moves else None
+
+    @property
     def applies_overflows(self) -> bool:
         """Whether non-finite gradients are used like any others: without scaling nothing looks at them."""
         return self.mode == "none" or self.on_overflow == "apply"
