@@ -207,7 +207,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, floats: Any, int
     assert state is not None
     lost, zero = ~ops.isfinite(floats[FLOAT_FIELDS.index("loss")]), ints[INT_FIELDS.index("zero")] > 0
     applied = (ints[INT_FIELDS.index("finite")] > 0) | (optimizer.on_overflow == "apply")
-    at_floor = floats[FLOAT_FIELDS.index("scale_before")] <= getattr(state.rule, "min_scale", 0.0)
+    at_floor = floats[FLOAT_FIELDS.index("scale_before")] <= (state.rule.floor or 0.0)
     longer = ops.stack([~applied, ~applied, applied & lost, applied & zero, ~applied])
     broken = ops.stack([applied, ~at_floor, applied & ~lost, applied & ~zero, applied & ~applied])
     return ops.where(broken, 0, streaks + ops.cast(longer, "int32"))

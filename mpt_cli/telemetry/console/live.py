@@ -17,7 +17,6 @@ from mpt_cli.telemetry.console.lines import (
     beside_loss,
     epoch_parts,
     final_rows,
-    format_growth_counter,
     header_rows,
 )
 from mpt_cli.telemetry.format import (
@@ -97,21 +96,16 @@ def value_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, s
 
 
 def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
-    if header.scaling.mode == "none":
+    if not header.scaling.scales:
         return [("loss scale", "not scaled", "dim")]
     skipped = f"{format_count(snapshot.skipped_steps)} ({format_share(snapshot.skipped_steps, snapshot.step)})"
     streak = snapshot.consecutive_skips
     return [
         ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
-        ("next growth", format_growth_counter(snapshot, header) or _format_movement(header), "magenta"),
+        ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), "magenta"),
         ("skipped", skipped, "yellow" if snapshot.skipped_steps else ""),
         ("skip streak", format_count(streak), "bold red" if streak > 1 else "yellow" if streak else ""),
     ]
-
-
-def _format_movement(header: RunHeader) -> str:
-    """When a scale that counts no steps will move."""
-    return "never: fixed" if header.scaling.mode == "fixed" else "with the gradients"
 
 
 def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
