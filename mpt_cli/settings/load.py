@@ -20,9 +20,9 @@ from omegaconf.errors import OmegaConfBaseException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, read_value
+from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
 from mpt_cli.settings.recipes import GroupChoice, Recipe, applicable_bodies, read_recipe
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,

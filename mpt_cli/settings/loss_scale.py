@@ -54,7 +54,7 @@ class LossScaleSettings:
     @property
     def rule(self) -> ScaleRule:
         """The mode with these numbers."""
-        return self.rule_class(**{name: getattr(self, name) for name in self.rule_class.keys()})
+        return self.rule_class(**{name: getattr(self, name) for name in self.rule_class.key_names()})
 
     def rule_for(self, computes_in_float16: bool) -> ScaleRule:
         """The mode of a model; the one place where `auto` is decided."""
@@ -102,7 +102,7 @@ def mode_settings(mode: str) -> type[LossScaleSettings]:
 
 
 def _with_numbers(mode: str, rule: type[ScaleRule]) -> type[LossScaleSettings]:
-    hints, names = get_type_hints(rule), rule.keys()
+    hints, names = get_type_hints(rule), rule.key_names()
     numbers = [
         (declared.name, hints[declared.name], field(default=declared.default, metadata=dict(declared.metadata)))
         for declared in fields(rule)

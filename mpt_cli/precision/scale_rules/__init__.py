@@ -77,7 +77,7 @@ class ScaleRule:
         raise NotImplementedError(f"{type(self).__name__} must have a method `advance`.")
 
     @classmethod
-    def keys(cls) -> list[str]:
+    def key_names(cls) -> list[str]:
         """The numbers that are keys of the settings."""
         return [declared.name for declared in fields(cls) if "meaning" in declared.metadata]
 
@@ -132,7 +132,7 @@ class ScaleRule:
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
         """The numbers that act in a run that goes on; it begins at `initial_scale` only after another mode."""
-        return set(cls.keys()) - ({"initial_scale"} if mode_before == cls.mode else set())
+        return set(cls.key_names()) - ({"initial_scale"} if mode_before == cls.mode else set())
 
     def resumed_scale(self, saved: float | None) -> float:
         """Where the scale goes on, after `saved` of the same mode or None of another."""
