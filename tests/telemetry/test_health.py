@@ -6,7 +6,22 @@ import pytest
 
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import LossScaleSettings, PolicySettings, Settings, TrainerSettings
-from mpt_cli.telemetry.health import CAUSES, CLIP, DYNAMIC, RULES, WIDER, EventTally, HealthRules, Signs, Stop, observe
+from mpt_cli.telemetry import health
+from mpt_cli.telemetry.health import (
+    CAUSES,
+    CHRONIC,
+    CLIP,
+    DYNAMIC,
+    RULES,
+    WIDER,
+    EventTally,
+    HealthRule,
+    HealthRules,
+    Signs,
+    Stop,
+    judge,
+    observe,
+)
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 
@@ -364,3 +379,18 @@ def test_every_row_of_the_rules_names_a_setting_and_known_causes():
         "loss_scale.max_skips_at_floor": 10, "loss_scale.max_consecutive_skips": 50, "loss_scale.max_skip_rate": 0.5,
         "trainer.max_zero_gradients": 50,
     }  # fmt: skip
+
+
+def test_a_row_is_all_that_a_new_rule_needs(monkeypatch):
+    """Here of the setting `loss_scale.hysteresis`, as if it were a limit of applied bad steps."""
+    row = HealthRule(
+        CHRONIC, lambda signs: "Many bad steps." if signs.bad_steps > 2 else None, "loss_scale.hysteresis", "zero_steps",
+        value=lambda signs: signs.bad_steps, evidence=lambda signs: f"{signs.bad_steps} bad steps",
+        causes=("spoiled loss",),
+    )  # fmt: skip
+    monkeypatch.setattr(health, "RULES", (row, *RULES))
+    rules, bad = HealthRules(LossScaleSettings(hysteresis=3), TrainerSettings(), SCALED), replace(LATE, bad_steps=3)
+    assert str(rules.check(bad)).startswith("3 bad steps (rule loss_scale.hysteresis). Lower optimizer.learning_rate")
+    assert rules.check(replace(bad, bad_steps=2)) is None
+    assert rules.stop_limits(bad).limits.zero_steps == 3
+    assert judge(bad) == (CHRONIC, "Many bad steps.")
