@@ -384,7 +384,8 @@ def test_every_row_of_the_rules_names_a_setting_and_known_causes():
 def test_a_row_is_all_that_a_new_rule_needs(monkeypatch):
     """Here of the setting `loss_scale.hysteresis`, as if it were a limit of applied bad steps."""
     row = HealthRule(
-        CHRONIC, lambda signs: "Many bad steps." if signs.bad_steps > 2 else None, "loss_scale.hysteresis", "zero_steps",
+        CHRONIC, lambda signs: "Many bad steps." if signs.bad_steps > 2 else None, "loss_scale.hysteresis",
+        "zero_steps",
         value=lambda signs: signs.bad_steps, evidence=lambda signs: f"{signs.bad_steps} bad steps",
         causes=("spoiled loss",),
     )  # fmt: skip
