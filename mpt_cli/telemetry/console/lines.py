@@ -17,7 +17,16 @@ from mpt_cli.telemetry.format import (
     format_seconds,
     format_share,
 )
-from mpt_cli.telemetry.health import COLLAPSED
+from mpt_cli.telemetry.health import (
+    BEYOND,
+    CAUSES,
+    CHRONIC_SHARE,
+    CHRONIC_SKIPS,
+    COLLAPSED,
+    FORWARD,
+    Signs,
+    is_at_floor,
+)
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -155,7 +164,7 @@ def _format_speed(summary: Summary) -> str:
 
 
 LONGEST_WAIT_SECONDS = 60.0
-FREQUENT_SHARE, FREQUENT_SKIPS, FREQUENT_AFTER_STEPS = 0.05, 3, 200  # beyond all three it isn't called normal
+FREQUENT_AFTER_STEPS = 200  # beyond it skips that would be chronic at the end of a run aren't called normal
 
 
 class Narrator:
@@ -224,7 +233,7 @@ class Narrator:
     def _scale_words(self, events: list[Event]) -> str:
         events = sorted(events, key=lambda event: event.step)
         before, after = events[0].scale_before, events[-1].scale_after
-        if self._scaling.mode == "none":
+        if not self._scaling.scales:
             return ""
         if before != after:
             return f", scale {format_scale(before)} → {format_scale(after)}"
@@ -232,21 +241,30 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
-        if any(event.cause == "forward" for event in skips):
-            return ": the loss itself was not finite, which no scale causes; look at the data and the learning rate"
-        moves = self._scaling.mode not in ("fixed", "none")
-        if moves and any(event.nan and event.scale_before <= self._scaling.min_scale for event in skips):
-            return ": nan even at the lowest scale, so the scale is not the cause"
-        if self._scaling.mode != "dynamic" or self._scaling.on_overflow != "skip":
+        signs = self._signs(skips)
+        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
+            if cause.fits(signs, len(skips)):
+                return f": {cause.hint}"
+        if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
             return ""
         last = skips[-1].step
         share = len(skips) / max(1, last - self._told_step)
-        if last > FREQUENT_AFTER_STEPS and len(skips) >= FREQUENT_SKIPS and share > FREQUENT_SHARE:
+        if last > FREQUENT_AFTER_STEPS and len(skips) >= CHRONIC_SKIPS and share > CHRONIC_SHARE:
             return ": more often than normal"
         if not any(event.moves_scale for event in skips):
             return ""
         grown = self._growth_step < last
         return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"
+
+    def _signs(self, skips: list[Event]) -> Signs:
+        """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
+        at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
+        return Signs(
+            self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
+            skip_steps=[event.step for event in skips],
+            forward_steps=[event.step for event in skips if event.cause == "forward"],
+            scale=min(at_floor, default=None),
+        )  # fmt: skip
 
     def _bounds(self, events: list[Event]) -> list[str]:
         """The floor and the ceiling are each told once: a run may touch them at every step."""

@@ -31,6 +31,7 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 
+SKIPPED_STEP_STYLE = "yellow"  # as SKIPPED_STEP_COLOUR is in curves
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
 
 
@@ -103,8 +104,8 @@ def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, 
     return [
         ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
         ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), "magenta"),
-        ("skipped", skipped, "yellow" if snapshot.skipped_steps else ""),
-        ("skip streak", format_count(streak), "bold red" if streak > 1 else "yellow" if streak else ""),
+        ("skipped", skipped, SKIPPED_STEP_STYLE if snapshot.skipped_steps else ""),
+        ("skip streak", format_count(streak), "bold red" if streak > 1 else SKIPPED_STEP_STYLE if streak else ""),
     ]
 
 
@@ -225,7 +226,7 @@ class LiveConsole(Sink):
 
     def _tell(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:
-            self._console.print(Text(sentence, style="yellow"))
+            self._console.print(Text(sentence, style=SKIPPED_STEP_STYLE))
 
     def _render(self) -> RenderableType:
         if self._header is None:
