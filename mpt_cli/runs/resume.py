@@ -102,7 +102,8 @@ def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -
     ['loss_scale.max_scale']
     """
     rule = mode_settings(mode).rule_class
-    unused = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()} - rule.used_on_resume(mode_before)
+    known = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()}
+    unused = known - rule.used_on_resume(mode_before)
     return [key for key in changed if key in {f"loss_scale.{name}" for name in unused}]
 
 

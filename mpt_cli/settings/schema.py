@@ -188,6 +188,9 @@ def choosing_key(group: str) -> str | None:
     return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
 
 
+_METHODS = {"model": "build", "data": "load"}  # of a model and a data source of another package
+
+
 def chosen_variant(section: str, given: Any) -> str:
     """Which variant these settings, or this part of a composed tree, are."""
     name = choosing_key(section)
@@ -202,7 +205,7 @@ def variant_class(section: str, name: str) -> type:
     if section == "loss_scale":
         return mode_settings(name)
     base = sections()[section]
-    return _with_own_name(plugins.load_plugin(plugins.GROUPS[section], name, base), name)
+    return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
 
 
 def check_choice(section: str, name: str) -> None:
@@ -221,10 +224,13 @@ def check_sink_key(path: str) -> None:
         raise PluginError(f"{added[name].package} has a sink of this name too. Uninstall it, or have it renamed.")
 
 
-def _with_own_name(cls: type, name: str) -> type:
-    """PluginError unless every key of the class has a default, and `name` the one it is installed under."""
+def _checked(cls: type, name: str, method: str) -> type:
+    """PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
+    here = f"{cls.__module__}.{cls.__qualname__}"
     if not is_dataclass(cls) or next(key.default for key in class_keys(cls) if key.path == "name") != name:
-        raise PluginError(f"{cls.__module__}.{cls.__qualname__} must be a dataclass with `name: str = {name!r}`.")
+        raise PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
+    if not callable(getattr(cls, method, None)):
+        raise PluginError(f"{here} must have a method `{method}`.")
     return cls
 
 

@@ -16,7 +16,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 class Scaling:
     """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
 
-    rule: ScaleRule = NoScale()
+    rule: ScaleRule = field(default_factory=NoScale)
     on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 

@@ -13,7 +13,7 @@ from mpt_cli.verbs import LISTED_VERBS
 
 _VERBS_WITH_OVERRIDES = ("train", "sweep", "compare", "check", "show", "verify-resume", "diagnose")
 _KEYS_WITH_PATHS = ("conf", "run_dir", "resume", "data.path", "model.path")
-_LISTED = ("recipes", "models", "data", "policies", "optimizers", "keys")
+_LISTED = ("recipes", "models", "data", "policies", "optimizers", "modes", "sinks", "keys")
 
 
 def complete_line(line: str, breaks: str = "") -> list[str]:

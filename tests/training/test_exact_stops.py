@@ -110,7 +110,8 @@ def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compile
 def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     run, start = compiled
     restore_state(run.model, start)
-    rules, scaling = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3}), Scaling(DynamicScale(8.0, 3, min_scale=FLOOR))
+    rules = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3})
+    scaling = Scaling(DynamicScale(8.0, 3, min_scale=FLOOR))
     signs = observe(Ledger(LedgerOptions(), consecutive_skips=5), EventTally(), scaling, {})
     watch = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
     data = tiny_data(STEPS * 4)
