@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.key import REQUIRED, Key, class_keys
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -215,6 +214,8 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
+    from mpt_cli.settings import load_settings, resolved_yaml
+
     settings = load_settings(arguments.words)
     imports = imported_functions(settings)
     if arguments.json:
@@ -254,6 +255,8 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    from mpt_cli.settings import load_settings
+
     settings = load_settings(arguments.words)
     built = None
     if arguments.build:

@@ -57,7 +57,7 @@ CASES = [
     ),
     (
         "probing often is what small growth_steps ask for",
-        _skipping(range(10, 1000, 10), scaling=replace(DYNAMIC, growth_steps=9), first_growth_step=9),
+        _skipping(range(10, 1000, 10), scaling=Scaling(DynamicScale(growth_steps=9)), first_growth_step=9),
         v.HEALTHY,
         "few enough",
     ),
