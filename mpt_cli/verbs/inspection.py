@@ -102,9 +102,18 @@ def _sinks() -> list[dict[str, str]]:
     installed = plugins.installed(plugins.SINKS).values()
     return [
         *({"name": key.path.partition(".")[2], "description": key.meaning} for key in own),
-        *({"name": plugin.name, "description": f"of {plugin.package}, logger.{plugin.name}=true"}
-          for plugin in installed),
+        *({"name": plugin.name, "description": _describe_sink(plugin)} for plugin in installed),
     ]
+
+
+def _describe_sink(plugin: plugins.Plugin) -> str:
+    from mpt_cli.telemetry.setup import load_sink
+
+    try:
+        load_sink(plugin.name)
+        return f"of {plugin.package}, logger.{plugin.name}=true"
+    except ConfigError as error:
+        return f"({error.problems[0].rule})"
 
 
 def _describe(cls: type) -> str:
