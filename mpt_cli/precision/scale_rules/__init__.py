@@ -172,22 +172,24 @@ def check_scale(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
-    if not (value > 0 and math.isfinite(value)):
+    size = float(value)
+    if not (size > 0 and math.isfinite(size)):
         raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
-    if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+    if not SMALLEST_SCALE <= size <= LARGEST_SCALE:
         raise ValueError(f"`{name}` must lie between 2**-126 and 2**127, float32's range. Received: {name}={value}.")
-    return float(value)
+    return size
 
 
 def check_count(name: str, value: object) -> int:
     """`value` as an int if it is a whole number of at least 1, else ValueError or TypeError that names it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
-    if not (value >= 1 and float(value).is_integer()):
+    size = float(value)
+    if not (size >= 1 and size.is_integer()):
         raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
-    if not value < 2**31:
+    if not size < 2**31:
         raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
-    return int(value)
+    return int(size)
 
 
 def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:
