@@ -118,6 +118,8 @@ BROKEN = [
      "mpt_cli.precision.scale_rules.ScaleRule."),
     ("from mpt_cli.precision.scale_rules.fixed import NoScale\nclass Bad(NoScale): mode = 'other'", "mpt.scale_rules",
      "loss_scale=bad", "loss_scale: bad can't be used: Bad has mode='other', and its entry point is called bad."),
+    ("from mpt_cli.precision.scale_rules import ScaleRule\nclass Bad(ScaleRule): mode = 'bad'", "mpt.scale_rules",
+     "loss_scale=bad", "loss_scale: bad can't be used: Bad must have a method `advance`."),
     ("from mpt_cli.settings.variants import ModelSettings\nclass Bad(ModelSettings): pass", "mpt.models", "model=bad",
      "model: bad can't be used: bad_mpt.Bad must be a dataclass with `name: str = 'bad'`."),
     ("class Bad: pass", "mpt.sinks", "logger.bad=true",

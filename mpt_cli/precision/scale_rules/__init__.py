@@ -8,8 +8,10 @@ so it is written in `keras.ops`; Keras is imported there, since settings read th
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ScaleRule:
+class ScaleRule(ABC):
     """What every mode is asked; one of your own overrides `mode`, `advance`, and whatever differs.
 
     `LossScaleOptimizer(rule=…)` takes an instance. Under the entry point group `mpt.scale_rules` the class is a mode of
@@ -72,9 +74,9 @@ class ScaleRule:
 
         return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
 
+    @abstractmethod
     def advance(self, state: RuleState, measured: "Measured") -> RuleState:
         """The state after a step; the names and dtypes are those of `initial`."""
-        raise NotImplementedError(f"{type(self).__name__} must have a method `advance`.")
 
     @classmethod
     def key_names(cls) -> list[str]:
@@ -154,6 +156,8 @@ def load_rule(name: str) -> type[ScaleRule]:
     rule = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
+    if isabstract(rule):
+        raise plugins.PluginError(f"{rule.__qualname__} must have a method `advance`.")
     return rule
 
 
