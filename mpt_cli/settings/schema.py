@@ -220,7 +220,8 @@ def check_sink_key(path: str) -> None:
     section, _, name = path.partition(".")
     added = plugins.installed(plugins.SINKS) if section == "logger" else {}
     if name in added and path not in _sink_keys():
-        raise plugins.PluginError(f"{added[name].package} has a sink of this name too. Uninstall it, or have it renamed.")
+        package = added[name].package
+        raise plugins.PluginError(f"{package} has a sink of this name too. Uninstall it, or have it renamed.")
 
 
 def _checked(cls: type, name: str, method: str) -> type:
