@@ -192,15 +192,25 @@ def _remove(tree: dict[str, Any], path: list[str]) -> None:
         _remove(tree, path[:-1])
 
 
+def _is_in_the_way(tree: Any, path: list[str]) -> bool:
+    for name in path:
+        if not isinstance(tree, dict):
+            return True
+        if name not in tree:
+            return False
+        tree = tree[name]
+    return True
+
+
 def comments(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith("#")]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recipes(), st.lists(NAMES, min_size=1, max_size=3), VALUES)
 def test_what_is_set_is_read_back_and_nothing_else_changes(text: str, path: list[str], value: Any) -> None:
     expected = yaml.safe_load(text)
-    is_replaced = RecipeText(text).has(path)
+    is_replaced = _is_in_the_way(expected, path)
     _set(expected, path, value)
     after = edited(text, "set", path, value)
     assert yaml.safe_load(after) == expected
@@ -209,7 +219,7 @@ def test_what_is_set_is_read_back_and_nothing_else_changes(text: str, path: list
         assert comments(after) == comments(text)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(recipes(), st.lists(NAMES, min_size=1, max_size=3))
 def test_what_is_removed_is_gone_and_nothing_else_changes(text: str, path: list[str]) -> None:
     expected = yaml.safe_load(text)
@@ -220,7 +230,7 @@ def test_what_is_removed_is_gone_and_nothing_else_changes(text: str, path: list[
         assert after == text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(recipes(), NAMES, VALUES)
 def test_a_section_that_comes_and_goes_leaves_every_byte(text: str, name: str, value: Any) -> None:
     text = text if text.endswith("\n") else text + "\n"
