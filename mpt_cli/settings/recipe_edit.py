@@ -20,7 +20,7 @@ from mpt_cli.settings.yaml_layout import Indents, bare_text, find_indents, keep_
 
 _NULLS = ("", "null", "Null", "NULL", "~")
 _WIDTH = 10**6  # of a line, so that none is folded
-_Pair = tuple[Node, Node]
+_Pair = tuple[Any, Any]
 
 
 class RecipeText:
@@ -28,7 +28,7 @@ class RecipeText:
 
     Anchors are safe: an edit changes the place it names, and no other that shares its value through an alias or a
     merge key. A new key comes first in its section, a new section last in the file. ConfigError where the text is no
-    YAML.
+    YAML, or written in a way that would not outlast the edit.
 
     >>> recipe = RecipeText("loss_scale:\\n  mode: fixed  # why\\n")
     >>> recipe.set(["loss_scale", "mode"], "dynamic")
@@ -92,10 +92,9 @@ class RecipeText:
         change(root)
         after = _dump(root, indents)
         text = keep_layout(self.text, before, after)
-        if text is None or not _says_the_same(text, after):  # where indents are mixed, a new key can miss its column
-            root = _compose(self.text)
-            change(root)
-            text = _dump(root, indents)
+        if text is None or not _says_the_same(text, after):
+            rule = "must be written without `?` keys and tags, and with equal indents, to be edited."
+            raise ConfigError(Problem("conf", rule))
         self.text = text
 
 
@@ -115,7 +114,7 @@ def _dump_value(value: Any, style: str | None) -> str:
     return str(text).removesuffix("...\n").removesuffix("\n")
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML says nothing of its types
     """Puts texts in quotes that OmegaConf reads as numbers, such as 1e3."""
 
 
@@ -147,7 +146,7 @@ def _compose(text: str) -> MappingNode:
 
 
 def _kept_anchor(name: str) -> Anchor:
-    anchor = Anchor()
+    anchor: Any = Anchor()
     anchor.value, anchor.always_dump = name, True
     return anchor
 
@@ -172,7 +171,7 @@ def _says_the_same(text: str, other: str) -> bool:
         return False
 
 
-def _value_node(value: Any) -> Node:
+def _value_node(value: Any) -> Any:
     return YAML().compose(format_yaml_value(value))
 
 
@@ -204,7 +203,8 @@ def _choose(root: MappingNode, group: str, name: str) -> None:
     defaults = _own_child(root, root, "defaults")
     if defaults is None:
         entries = SequenceNode("tag:yaml.org,2002:seq", [entry], flow_style=False)
-        return root.value.insert(0, (_value_node("defaults"), entries))
+        root.value.insert(0, (_value_node("defaults"), entries))
+        return
     if not isinstance(defaults, SequenceNode) or not defaults.value:
         return _put(root, "defaults", _value_node([{group: name}]))
     for index, old in enumerate(defaults.value):
@@ -212,7 +212,7 @@ def _choose(root: MappingNode, group: str, name: str) -> None:
             if str(written.value).removeprefix("override ").strip().removeprefix("/") == group:
                 defaults.value[index] = _unshared(root, old)
                 return _put(defaults.value[index], written.value, _value_node(name))
-    return defaults.value.insert(0, entry)
+    defaults.value.insert(0, entry)
 
 
 def _remove(root: MappingNode, path: Sequence[str]) -> None:
@@ -239,17 +239,19 @@ def _own_child(root: MappingNode, section: MappingNode, name: str) -> Any:
     child = _child(section, name)
     if not isinstance(child, MappingNode | SequenceNode):
         return child
-    own = _unshared(root, child)
+    is_merged = name not in [key.value for key, _ in section.value]
+    own = _anew(child) if is_merged else _unshared(root, child)
     if own is not child:
         _put(section, name, own)
     return own
 
 
-def _unshared(root: MappingNode, node: Node) -> Node:
-    if _uses(root)[id(node)] < 2:
-        return node
-    kind = type(node)
-    return kind(node.ctag, list(map(_copied, node.value)), flow_style=node.flow_style)
+def _unshared(root: MappingNode, node: Any) -> Any:
+    return node if _uses(root)[id(node)] < 2 else _anew(node)
+
+
+def _anew(node: Any) -> Any:
+    return type(node)(node.ctag, list(map(_copied, node.value)), flow_style=node.flow_style)
 
 
 def _copied(part: Any) -> Any:
@@ -258,7 +260,7 @@ def _copied(part: Any) -> Any:
         return tuple(map(_copied, part))
     if part.anchor or isinstance(part, ScalarNode):
         return part if part.anchor else ScalarNode(part.ctag, part.value, style=part.style)
-    return type(part)(part.ctag, list(map(_copied, part.value)), flow_style=part.flow_style)
+    return _anew(part)
 
 
 def _uses(root: Node) -> Counter[int]:

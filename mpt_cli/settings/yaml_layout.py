@@ -85,8 +85,8 @@ def _kept_runs(plain: "list[_Token]", new: "list[_Token]") -> Iterator[tuple[int
     tail = next((i for i in range(shorter - head) if a[-1 - i] != b[-1 - i]), shorter - head)
     if head:
         yield 0, 0, head
-    below = [_below_keys(tokens)[head : len(tokens) - tail] for tokens in (plain, new)]
-    for block in difflib.SequenceMatcher(None, *below, autojunk=False).get_matching_blocks():
+    changed, into = (_below_keys(tokens)[head : len(tokens) - tail] for tokens in (plain, new))
+    for block in difflib.SequenceMatcher(None, changed, into, autojunk=False).get_matching_blocks():
         if block.size:
             yield head + block.a, head + block.b, block.size
     yield len(a) - tail, len(b) - tail, tail

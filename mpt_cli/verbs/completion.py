@@ -6,10 +6,10 @@ import argparse
 import os
 from typing import Any, TextIO
 
-import argcomplete
 from argcomplete.completers import SuppressCompleter
 from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
+from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import OK
 from mpt_cli.verbs import LISTED_VERBS
@@ -58,7 +58,7 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         parser = verb_parser(words[0])
         for action in parser._actions:
             if action.metavar in OFFERS:
-                action.completer = _completer(OFFERS[action.metavar], words)  # type: ignore[attr-defined,index]
+                action.completer = _completer(OFFERS[action.metavar], words)  # type: ignore[attr-defined]
         return parser
     parser = argparse.ArgumentParser(add_help=False)
     if not words:
@@ -85,6 +85,6 @@ def configure_completion(parser: argparse.ArgumentParser) -> None:
 
 def run_completion(arguments: argparse.Namespace) -> int:
     """Print the script that completes mpt's words: verbs, options, recipes, groups, keys and their values."""
-    script = argcomplete.shellcode(["mpt"], shell="fish" if arguments.shell == "fish" else "bash")
+    script = shellcode(["mpt"], shell="fish" if arguments.shell == "fish" else "bash")
     print(script.replace("[=/:]", "[=/:.]"), end="")  # no space behind a section either
     return OK

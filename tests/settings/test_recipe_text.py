@@ -1,6 +1,6 @@
 """Recipes edited: what is asked is done, and all else stays as it was written."""
 
-import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,6 @@ def edited(text: str, edit: str, *arguments: Any) -> str:
         ("t: {a: 1} # c\n", ["t", "x", "y"], 1, "t: {x: {y: 1}, a: 1} # c\n"),
         ("t: [1, # one\n  2]\na: 1\n", ["a"], 5, "t: [1, # one\n  2]\na: 5\n"),
         ("a: 1", ["a"], None, "a: null"),
-        ("? a\n: 1\nb: 2 # two\n", ["b"], 3, "a: 1\nb: 3 # two\n"),
     ],
 )  # fmt: skip
 def test_a_value_of_any_style_is_replaced_and_all_else_stays(before, path, value, after) -> None:
@@ -58,7 +57,7 @@ def test_a_value_of_any_style_is_replaced_and_all_else_stays(before, path, value
         ("v: &v 5 # five\nw: *v # also\n", ["w"], 6, "v: &v 5 # five\nw: 6 # also\n"),
         ("v: &v 5 # five\nw: *v # also\n", ["v"], 6, "v: 6 # five\nw: &v 5 # also\n"),
         ("b: &b {x: 1} # b\nm: *b # m\n", ["m", "x"], 9, "b: &b {x: 1} # b\nm: {x: 9} # m\n"),
-        ("b: &b\n  x: 1 # x\nm: *b # m\n", ["b", "x"], 9, "b:\n  x: 9 # x\nm: &b # m\n  x: 1\n"),
+        ("b: &b\n  x: 1 # x\nm: *b # m\n", ["b", "x"], 9, "b:\n  x: 9 # x\nm: &b\n  x: 1 # m\n"),
         ("b: &b {x: 1}\nm:\n  <<: *b # base\n  y: 2\n", ["m", "x"], 9,
          "b: &b {x: 1}\nm:\n  x: 9\n  <<: *b # base\n  y: 2\n"),
         ("b: &b {s: {k: 1}}\nm: {<<: *b}\n", ["m", "s", "k"], 2, "b: &b {s: {k: 1}}\nm: {s: {k: 2}, <<: *b}\n"),
@@ -66,7 +65,7 @@ def test_a_value_of_any_style_is_replaced_and_all_else_stays(before, path, value
 )  # fmt: skip
 def test_a_change_of_one_place_changes_no_other_that_shares_its_value(before, path, value, after) -> None:
     text = edited(before, "set", path, value)
-    expected = copy.deepcopy(yaml.safe_load(before))
+    expected = json.loads(json.dumps(yaml.safe_load(before)))  # without shared parts
     _set(expected, path, value)
     assert yaml.safe_load(text) == expected
     assert text == after
@@ -115,8 +114,8 @@ def test_what_is_no_yaml_is_told() -> None:
         RecipeText("a: [1\n").set(["a"], 1)
     with pytest.raises(ConfigError, match="keys and values at its top level"):
         RecipeText("- 1\n").set(["a"], 1)
-    with pytest.raises(ConfigError, match="duplicate key"):
-        RecipeText("a: 1\na: 2\n").set(["a"], 1)
+    with pytest.raises(ConfigError, match=r"must be written without `\?` keys and tags"):
+        RecipeText("? a\n: 1\nb: 2 # two\n").set(["b"], 1)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
@@ -124,7 +123,7 @@ def test_shipped_files_come_back_byte_for_byte(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     bare = bare_text(text)
     assert keep_layout(text, bare, bare) == text
-    assert edited(edited(text, "set", ["x", "y"], [1]), "remove", ["x", "y"]) == text
+    assert edited(edited(text, "set", ["new", "y"], [1]), "remove", ["new", "y"]) == text
     for name, value in (yaml.safe_load(text) or {}).items():
         if not isinstance(value, dict | list):
             assert edited(text, "set", [name], "x").splitlines()[-3:] == [
