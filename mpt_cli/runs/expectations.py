@@ -11,7 +11,6 @@ from typing import Any
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import write_atomic
-from mpt_cli.settings.recipe_edit import RecipeText
 
 RANGE_FIELDS = {"min", "max", "value", "tolerance"}
 NEUTRAL_KEYS = (
@@ -173,6 +172,8 @@ def new_figures(expect: Mapping[str, Any], missed: Sequence[ExpectationCheck]) -
 
 def updated_text(text: str, figures: Mapping[KeyPath, Any]) -> str:
     """The recipe with the figures in the places of the old ones; DataError where a place isn't in it."""
+    from mpt_cli.settings.recipe_edit import RecipeText
+
     recipe = RecipeText(text)
     missing = [".".join(place) for place in figures if not recipe.has(["expect", *place])]
     if missing:
