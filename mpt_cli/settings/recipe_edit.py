@@ -109,8 +109,7 @@ def format_yaml_value(value: Any) -> str:
 
 
 def _dump_value(value: Any, style: str | None) -> str:
-    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, default_style=style, width=_WIDTH,
-                     allow_unicode=True)  # fmt: skip
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, default_style=style, width=_WIDTH)
     return str(text).removesuffix("...\n").removesuffix("\n")
 
 
@@ -145,7 +144,7 @@ def _compose(text: str) -> MappingNode:
     return root
 
 
-def _kept_anchor(name: str) -> Anchor:
+def _kept_anchor(name: str) -> Any:
     anchor: Any = Anchor()
     anchor.value, anchor.always_dump = name, True
     return anchor
