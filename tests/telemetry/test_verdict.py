@@ -123,7 +123,15 @@ def test_all_six_verdicts_have_a_case() -> None:
 
 
 LOGMAX = Scaling(LogMaxScale())
-OF_ANOTHER_PACKAGE = replace(LOGMAX, mode="golden")
+
+
+class Golden(LogMaxScale):
+    """Of another package."""
+
+    mode = "golden"
+
+
+OF_ANOTHER_PACKAGE = Scaling(Golden())
 
 
 @pytest.mark.parametrize("scaling", [DYNAMIC, LOGMAX, OF_ANOTHER_PACKAGE], ids=lambda scaling: scaling.mode)
