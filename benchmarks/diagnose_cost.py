@@ -38,7 +38,7 @@ def main(backend: str, recipe: str = "digits_resnet") -> None:
     assert piece is not None
 
     def train() -> None:
-        parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        parts.engine.train(piece.source, piece.batch_indices, piece.count).wait()
 
     train()
     rounds = [

@@ -82,7 +82,7 @@ class RunStepper:
 
     def _train(self, most: int) -> StepRecords:
         piece = self._next_piece(most)
-        block = self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        block = self.parts.engine.train(piece.source, piece.batch_indices, piece.count).wait()
         self.step += piece.count
         self.step_in_epoch += piece.count
         return block
@@ -104,13 +104,13 @@ class RunStepper:
 
 def batch_of(piece: Piece, index: int) -> Any:
     """The examples of one step, as tensors of the backend."""
-    rows = keras.ops.convert_to_tensor(piece.rows[index])
-    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, rows, axis=0), piece.source)
+    wanted = keras.ops.convert_to_tensor(piece.batch_indices[index])
+    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, wanted, axis=0), piece.source)
 
 
 def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
     size = parts.settings.trainer.batch_size
-    return [batch for batch in batches if np.shape(keras.tree.flatten(batch[0])[0])[0] == size]
+    return [batch for batch in batches if np.shape(keras.tree.flatten(batch.x)[0])[0] == size]
 
 
 FLOAT32 = PolicySettings("float32", head=None)

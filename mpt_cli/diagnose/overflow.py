@@ -155,7 +155,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     counted, sightings, in_run_mode = _look(replayed, batch)
-    inputs = [_on_host(x) for x in keras.tree.flatten(batch[0])]
+    inputs = [_on_host(x) for x in keras.tree.flatten(batch.x)]
     first = _first(sightings, isfinite(counted.losses[0]))
     return OverflowDiagnosis(
         replayed.overflow, again, counted.losses[0], scale, sightings, first, in_run_mode, bad_weights,
@@ -167,10 +167,10 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], b
     """What the probes see, compiled like the run; where all is finite so, with float16 rounded everywhere."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
-    around = injector.around if injector else None
+    step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
         watch = Probes(parts_of(model), inputs=True, values=True)
-        counted = build_pass(model, watch, PassOptions(None, jit_compile, around))(batch)
+        counted = build_pass(model, watch, PassOptions(None, jit_compile, step_wrapper))(batch)
         sightings = [*_forward(model, watch, counted), *_backward(model, watch, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
             break

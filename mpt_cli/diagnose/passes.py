@@ -230,12 +230,12 @@ class GradientPass(Protocol):
 
 @dataclass(frozen=True)
 class PassOptions:
-    """`optimizer` (not wrapped, built) says by how much weights would move. `around` puts faults into the pass, as into
-    a training step."""
+    """`optimizer` (not wrapped, built) says by how much weights would move. `step_wrapper` puts faults into the pass,
+    as into a training step."""
 
     optimizer: Any = None
     jit_compile: bool = False
-    around: StepWrapper | None = None
+    step_wrapper: StepWrapper | None = None
 
 
 def build_pass(model: Any, watch: Probes, options: PassOptions = PassOptions()) -> GradientPass:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
+from mpt_cli.precision.backend_jax import TrainState
 
 Tensor = Any
 
@@ -16,7 +17,7 @@ class JaxPass:
 
     def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
         self.model, self.watch, self.optimizer = model, watch, options.optimizer
-        self._step = options.around(self._pass) if options.around else self._pass
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
         self._scale: Tensor = None  # of the pass that is being traced
         # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
         precision: dict[str, Any] = {} if options.jit_compile else {"xla_allow_excess_precision": False}
@@ -27,15 +28,15 @@ class JaxPass:
         rule = self.optimizer or model.optimizer
         own = [] if rule is None else rule.variables
         lists = (model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables)
-        state = tuple([variable.value for variable in variables] for variables in lists)
+        state = TrainState(*([variable.value for variable in variables] for variables in lists))
         loss, sinks, weights, updates = jax.device_get(self._run(state, batch, jnp.float32(scale)))
         return Counted((float(loss),), sinks, weights, None if self.optimizer is None else updates)
 
-    def _scaled_pass(self, state: Any, batch: Any, scale: Tensor) -> Any:
+    def _scaled_pass(self, state: TrainState, batch: Any, scale: Tensor) -> Any:
         self._scale = scale
         return self._step(self.model, state, batch)
 
-    def _pass(self, model: Any, state: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _pass(self, model: Any, state: TrainState, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weights, frozen, own, metrics = state
         given = keras.utils.unpack_x_y_sample_weight(batch)
 

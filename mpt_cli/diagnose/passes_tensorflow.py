@@ -15,7 +15,7 @@ class TensorFlowPass:
 
     def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
         self.model, self.watch, self.optimizer = model, watch, options.optimizer
-        self._step = options.around(self._pass) if options.around else self._pass
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
         self._run = tf.function(self._scaled_pass, autograph=False, jit_compile=options.jit_compile)
         self._scale: Tensor = None  # of the pass that is being traced
 

@@ -11,7 +11,7 @@ from keras import ops
 SMALL_ELEMENTS = 2**12
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
-Cond = Callable[[Tensor, Callable[[], Tensor], Callable[[], Tensor]], Tensor]
+Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 
 class Measured(NamedTuple):
@@ -121,18 +121,28 @@ def _packed(gradients: list[Tensor]) -> list[_Pack]:
     return packs
 
 
-def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, all are 0]`.
+class GradientDefects(NamedTuple):
+    """What is wrong with a step's gradients, as int32 scalars on the device.
 
-    The elements are counted only where the gradients are not finite.
+    How many elements are `nan` and `inf`, the index of the `first_bad` gradient that holds one, or -1, and whether
+    every element of all is `zero` (0 or 1).
     """
-    zero = ops.cast(ops.equal(measured.largest, 0), "int32")
-    nothing = ops.convert_to_tensor([0, 0, -1], dtype="int32")
-    return ops.append(cond(measured.finite, lambda: nothing, lambda: describe_non_finite(gradients)), zero)
+
+    nan: Tensor
+    inf: Tensor
+    first_bad: Tensor
+    zero: Tensor
 
 
-def describe_non_finite(gradients: list[Tensor]) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
+def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> GradientDefects:
+    """The elements are counted only where the gradients are not finite."""
+    none = tuple(ops.convert_to_tensor(number, dtype="int32") for number in (0, 0, -1))
+    nan, inf, first_bad = cond(measured.finite, lambda: none, lambda: describe_non_finite(gradients))
+    return GradientDefects(nan, inf, first_bad, ops.cast(ops.equal(measured.largest, 0), "int32"))
+
+
+def describe_non_finite(gradients: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1."""
     nan = inf = ops.zeros((), dtype="int32")
     none = len(gradients)
     first = ops.full((), none, dtype="int32")
@@ -144,7 +154,7 @@ def describe_non_finite(gradients: list[Tensor]) -> Tensor:
         which = _count(ops.convert_to_tensor(pack.starts, dtype="int32") <= place) - 1
         index = ops.take(ops.convert_to_tensor(pack.indices, dtype="int32"), which)
         first = ops.where(ops.any(bad), ops.minimum(first, index), first)
-    return ops.stack([nan, inf, ops.where(first < none, first, -1)])
+    return nan, inf, ops.where(first < none, first, -1)
 
 
 def _count(flags: Tensor) -> Tensor:

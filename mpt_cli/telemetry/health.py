@@ -130,18 +130,22 @@ class HealthRules:
                 return stop
         return None
 
-    def watch(self, ledger: "Ledger") -> StopLimits:
+    def stop_limits(self, ledger: "Ledger") -> StopLimits:
         """What ends the next call at the very step that breaks a rule.
 
         The skip rate can't exceed its limit before so many more steps were skipped as now are missing: there a call
         ends as well, to count again.
         """
-        limits = (
-            1 if self.loss_scale.on_overflow == "abort" else self.loss_scale.max_consecutive_skips, self._floor_limit,
-            self.trainer.max_nonfinite_losses, self.trainer.max_zero_gradients, self._skips_missing(ledger),
+        limits: StreakCounts[int | None] = StreakCounts(
+            skips=1 if self.loss_scale.on_overflow == "abort" else self.loss_scale.max_consecutive_skips,
+            floor_skips=self._floor_limit, non_finite_losses=self.trainer.max_nonfinite_losses,
+            zero_steps=self.trainer.max_zero_gradients, skips_in_call=self._skips_missing(ledger),
         )  # fmt: skip
         return StopLimits(
-            StreakCounts(ledger.consecutive_skips, ledger.floor_skips, ledger.non_finite_losses, ledger.zero_steps, 0),
+            StreakCounts(
+                skips=ledger.consecutive_skips, floor_skips=ledger.floor_skips, skips_in_call=0,
+                non_finite_losses=ledger.non_finite_losses, zero_steps=ledger.zero_steps,
+            ),
             StreakCounts(*(limit or NEVER for limit in limits)),
         )
 

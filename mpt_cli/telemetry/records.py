@@ -4,7 +4,7 @@ The trainer makes records and events, console and files show them; limits and lo
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 
@@ -176,31 +176,34 @@ class LoggedSteps(NamedTuple):
     every: int = NEVER
 
 
-class StreakCounts(NamedTuple):
-    """Counts of bad steps, or the counts at which a call ends early.
+Count = TypeVar("Count")
+
+
+class StreakCounts(NamedTuple, Generic[Count]):
+    """Counts of bad steps, or the counts at which a call ends early. Vectors of them have this order everywhere.
 
     Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
     with gradients that were all zero; and all steps skipped in this call.
     """
 
-    skips: int
-    floor_skips: int
-    non_finite_losses: int
-    zero_steps: int
-    skips_in_call: int
+    skips: Count
+    floor_skips: Count
+    non_finite_losses: Count
+    zero_steps: Count
+    skips_in_call: Count
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
-    streaks: StreakCounts = StreakCounts(0, 0, 0, 0, 0)
-    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
+    streaks: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+    limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
 
-    def numbers(self) -> list[int]:
-        """The streaks, then the limits; a streak at its limit already (of a resumed run, say) leaves a step.
+    def reachable(self) -> StreakCounts[int]:
+        """The limits, each above its streak: one that is at its limit already (of a resumed run, say) leaves a step.
 
-        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).numbers()
-        [0, 12, 0, 0, 0, 50, 13, 1073741824, 50, 3]
+        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).reachable()
+        StreakCounts(skips=50, floor_skips=13, non_finite_losses=1073741824, zero_steps=50, skips_in_call=3)
         """
         pairs = zip(self.streaks, self.limits, strict=True)
-        return [*self.streaks, *(max(limit, streak + 1) for streak, limit in pairs)]
+        return StreakCounts(*(max(limit, streak + 1) for streak, limit in pairs))

@@ -76,10 +76,10 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
 
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
         return launch.launch(settings, [*words, f"seed={with_seed_of_run(settings).seed}", *flags])
-    place = find_process_info(settings)
-    if place is not None:
-        check_process_info(settings, place)
-    if place is None or place.leads:
+    process_info = find_process_info(settings)
+    if process_info is not None:
+        check_process_info(settings, process_info)
+    if process_info is None or process_info.is_rank0:
         return None
     from mpt_cli import job
 
@@ -119,8 +119,8 @@ def run_killed(arguments: argparse.Namespace) -> int:
     from mpt_cli import job
 
     settings = load_settings(arguments.words)
-    audience = job.Reporters(sys.stderr, [KillAt(arguments.at)])
-    return job.train(settings, ["mpt", "train", *arguments.words], audience).exit_code
+    reporters = job.Reporters(sys.stderr, [KillAt(arguments.at)])
+    return job.train(settings, ["mpt", "train", *arguments.words], reporters).exit_code
 
 
 _VERIFY_RESUME_EXAMPLES = """examples:
