@@ -37,10 +37,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
 
 
-def _git(folder: Path, *words: str) -> bytes | None:
+def _git(folder: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(
-            ["git", *HARMLESS, "-C", str(folder), *words], capture_output=True, timeout=GIT_SECONDS, check=False
+            ["git", *HARMLESS, "-C", str(folder), *arguments], capture_output=True, timeout=GIT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

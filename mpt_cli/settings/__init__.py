@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 __all__ = ["load_settings", "resolved_yaml"]
 
 
-def load_settings(words: list[str]) -> "Settings":
+def load_settings(overrides: list[str]) -> "Settings":
     """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem, see `settings.load`."""
     from mpt_cli.settings.load import load_settings as load
 
-    return load(words)
+    return load(overrides)
 
 
 def resolved_yaml(settings: "Settings") -> str:

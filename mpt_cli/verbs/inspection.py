@@ -177,7 +177,7 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
-    settings = load_settings(arguments.words)
+    settings = load_settings(arguments.overrides)
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "settings": asdict(settings)})
@@ -211,7 +211,7 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
-    settings = load_settings(arguments.words)
+    settings = load_settings(arguments.overrides)
     built = None
     if arguments.build:
         from mpt_cli import job
