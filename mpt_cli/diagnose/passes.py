@@ -287,7 +287,3 @@ def owners_of_weights(model: Any) -> list[int | None]:
         holding = [(len(variables), index) for variables, index in held if id(variable) in variables]
         owners.append(min(holding)[1] if holding else None)
     return owners
-
-
-def inner_layers(part: Any) -> list[Any]:
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []

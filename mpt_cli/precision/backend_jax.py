@@ -57,17 +57,17 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         optimizer.inner_optimizer.iterations.assign_add(1)
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
-    _assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
     own, variables = optimizer.variables, gradients.variables
     values = [v.value for v in variables]
     new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
-    _assign([*variables, *own], [*new_values, *new_own])
+    assign([*variables, *own], [*new_values, *new_own])
 
 
-def _assign(variables: list[Any], values: list[Tensor]) -> None:
+def assign(variables: list[Any], values: list[Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

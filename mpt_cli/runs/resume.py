@@ -11,6 +11,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
+from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
@@ -69,7 +70,7 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
     """Keys whose values differ and matter, with the value before and now."""
     if now.seed is None:
         now = replace(now, seed=before.seed)  # the one that was drawn
-    old, new = _flatten(asdict(before)), _flatten(asdict(now))
+    old, new = flatten(asdict(before)), flatten(asdict(now))
     return {
         key: (old.get(key), new.get(key))
         for key in sorted(old.keys() | new.keys())
@@ -171,16 +172,6 @@ def _is_finished(run: RunDirectory) -> bool:
         return bool(read_summary(run.summary_json)["status"] == "finished")
     except DataError:
         return False
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:

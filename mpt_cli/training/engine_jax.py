@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.precision.backend_jax import TrainState, cond, train_step
+from mpt_cli.precision.backend_jax import TrainState, assign, cond, train_step
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import metrics_of
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
@@ -100,7 +100,7 @@ class JaxEngine(Engine):
             given = self.to_device(given)
         state, result = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
-            _assign(variables, values)
+            assign(variables, values)
         self._latest = LoopCall(logged, self._names, result)
         return self._latest
 
@@ -114,10 +114,10 @@ class JaxEngine(Engine):
         else:
             for row in self.to_device(batch_indices[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
-        _assign(model.metrics_variables, metrics)
+        assign(model.metrics_variables, metrics)
 
     def _clear_metrics(self) -> None:
-        _assign(self.model.metrics_variables, self._fresh())
+        assign(self.model.metrics_variables, self._fresh())
 
     def _compute_metrics(self) -> Tensor:
         return self._results([v.value for v in self.model.metrics_variables])
@@ -231,8 +231,3 @@ class JaxEngine(Engine):
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:
     return function
-
-
-def _assign(variables: list[Any], values: list[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
