@@ -153,7 +153,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
-        telemetry.cut_back(*start.position)
+        telemetry.rewind(*start.position)
     changes = format_changes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)

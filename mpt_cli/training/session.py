@@ -237,7 +237,7 @@ class Rollback:
             return False
         self.done += 1
         event = self._event(stop, checkpoint)
-        trainer.telemetry.cut_back(checkpoint.step, checkpoint.position["progress"]["epochs_completed"])
+        trainer.telemetry.rewind(checkpoint.step, checkpoint.position["progress"]["epochs_completed"])
         trainer.telemetry.events([event])
         if restore(self.parts, trainer, checkpoint):
             trainer.engine.recompile()

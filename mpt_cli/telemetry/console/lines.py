@@ -192,7 +192,7 @@ class Narrator:
         if not self._pending:
             self._skipped = snapshot.skipped_steps
 
-    def go_back(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         """The run is back at `step`; whatever came after it is told already."""
         self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
         self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
