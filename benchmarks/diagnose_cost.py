@@ -32,7 +32,7 @@ def main(backend: str, recipe: str = "digits_resnet") -> None:
     examination = Examination(settings, platform, Request(batches=BATCHES))
     examination.measure_at(1)  # compiles both
     parts, course = examination.parts, examination._course
-    (batch,) = course.look_ahead(1)
+    (batch,) = course.peek_batches(1)
     course.begin()
     piece = parts.train_feed.take(BATCHES)
     assert piece is not None

@@ -15,8 +15,8 @@ Tensor = Any
 class JaxPass:
     """See `passes.GradientPass`."""
 
-    def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
-        self.model, self.watch, self.optimizer = model, watch, options.optimizer
+    def __init__(self, model: Any, probes: Probes, options: PassOptions) -> None:
+        self.model, self.probes, self.optimizer = model, probes, options.optimizer
         self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
         self._scale: Tensor = None  # of the pass that is being traced
         # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
@@ -41,14 +41,14 @@ class JaxPass:
         given = keras.utils.unpack_x_y_sample_weight(batch)
 
         def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            with self.watch.around(sinks):
+            with self.probes.installed(sinks):
                 scaled, (loss, *_) = model.compute_loss_and_updates(
                     weights, frozen, metrics, *given, training=True, optimizer_variables=own
                 )
             return jnp.asarray(scaled, "float32") * self._scale, jnp.asarray(loss, "float32")
 
         differentiated = jax.value_and_grad(scaled_loss, argnums=(0, 1), has_aux=True)
-        (_, loss), (gradients, sinks) = differentiated(weights, self.watch.sinks())
+        (_, loss), (gradients, sinks) = differentiated(weights, self.probes.sinks())
         moved = {id(variable) for variable in weights_of(model)}
         chosen = [id(variable) in moved for variable in model.trainable_variables]
         counts = count_weights([g for g, is_moved in zip(gradients, chosen, strict=True) if is_moved])
