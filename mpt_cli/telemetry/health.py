@@ -1,11 +1,12 @@
-"""Whether a run trains: the rules that end it, the verdict when it has ended, what both rest on and what they
-advise.
+"""Whether a run trains: what is observed of it, the causes of what goes wrong, and the rules that end it or name it.
+
+A new rule is one row of `RULES`, and its key in `settings/schema.py`; a new piece of advice is one row of `CAUSES`.
 """
 
 import math
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class EventTally:
-    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending.
+    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
+    those whose loss was already not finite.
 
     `latest` are the last events themselves, for a post-mortem.
     """
@@ -27,7 +29,7 @@ class EventTally:
     skip_steps: list[int] = field(default_factory=list)
     first_growth_step: int | None = None
     growths: int = 0
-    forward_skips: int = 0
+    forward_steps: list[int] = field(default_factory=list)
     lowest_scale: float | None = None
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
@@ -41,7 +43,8 @@ class EventTally:
         self.latest.append(event)
         if event.kind == OVERFLOW:
             self.skip_steps.append(event.step)
-            self.forward_skips += event.cause == "forward"
+            if event.cause == "forward":
+                self.forward_steps.append(event.step)
         elif event.kind == GROWTH:
             self.growths += 1
             if self.first_growth_step is None:
@@ -53,220 +56,242 @@ class EventTally:
         self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
 
 
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
+LONGEST_SETTLING_SKIPS = 29
+
+
 @dataclass(frozen=True)
-class Evidence:
-    """What the verdict rests on: counters and events of the whole run, the attempts before a resume included."""
+class Signs:
+    """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
 
     scaling: Scaling
     steps_seen: int
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
+    forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
-    forward_skips: int = 0  # skipped steps whose loss was already not finite
-    final_scale: float | None = None
-    final_loss: float | None = None  # mean over the last applied steps; None when there were none
+    scale: float | None = None  # None before the first step
+    loss: float | None = None  # mean over the last applied steps; None when there were none
     flushed_share: float | None = None  # of gradient elements, where it was sampled
+    sample_is_new: bool = False  # whether that was after the last step
+    streaks: StreakCounts[int] = NO_STREAKS  # after the last step
+    peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
+    peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps
+    window_steps: int = 0
+    window_skips: int = 0
+    applied_in_epoch: int = 0
+    epoch_is_whole: bool = True
+    weights_are_finite: bool = True
 
     @property
     def skipped_steps(self) -> int:
         return len(self.skip_steps)
 
+    @property
+    def final_streak(self) -> int:
+        """How many of the latest steps in a row were all skipped."""
+        streak = 0
+        for step in reversed(self.skip_steps):
+            if step != self.steps_seen - streak:
+                break
+            streak += 1
+        return streak
 
-def evidence_from(
-    tally: EventTally, scaling: Scaling, *, applied_steps: int, final_scale: float | None, final_loss: float | None,
-    flushed_share: float | None = None,
-) -> Evidence:  # fmt: skip
-    """The evidence of a run whose every event is in `tally`; `applied_steps` as the optimizer counted them."""
-    skips = () if scaling.applies_overflows else tuple(tally.skip_steps)
-    return Evidence(
+    @property
+    def late_skips(self) -> tuple[int, int]:
+        """Steps and skips of the second half of the run, not counting the streak it may have opened with."""
+        lead = 0
+        for step in self.skip_steps:
+            if step != lead + 1:
+                break
+            lead = step
+        start = lead + (self.steps_seen - lead) // 2
+        return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
+        falls = self.scaling.floor is not None and not self.is_near_floor(1)
+        return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
+
+    def is_near_floor(self, factor: float) -> bool:
+        """Whether the scale is at most `factor` times as high as its floor, if it has one."""
+        return self.scale is not None and is_at_floor(self.scaling, self.scale / factor)
+
+    def forward_share(self, skips: int) -> float:
+        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
+        count = min(skips, self.skipped_steps)
+        if count == 0:
+            return 0.0
+        return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
+
+
+def is_at_floor(scaling: Scaling, scale: float) -> bool:
+    """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
+
+    The floor of the settings may lie between two such numbers, and is rounded by at most 2^-24 of it.
+    """
+    return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
+
+
+def observe(ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float]) -> Signs:
+    """The signs after the last step that `ledger` took in, whose every event is in `tally`.
+
+    `metrics` are those of the last whole epoch: one that ends in "loss" and is not finite stands for the loss.
+    """
+    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
+    applies, sample = scaling.applies_overflows, ledger.sample
+    return Signs(
         scaling=scaling,
-        steps_seen=applied_steps + len(skips),
-        applied_steps=applied_steps,
-        skip_steps=skips,
-        bad_steps=len(tally.skip_steps) - len(skips),
+        steps_seen=ledger.seen,
+        applied_steps=ledger.applied,
+        skip_steps=() if applies else tally.skip_steps,
+        forward_steps=() if applies else tally.forward_steps,
         first_growth_step=tally.first_growth_step,
-        forward_skips=tally.forward_skips,
-        final_scale=final_scale,
-        final_loss=final_loss,
-        flushed_share=flushed_share,
+        bad_steps=len(tally.skip_steps) if applies else 0,
+        scale=ledger.scale if ledger.seen else None,
+        loss=spoiled[0] if spoiled else ledger.last_mean_loss,
+        flushed_share=None if sample is None else sample.flushed_share,
+        sample_is_new=sample is not None and sample.step == ledger.seen,
+        streaks=ledger.streaks,
+        peaks=ledger.peaks,
+        peak_skip_rate=ledger.peak_skip_rate,
+        window_steps=ledger.window_steps,
+        window_skips=int(ledger.window.sum()),
+        applied_in_epoch=ledger.applied_in_epoch,
     )
 
 
-# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a longer streak is no settling.
-SETTLING_SKIPS = 29
-ZERO_GRADIENTS = "trainer.max_zero_gradients"
-DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
-
-
 @dataclass(frozen=True)
-class Stop:
-    """Why a run was ended: the key of the rule, what was seen, and what to try.
+class Cause:
+    """Why steps go wrong, as far as the signs tell, and what to do about it.
 
-    `change` are the words that do so when they are added to the command; empty where that takes a look first.
+    `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
+    on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
+    that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
+    {fixed} is the scale of the settings and {lower} one that is 2^8 lower than the present.
     """
 
-    key: str
-    evidence: str
+    fits: Callable[[Signs, int], bool]
     remedy: str
+    explanation: str = ""
+    hint: str = ""
     change: str = ""
 
-    def __str__(self) -> str:
-        return f"{self.evidence} (rule {self.key}). {self.remedy}"
+    def advise(self, signs: Signs) -> str:
+        return _fill(self.remedy, signs)
+
+    def explain(self, signs: Signs) -> str:
+        return _fill(self.explanation, signs)
 
 
-@dataclass(frozen=True)
-class HealthRules:
-    """The rules of one run. `check` is asked after every call into the compiled loop."""
+def _fill(text: str, signs: Signs) -> str:
+    lower = format_scale(None if signs.scale is None else signs.scale / 2**8).replace("^", "**")
+    return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower)
 
-    loss_scale: LossScaleSettings
-    trainer: TrainerSettings
 
-    def check(self, ledger: "Ledger") -> Stop | None:
-        """The first rule that a step since the last question broke, or None."""
-        for rule in (self._overflow, self._floor, self._streak, self._rate, self._loss, self._zero):
-            stop = rule(ledger)
-            if stop is not None:
-                return stop
-        return None
+DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
+LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
+KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
 
-    def stop_limits(self, ledger: "Ledger") -> StopLimits:
-        """What ends the next call at the very step that breaks a rule.
+FORWARD, FIXED, BEYOND = "forward pass", "fixed too high", "beyond any scale"
+UNSETTLED, TOO_HIGH = "unsettled", "too high"
+UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients"
+SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 
-        The skip rate can't exceed its limit before so many more steps were skipped as now are missing: there a call
-        ends as well, to count again.
-        """
-        limits: StreakCounts[int | None] = StreakCounts(
-            skips=1 if self.loss_scale.on_overflow == "abort" else self.loss_scale.max_consecutive_skips,
-            floor_skips=self._floor_limit, non_finite_losses=self.trainer.max_nonfinite_losses,
-            zero_steps=self.trainer.max_zero_gradients, skips_in_call=self._skips_missing(ledger),
-        )  # fmt: skip
-        return StopLimits(
-            StreakCounts(
-                skips=ledger.consecutive_skips, floor_skips=ledger.floor_skips, skips_in_call=0,
-                non_finite_losses=ledger.non_finite_losses, zero_steps=ledger.zero_steps,
-            ),
-            StreakCounts(*(limit or NEVER for limit in limits)),
-        )
+CAUSES = {
+    FORWARD: Cause(
+        lambda signs, skips: signs.forward_share(skips) > 0.5,
+        remedy="The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
+        "lower optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides).",
+        explanation="the loss itself was not finite, which no scale can cause or cure. Look for bad values in the "
+        "data, a learning rate that is too high, or a layer that overflows float16 (policy.overrides can keep it in "
+        "float32).",
+        hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
+    ),
+    FIXED: Cause(
+        lambda signs, _: not signs.scaling.moves,
+        remedy="The fixed scale is too high for this model: try loss_scale.initial_scale={lower} or "
+        "loss_scale=dynamic.",
+        explanation="the fixed scale {fixed} is too high: lower loss_scale.initial_scale or use loss_scale=dynamic.",
+        change=DYNAMIC,
+    ),
+    BEYOND: Cause(
+        lambda signs, _: signs.is_near_floor(2),
+        remedy="No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
+        "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare.",
+        explanation="when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
+        "policy=mixed_bfloat16 or float32, a lower optimizer.learning_rate, or optimizer.global_clipnorm.",
+        hint="nan even at the lowest scale, so the scale is not the cause",
+        change=WIDER,
+    ),
+    TOO_HIGH: Cause(  # and the run has trained
+        lambda signs, _: signs.applied_steps > 0,
+        remedy=LOWER_START,
+        explanation="lower loss_scale.max_scale, raise loss_scale.growth_steps, or try policy=mixed_bfloat16.",
+        change=WIDER,
+    ),
+    UNSETTLED: Cause(
+        lambda signs, _: signs.applied_steps == 0,
+        remedy=LOWER_START,
+        explanation="start lower (loss_scale.initial_scale) or give the scale more steps to settle (trainer.epochs).",
+        change=WIDER,
+    ),
+    UNSCALED: Cause(
+        lambda signs, _: not signs.scaling.scales,
+        remedy=KEPT_BY_MORE + "loss_scale=dynamic.",
+        explanation="use loss_scale=dynamic.",
+        change=DYNAMIC,
+    ),
+    FIXED_LOW: Cause(
+        lambda signs, _: not signs.scaling.moves,
+        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
+        explanation="raise loss_scale.initial_scale or use loss_scale=dynamic.",
+    ),
+    LOW: Cause(
+        lambda signs, _: not signs.skip_steps,
+        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
+        explanation="nothing overflowed: raise loss_scale.initial_scale.",
+    ),
+    NO_ROOM: Cause(
+        lambda signs, _: signs.skipped_steps > 0,
+        remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
+        explanation="something overflows at any useful scale: keep that layer in float32 (policy.overrides).",
+    ),
+    DEAD: Cause(
+        lambda signs, _: not (signs.sample_is_new and (signs.flushed_share or 0) > 0),
+        remedy="No loss scale brings them back: look for a loss that does not depend on the weights, for units that "
+        "are dead (a lower optimizer.learning_rate), or for targets that are met already.",
+    ),
+    SPOILED_LOSS: Cause(
+        lambda signs, _: True,
+        remedy="Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss "
+        "scaling set loss_scale=dynamic.",
+        change=CLIP,
+    ),
+    SPOILED_WEIGHTS: Cause(
+        lambda signs, _: not signs.weights_are_finite,
+        remedy="Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.",
+        change=CLIP,
+    ),
+}
+OVERFLOW_CAUSES = (FORWARD, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+UNDERFLOW_CAUSES = (UNSCALED, FIXED_LOW, LOW, NO_ROOM)
 
-    @property
-    def _floor_limit(self) -> int | None:
-        """A fixed scale has no floor to come to."""
-        return None if self.loss_scale.mode == "fixed" else self.loss_scale.max_skips_at_floor
 
-    def steps_to_window(self, ledger: "Ledger") -> int | None:
-        """Steps until the skip rate counts for the first time, None where it does already or never will: a call ends
-        there."""
-        left = 2 * ledger.window_steps - ledger.seen
-        return left if left > 0 and self.loss_scale.max_skip_rate is not None else None
+def find_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
+    """The first of these causes that fits, the last where none does, of the latest `skips` skipped steps."""
+    return next((name for name in names if CAUSES[name].fits(signs, skips)), names[-1])
 
-    def _skips_missing(self, ledger: "Ledger") -> int | None:
-        """How many more skipped steps it takes at least to exceed the skip rate."""
-        rate = self.loss_scale.max_skip_rate
-        if rate is None or self.steps_to_window(ledger) is not None:
-            return None
-        return max(1, int(rate * ledger.window_steps) - int(ledger.window.sum()))
 
-    def check_epoch(self, ledger: "Ledger") -> Stop | None:
-        """At the end of an epoch: did it train at all?"""
-        if ledger.applied_in_epoch > 0 or not self.loss_scale.stop_on_idle_epoch or self._is_settling(ledger):
-            return None
-        evidence = (
-            f"an epoch ended in which every step was skipped, the last at loss scale {format_scale(ledger.scale)}"
-        )
-        return Stop("loss_scale.stop_on_idle_epoch", evidence, *self._advice(ledger, ledger.consecutive_skips))
+def _explain(signs: Signs, skips: int, names: Sequence[str]) -> str:
+    return CAUSES[find_cause(signs, skips, names)].explain(signs)
 
-    def check_weights(self, are_finite: bool) -> Stop | None:
-        """At the end of an epoch: a nan weight can hide behind a relu and leave the loss finite."""
-        if are_finite or not self.trainer.stop_on_nonfinite_weights:
-            return None
-        return Stop(
-            "trainer.stop_on_nonfinite_weights", "the weights hold inf or nan",
-            "Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.", CLIP,
-        )  # fmt: skip
 
-    def _is_settling(self, ledger: "Ledger") -> bool:
-        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
-        falls = self.loss_scale.mode != "fixed" and ledger.scale > self.loss_scale.min_scale
-        return falls and ledger.consecutive_skips < SETTLING_SKIPS
-
-    def _overflow(self, ledger: "Ledger") -> Stop | None:
-        if self.loss_scale.on_overflow != "abort" or ledger.peak_skips == 0:
-            return None
-        evidence = f"gradients were not finite at loss scale {format_scale(ledger.scale)}"
-        return Stop("loss_scale.on_overflow=abort", evidence, *self._advice(ledger, 1))
-
-    def _floor(self, ledger: "Ledger") -> Stop | None:
-        limit = self._floor_limit
-        if limit is None or ledger.peak_floor_skips < limit:
-            return None
-        floor = format_scale(self.loss_scale.min_scale)
-        skips = ledger.peak_floor_skips
-        evidence = f"{skips} steps were skipped though the loss scale is at its floor, {floor}"
-        return Stop("loss_scale.max_skips_at_floor", evidence, *self._advice(ledger, skips))
-
-    def _streak(self, ledger: "Ledger") -> Stop | None:
-        limit = self.loss_scale.max_consecutive_skips
-        if limit is None or ledger.peak_skips < limit:
-            return None
-        evidence = f"{ledger.peak_skips} steps in a row were skipped, the loss scale is {format_scale(ledger.scale)}"
-        return Stop("loss_scale.max_consecutive_skips", evidence, *self._advice(ledger, ledger.peak_skips))
-
-    def _rate(self, ledger: "Ledger") -> Stop | None:
-        limit, window, rate = self.loss_scale.max_skip_rate, ledger.window_steps, ledger.peak_skip_rate
-        if limit is None or not rate > limit:
-            return None
-        evidence = f"{rate:.0%} of {window} steps in a row were skipped"
-        return Stop("loss_scale.max_skip_rate", evidence, *self._advice(ledger, int(rate * window)))
-
-    def _loss(self, ledger: "Ledger") -> Stop | None:
-        limit = self.trainer.max_nonfinite_losses
-        if limit is None or ledger.peak_bad_losses < limit:
-            return None
-        return Stop(
-            "trainer.max_nonfinite_losses",
-            f"the loss was not finite in {ledger.peak_bad_losses} applied steps in a row",
-            "Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without "
-            "loss scaling set loss_scale=dynamic.", CLIP,
-        )
-
-    def _zero(self, ledger: "Ledger") -> Stop | None:
-        limit = self.trainer.max_zero_gradients
-        if limit is None or ledger.peak_zero_steps < limit:
-            return None
-        evidence = f"every gradient was exactly 0 in {ledger.peak_zero_steps} applied steps in a row"
-        return Stop(ZERO_GRADIENTS, evidence, *self._lift(ledger))
-
-    def _lift(self, ledger: "Ledger") -> tuple[str, str]:
-        """What to try against gradients that are zero: a higher scale where one is seen to help."""
-        sample = ledger.sample
-        if sample is not None and sample.step == ledger.seen and sample.flushed_share > 0:
-            unscaled = self.loss_scale.mode == "none"
-            higher = "loss_scale=dynamic" if unscaled else "raise loss_scale.initial_scale"
-            remedy = f"float16 flushed them to zero, a higher loss scale keeps them: {higher}."
-            return remedy, DYNAMIC if unscaled else ""
-        return (
-            "No loss scale brings them back: look for a loss that does not depend on the weights, for units that are "
-            "dead (a lower optimizer.learning_rate), or for targets that are met already."
-        ), ""
-
-    def _advice(self, ledger: "Ledger", skips: int) -> tuple[str, str]:
-        """What to try, and as a change, by where the latest `skips` skipped steps went wrong."""
-        if ledger.forward_share(skips) > 0.5:
-            return (
-                "The loss itself was not finite, which no scale can cause or cure: look for nan or inf in the data, "
-                "lower optimizer.learning_rate, or keep a layer that overflows in float32 (policy.overrides)."
-            ), ""
-        if self.loss_scale.mode == "fixed":
-            lower = f"loss_scale.initial_scale={format_scale(ledger.scale / 2**8).replace('^', '**')}"
-            return f"The fixed scale is too high for this model: try {lower} or {DYNAMIC}.", DYNAMIC
-        if ledger.scale <= self.loss_scale.min_scale * 2:
-            return (
-                "No scale is low enough, so scaling is not the cause: look for nan in the model or data, lower "
-                "optimizer.learning_rate, or run with policy=mixed_bfloat16 or policy=float32 to compare."
-            ), WIDER
-        remedy = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
-        return remedy, WIDER
+def _as_sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 HEALTHY = "healthy"
@@ -283,114 +308,105 @@ GOOD_VERDICTS = (HEALTHY, WARM_UP)
 CHRONIC_SHARE = 0.05
 PROBE_MARGIN = 2.0  # twice the share that probing alone explains
 CHRONIC_SKIPS = 3  # in a short run one or two skips are above any share and prove nothing
-# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
-COLLAPSE_STREAK = 29
 # Scaling exists to lift gradients; at 1 it does nothing, below it pushes them further under.
 USELESS_SCALE = 1.0
 FLUSHED_SHARE = 0.1  # chosen, not measured: a few per cent are lost in most healthy nets (exact zeros not counted)
 FLOOR_STREAK = 3  # one overflow at the floor may be a bad batch
 
 
-def judge(evidence: Evidence) -> tuple[str, str]:
-    """Verdict and explanation; the first rule that fits, from worst to best.
-
-    >>> from mpt_cli.telemetry.records import Scaling
-    >>> judge(Evidence(Scaling(), steps_seen=100, applied_steps=100, final_loss=0.2))
-    ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
-    """
-    for rule in (_never_trained, _collapsed, _chronic, _too_low, _warm_up):
-        found = rule(evidence)
-        if found is not None:
-            return found
-    return HEALTHY, _explain_healthy(evidence)
-
-
-def _never_trained(evidence: Evidence) -> tuple[str, str] | None:
-    if evidence.applied_steps > 0:
+def _ends_untrained(signs: Signs) -> str | None:
+    if signs.applied_steps > 0:
         return None
-    if evidence.steps_seen == 0:
-        return NEVER_TRAINED, "The run ended before its first step."
-    words = f"None of {format_count(evidence.steps_seen)} steps was applied, so the weights are those of the start: "
-    if evidence.forward_skips:
-        return NEVER_TRAINED, words + _forward_advice()
-    if evidence.scaling.mode == "fixed":
-        return NEVER_TRAINED, f"{words}every gradient overflowed. {_lower_fixed_scale(evidence)}"
-    advice = "Start lower (loss_scale.initial_scale) or give the scale more steps to settle (trainer.epochs)."
-    return NEVER_TRAINED, f"{words}every gradient overflowed{_format_at_scale(evidence)}. {advice}"
+    if signs.steps_seen == 0:
+        return "The run ended before its first step."
+    words = f"None of {format_count(signs.steps_seen)} steps was applied, so the weights are those of the start: "
+    cause = find_cause(signs, signs.skipped_steps, OVERFLOW_CAUSES)
+    advice = CAUSES[cause].explain(signs)
+    if cause == FORWARD:
+        return words + advice
+    where = "" if cause == FIXED else _format_at_scale(signs)
+    return f"{words}every gradient overflowed{where}. {_as_sentence(advice)}"
 
 
-def _collapsed(evidence: Evidence) -> tuple[str, str] | None:
-    if evidence.final_loss is not None and not math.isfinite(evidence.final_loss):
-        return COLLAPSED, f"The loss ended as {evidence.final_loss}: " + _forward_advice()
-    streak = _final_streak(evidence)
-    if evidence.scaling.mode == "dynamic" and _at_floor(evidence) and streak >= FLOOR_STREAK:
-        words = f"The scale fell to its floor, {format_scale(evidence.final_scale)}, and steps still overflowed: "
-        return COLLAPSED, words + _not_the_scale()
-    if streak >= COLLAPSE_STREAK:
-        words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(evidence)}: "
-        return COLLAPSED, words + (_forward_advice() if evidence.forward_skips else _not_the_scale())
-    return None
+def _ends_without_loss(signs: Signs) -> str | None:
+    if signs.loss is None or math.isfinite(signs.loss):
+        return None
+    return f"The loss ended as {signs.loss}: {CAUSES[FORWARD].explain(signs)}"
 
 
-def _chronic(evidence: Evidence) -> tuple[str, str] | None:
-    late_steps, late_skips = _late_skips(evidence)
-    growth_steps = evidence.scaling.growth_steps
-    probing = PROBE_MARGIN / growth_steps if evidence.scaling.mode == "dynamic" and growth_steps else 0.0
+def _ends_at_floor(signs: Signs) -> str | None:
+    streak = signs.final_streak
+    if streak < FLOOR_STREAK or not signs.is_near_floor(1):
+        return None
+    words = f"The scale fell to its floor, {format_scale(signs.scale)}, and steps still overflowed: "
+    return words + _explain(signs, streak, (FORWARD, BEYOND))
+
+
+def _ends_in_skips(signs: Signs) -> str | None:
+    """Even far from the floor: a scale that could have been halved so often without effect is not the cause."""
+    streak = signs.final_streak
+    if streak < LONGEST_SETTLING_SKIPS:
+        return None
+    words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(signs)}: "
+    return words + _explain(signs, streak, (FORWARD, FIXED, BEYOND))
+
+
+def _ends_overflowing(signs: Signs) -> str | None:
+    late_steps, late_skips = signs.late_skips
+    growth_steps = signs.scaling.growth_steps
+    probing = PROBE_MARGIN / growth_steps if growth_steps else 0.0
     if late_skips < CHRONIC_SKIPS or late_skips <= late_steps * max(CHRONIC_SHARE, probing):
         return None
     words = (
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    if evidence.forward_skips * 2 > evidence.skipped_steps:
-        return CHRONIC, words + "In most of them " + _forward_advice()
-    if evidence.scaling.mode == "fixed":
-        return CHRONIC, words + _lower_fixed_scale(evidence)
-    advice = "Lower loss_scale.max_scale, raise loss_scale.growth_steps, or try policy=mixed_bfloat16."
-    return CHRONIC, words + advice
+    cause = find_cause(signs, late_skips, (FORWARD, FIXED, TOO_HIGH))
+    advice = CAUSES[cause].explain(signs)
+    return words + (f"In most of them {advice}" if cause == FORWARD else _as_sentence(advice))
 
 
-def _too_low(evidence: Evidence) -> tuple[str, str] | None:
-    flushed = evidence.flushed_share
-    if flushed is not None and flushed > FLUSHED_SHARE:
-        words = f"{100 * flushed:.0f}% of the gradient elements were flushed to zero{_format_at_scale(evidence)}. "
-        return TOO_LOW, f"{words}{_raise_scale(evidence)}"
-    if evidence.scaling.mode == "none":
+def _ends_flushed(signs: Signs) -> str | None:
+    flushed = signs.flushed_share
+    if flushed is None or flushed <= FLUSHED_SHARE:
         return None
-    if evidence.final_scale is not None and evidence.final_scale <= USELESS_SCALE:
-        words = f"The scale ended at {format_scale(evidence.final_scale)}, which lifts no gradient out of underflow. "
-        return TOO_LOW, f"{words}{_raise_scale(evidence)}"
-    return None
+    words = f"{100 * flushed:.0f}% of the gradient elements were flushed to zero{_format_at_scale(signs)}. "
+    return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))
 
 
-def _warm_up(evidence: Evidence) -> tuple[str, str] | None:
-    if not evidence.skip_steps or evidence.scaling.mode != "dynamic":
+def _ends_useless(signs: Signs) -> str | None:
+    if not signs.scaling.scales or signs.scale is None or signs.scale > USELESS_SCALE:
         return None
-    last = evidence.skip_steps[-1]
-    if evidence.first_growth_step is not None and last > evidence.first_growth_step:
+    words = f"The scale ended at {format_scale(signs.scale)}, which lifts no gradient out of underflow. "
+    return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))
+
+
+def _ends_warmed_up(signs: Signs) -> str | None:
+    if not signs.skip_steps or not signs.scaling.growth_steps:
         return None
-    words = (
-        f"{_format_skipped(evidence)} while the scale settled{_format_at_scale(evidence)}, the last at step {last}; "
-    )
-    return WARM_UP, f"{words}this is normal and nothing needs to be done."
+    last = signs.skip_steps[-1]
+    if signs.first_growth_step is not None and last > signs.first_growth_step:
+        return None
+    words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step {last}; "
+    return f"{words}this is normal and nothing needs to be done."
 
 
-def _explain_healthy(evidence: Evidence) -> str:
-    if not evidence.skip_steps:
-        words = f"All {format_count(evidence.steps_seen)} steps were applied"
-        if evidence.bad_steps:
-            words += f", {format_count(evidence.bad_steps)} of them with gradients that were not finite"
-        if evidence.scaling.mode == "none":
-            return f"{words}; {_explain_unscaled(evidence)}"
-        return f"{words}{_format_at_scale(evidence)}."
-    return f"{_format_skipped(evidence)}, few enough to do no harm."
+def _ends_well(signs: Signs) -> str:
+    if signs.skip_steps:
+        return f"{_format_skipped(signs)}, few enough to do no harm."
+    words = f"All {format_count(signs.steps_seen)} steps were applied"
+    if signs.bad_steps:
+        words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
+    if signs.scaling.scales:
+        return f"{words}{_format_at_scale(signs)}."
+    return f"{words}; {_explain_unscaled(signs)}"
 
 
-def _explain_unscaled(evidence: Evidence) -> str:
-    if evidence.scaling.is_needed and evidence.flushed_share is not None:
-        lost = f"{100 * evidence.flushed_share:.2g}% of the gradient elements were flushed to zero"
+def _explain_unscaled(signs: Signs) -> str:
+    if signs.scaling.is_needed and signs.flushed_share is not None:
+        lost = f"{100 * signs.flushed_share:.2g}% of the gradient elements were flushed to zero"
         return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."
-    if not evidence.scaling.is_needed:
+    if not signs.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."
     return (
         "the loss was not scaled although layers compute in float16, so every gradient below 2^-24 was lost. If the "
@@ -398,69 +414,195 @@ def _explain_unscaled(evidence: Evidence) -> str:
     )
 
 
-def _late_skips(evidence: Evidence) -> tuple[int, int]:
-    """Steps and skips of the second half of the run, not counting the streak it may have opened with."""
-    lead = 0
-    for step in evidence.skip_steps:
-        if step != lead + 1:
-            break
-        lead = step
-    start = lead + (evidence.steps_seen - lead) // 2
-    return evidence.steps_seen - start, evidence.skipped_steps - bisect_right(evidence.skip_steps, start)
+def _format_skipped(signs: Signs) -> str:
+    share = format_share(signs.skipped_steps, signs.steps_seen)
+    verb = "was" if signs.skipped_steps == 1 else "were"
+    return f"{format_count(signs.skipped_steps)} of {format_count(signs.steps_seen)} steps ({share}) {verb} skipped"
 
 
-def _final_streak(evidence: Evidence) -> int:
-    """How many steps at the very end were all skipped."""
-    streak = 0
-    for step in reversed(evidence.skip_steps):
-        if step != evidence.steps_seen - streak:
-            break
-        streak += 1
-    return streak
-
-
-def _at_floor(evidence: Evidence) -> bool:
-    return evidence.final_scale is not None and evidence.final_scale <= evidence.scaling.min_scale
-
-
-def _format_skipped(evidence: Evidence) -> str:
-    share = format_share(evidence.skipped_steps, evidence.steps_seen)
-    verb = "was" if evidence.skipped_steps == 1 else "were"
-    return (
-        f"{format_count(evidence.skipped_steps)} of {format_count(evidence.steps_seen)} steps ({share}) {verb} skipped"
-    )
-
-
-def _format_at_scale(evidence: Evidence) -> str:
-    if evidence.scaling.mode == "none":
+def _format_at_scale(signs: Signs) -> str:
+    if not signs.scaling.scales:
         return " without loss scaling"
-    return "" if evidence.final_scale is None else f" at scale {format_scale(evidence.final_scale)}"
+    return "" if signs.scale is None else f" at scale {format_scale(signs.scale)}"
 
 
-def _forward_advice() -> str:
-    return (
-        "the loss itself was not finite, which no scale can cause or cure. Look for bad values in the data, a learning "
-        "rate that is too high, or a layer that overflows float16 (policy.overrides can keep it in float32)."
-    )
+@dataclass(frozen=True)
+class Stop:
+    """Why a run was ended: the key of the rule, what was seen, and what to try.
+
+    `change` are the words that do so when they are added to the command; empty where that takes a look first.
+    `needs_sample` says that a sample of the gradients, taken now, may show another cause.
+    """
+
+    key: str
+    evidence: str
+    remedy: str
+    change: str = ""
+    needs_sample: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.evidence} (rule {self.key}). {self.remedy}"
 
 
-def _not_the_scale() -> str:
-    return (
-        "when no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
-        "policy=mixed_bfloat16 or float32, a lower optimizer.learning_rate, or optimizer.global_clipnorm."
-    )
+@dataclass(frozen=True)
+class HealthRule:
+    """One row: what is counted, when it ends a run, what is said then, and what a run is called that ends with it.
+
+    `key` is that of the settings which holds the limit, or one of its values that turns the rule on ("key=value");
+    empty for a rule of the verdict alone. `counts` is the field of `StreakCounts` that comes to the limit: a call into
+    the compiled loop ends at that very step. A rule without it, or with a `value` of its own, is looked at after each
+    call, or at the end of an epoch. `ending` gives the reason for the verdict, None where it does not hold.
+    """
+
+    verdict: str = STOPPED
+    ending: Callable[[Signs], str | None] = lambda signs: None
+    key: str = ""
+    counts: str = ""
+    value: Callable[[Signs], float] | None = None  # default: the highest count of the last call
+    must_exceed: bool = False  # whether to reach the limit is still well
+    applies: Callable[[Signs], bool] = lambda signs: True
+    first_steps: Callable[[Signs], int] = lambda signs: 0  # of a run, in which nothing is asked
+    count_in_call: Callable[[Signs, float], int] = lambda signs, limit: int(limit)  # that ends a call
+    at_epoch_end: bool = False
+    skips: Callable[[Signs], int] | None = None  # how many of the latest are in question; default: the value
+    evidence: Callable[[Signs], str] = lambda signs: ""
+    causes: tuple[str, ...] = OVERFLOW_CAUSES
+    needs_sample: bool = False
+
+    def value_of(self, signs: Signs) -> float:
+        return self.value(signs) if self.value is not None else float(getattr(signs.peaks, self.counts))
+
+    def check(self, signs: Signs, limit: float) -> Stop | None:
+        """The stop where the run is beyond the limit."""
+        value = self.value_of(signs)
+        if value < limit or (self.must_exceed and value == limit):
+            return None
+        skips = self.skips(signs) if self.skips is not None else int(value)
+        cause = CAUSES[find_cause(signs, skips, self.causes)]
+        return Stop(self.key, self.evidence(signs), cause.advise(signs), cause.change, self.needs_sample)
 
 
-def _lower_fixed_scale(evidence: Evidence) -> str:
-    scale = format_scale(evidence.scaling.initial_scale)
-    return f"The fixed scale {scale} is too high: lower loss_scale.initial_scale or use loss_scale=dynamic."
+def _skips_to_rate(signs: Signs, rate: float) -> int:
+    """The rate can't exceed its limit before so many more steps were skipped as now are missing."""
+    return max(1, int(rate * signs.window_steps) - signs.window_skips)
 
 
-def _raise_scale(evidence: Evidence) -> str:
-    if evidence.scaling.mode == "none":
-        return "Use loss_scale=dynamic."
-    if evidence.scaling.mode == "fixed":
-        return "Raise loss_scale.initial_scale or use loss_scale=dynamic."
-    if not evidence.skip_steps:
-        return "Nothing overflowed: raise loss_scale.initial_scale."
-    return "Something overflows at any useful scale: keep that layer in float32 (policy.overrides)."
+def _steps_to_second_window(signs: Signs) -> int:
+    window, seen = signs.window_steps, signs.steps_seen
+    return 2 * window - seen
+
+
+# The order is that of the verdict, from worst to best, and of two rules that the same step breaks.
+RULES = (
+    HealthRule(
+        NEVER_TRAINED, _ends_untrained, "loss_scale.stop_on_idle_epoch",
+        value=lambda signs: signs.epoch_is_whole and signs.applied_in_epoch == 0 and not signs.is_settling,
+        at_epoch_end=True,
+        skips=lambda signs: signs.streaks.skips,
+        evidence=lambda signs: "an epoch ended in which every step was skipped, the last at loss scale "
+        + format_scale(signs.scale),
+    ),
+    HealthRule(
+        COLLAPSED, _ends_without_loss, "trainer.max_nonfinite_losses", "non_finite_losses",
+        evidence=lambda signs: f"the loss was not finite in {signs.peaks.non_finite_losses} applied steps in a row",
+        causes=(SPOILED_LOSS,),
+    ),
+    HealthRule(
+        key="trainer.stop_on_nonfinite_weights",
+        value=lambda signs: not signs.weights_are_finite,
+        at_epoch_end=True,
+        evidence=lambda signs: "the weights hold inf or nan",
+        causes=(SPOILED_WEIGHTS,),
+    ),
+    HealthRule(
+        key="loss_scale.on_overflow=abort", counts="skips",
+        skips=lambda signs: 1,
+        evidence=lambda signs: f"gradients were not finite at loss scale {format_scale(signs.scale)}",
+    ),
+    HealthRule(
+        COLLAPSED, _ends_at_floor, "loss_scale.max_skips_at_floor", "floor_skips",
+        applies=lambda signs: signs.scaling.floor is not None,
+        evidence=lambda signs: f"{signs.peaks.floor_skips} steps were skipped though the loss scale is at its floor, "
+        + format_scale(signs.scaling.floor),
+    ),
+    HealthRule(
+        COLLAPSED, _ends_in_skips, "loss_scale.max_consecutive_skips", "skips",
+        evidence=lambda signs: f"{signs.peaks.skips} steps in a row were skipped, the loss scale is "
+        + format_scale(signs.scale),
+    ),
+    HealthRule(
+        CHRONIC, _ends_overflowing, "loss_scale.max_skip_rate", "skips_in_call",
+        value=lambda signs: signs.peak_skip_rate,
+        must_exceed=True,
+        first_steps=_steps_to_second_window,
+        count_in_call=_skips_to_rate,
+        skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
+        evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
+    ),
+    HealthRule(
+        TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
+        evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
+        causes=(DEAD, *UNDERFLOW_CAUSES),
+        needs_sample=True,
+    ),
+    HealthRule(TOO_LOW, _ends_useless),
+    HealthRule(WARM_UP, _ends_warmed_up),
+    HealthRule(HEALTHY, _ends_well),
+)  # fmt: skip
+
+
+def judge(signs: Signs) -> tuple[str, str]:
+    """Verdict and explanation; the first rule that fits, from worst to best.
+
+    >>> judge(Signs(Scaling(), steps_seen=100, applied_steps=100, loss=0.2))
+    ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
+    """
+    found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
+    return next((verdict, words) for verdict, words in found if words is not None)
+
+
+@dataclass(frozen=True)
+class HealthRules:
+    """The rules of one run with their limits. `check` is asked after every call into the compiled loop."""
+
+    loss_scale: LossScaleSettings
+    trainer: TrainerSettings
+    scaling: Scaling
+
+    def check(self, signs: Signs) -> Stop | None:
+        """The first rule that a step of the last call broke, or None."""
+        return self._first_broken(signs, at_epoch_end=False)
+
+    def check_epoch(self, signs: Signs) -> Stop | None:
+        """At the end of an epoch: did it train at all, and what of the weights? A nan in them can hide behind a relu
+        and leave the loss finite."""
+        return self._first_broken(signs, at_epoch_end=True)
+
+    def stop_limits(self, signs: Signs) -> StopLimits:
+        """What ends the next call at the very step that breaks a rule."""
+        limits = {count: self._count_in_call(count, signs) for count in StreakCounts._fields}
+        return StopLimits(signs.streaks, StreakCounts(**{count: limit or NEVER for count, limit in limits.items()}))
+
+    def steps_to_first_check(self, signs: Signs) -> int | None:
+        """Steps until a rule counts for the first time, None where all do already or never will: a call ends there."""
+        return min((left for rule, _ in self._active(signs) if (left := rule.first_steps(signs)) > 0), default=None)
+
+    def _first_broken(self, signs: Signs, at_epoch_end: bool) -> Stop | None:
+        asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
+        return next((stop for rule, limit in asked if (stop := rule.check(signs, limit)) is not None), None)
+
+    def _count_in_call(self, count: str, signs: Signs) -> int | None:
+        active = [(rule, limit) for rule, limit in self._active(signs) if rule.counts == count]
+        limits = [rule.count_in_call(signs, limit) for rule, limit in active if rule.first_steps(signs) <= 0]
+        return min(limits, default=None)
+
+    def _active(self, signs: Signs) -> list[tuple[HealthRule, float]]:
+        """The rules that are turned on, with their limits; 1 for one that is only on or off."""
+        limits = ((rule, self._limit(rule.key)) for rule in RULES if rule.key and rule.applies(signs))
+        return [(rule, limit) for rule, limit in limits if limit is not None]
+
+    def _limit(self, key: str) -> float | None:
+        section, _, name = key.partition(".")
+        name, _, value = name.partition("=")
+        setting = getattr(getattr(self, section), name)
+        return (setting == value if value else setting) or None

@@ -8,10 +8,11 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.telemetry.records import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW, Event, GradientSample
+from mpt_cli.telemetry.records import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW, Event, GradientSample, StreakCounts
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
+Floats, Ints, Flags = NDArray[np.float32], NDArray[np.int32], NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class StepRecords:
     the log, by its number in the call, counted from 1.
     """
 
-    floats: NDArray[np.float32]
-    ints: NDArray[np.int32]
+    floats: Floats
+    ints: Ints
     metrics: dict[str, float]
     logged: dict[int, dict[str, float]] = field(default_factory=dict)
 
@@ -45,18 +46,54 @@ class StepRecords:
     def __len__(self) -> int:
         return len(self.floats)
 
-    def column(self, name: str) -> NDArray[Any]:
-        if name in FLOAT_FIELDS:
-            return self.floats[:, FLOAT_FIELDS.index(name)]
+    def _float(self, name: str) -> Floats:
+        return self.floats[:, FLOAT_FIELDS.index(name)]
+
+    def _int(self, name: str) -> Ints:
         return self.ints[:, INT_FIELDS.index(name)]
 
     @property
-    def finite(self) -> NDArray[np.bool_]:
-        return self.column("finite").astype(bool)
+    def loss(self) -> Floats:
+        return self._float("loss")
 
+    @property
+    def scale_before(self) -> Floats:
+        return self._float("scale_before")
 
-FLAGS = ("window", "forward")  # the fields of a ledger that are arrays of booleans
-Flags = NDArray[np.bool_]
+    @property
+    def scale_after(self) -> Floats:
+        return self._float("scale_after")
+
+    @property
+    def learning_rate(self) -> Floats:
+        return self._float("learning_rate")
+
+    @property
+    def finite(self) -> Flags:
+        return self._int("finite").astype(bool)
+
+    @property
+    def counter(self) -> Ints:
+        """Applied steps since the last change of the scale."""
+        return self._int("counter")
+
+    @property
+    def nan(self) -> Ints:
+        """How many elements of all gradients were nan."""
+        return self._int("nan")
+
+    @property
+    def inf(self) -> Ints:
+        return self._int("inf")
+
+    @property
+    def first_bad(self) -> Ints:
+        """The number of the first variable whose gradient was not finite; -1 where all were."""
+        return self._int("first_bad")
+
+    @property
+    def zero(self) -> Flags:
+        return self._int("zero").astype(bool)
 
 
 @dataclass(frozen=True)
@@ -79,7 +116,7 @@ class Ledger:
 
     `non_finite_losses` counts applied steps in a row whose loss was not finite, `zero_steps` those whose gradients were
     all zero; `floor_skips` steps skipped since the scale came to its floor. `window` holds one boolean per recent step,
-    true for a skip, newest last; `forward` one per recent skip, true where the loss was already not finite.
+    true for a skip, newest last.
 
     The `peak_*` values are the highest that these streaks and the skip rate reached at any step of the last `absorb`,
     so that no rule depends on where a call into the compiled loop ends.
@@ -108,7 +145,6 @@ class Ledger:
     peak_floor_skips: int = 0
     peak_skip_rate: float = 0.0
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
-    forward: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
     sample: GradientSample | None = None  # the latest
     _loss_sum: float = 0.0
@@ -116,20 +152,37 @@ class Ledger:
 
     def position(self) -> dict[str, Any]:
         """The totals as a JSON object, for a checkpoint."""
-        names = [f.name for f in fields(self) if f.name not in ("rules", "window_steps", "sample", *FLAGS)]
-        kept = {name: getattr(self, name) for name in names}
-        kept["sample"] = None if self.sample is None else asdict(self.sample)
-        return {**kept, **{name: getattr(self, name).astype(int).tolist() for name in FLAGS}}
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rules", "window_steps")}
+        sample = None if self.sample is None else asdict(self.sample)
+        return {**kept, "sample": sample, "window": self.window.astype(int).tolist()}
 
     def resume(self, position: dict[str, Any]) -> None:
-        """Go on from what `position` gave, also after a round trip through strict JSON."""
-        for name, value in position.items():
-            if name in FLAGS:
-                setattr(self, name, np.asarray(value, bool))
+        """Go on from what `position` gave, also after a round trip through strict JSON; what an older version counted
+        besides is passed over."""
+        for name in {f.name for f in fields(self)} & set(position):
+            value = position[name]
+            if name == "window":
+                self.window = np.asarray(value, bool)
             elif name == "sample":
                 self.sample = None if value is None else GradientSample(**value)
             else:
                 setattr(self, name, float(value) if isinstance(value, str) else value)
+
+    @property
+    def streaks(self) -> StreakCounts[int]:
+        """After the last step; those of a call begin with it."""
+        return StreakCounts(
+            skips=self.consecutive_skips, floor_skips=self.floor_skips, non_finite_losses=self.non_finite_losses,
+            zero_steps=self.zero_steps, skips_in_call=0,
+        )  # fmt: skip
+
+    @property
+    def peaks(self) -> StreakCounts[int]:
+        """The highest of the last call; how many it skipped in all is not told."""
+        return StreakCounts(
+            skips=self.peak_skips, floor_skips=self.peak_floor_skips, non_finite_losses=self.peak_bad_losses,
+            zero_steps=self.peak_zero_steps, skips_in_call=0,
+        )  # fmt: skip
 
     def start_epoch(self) -> None:
         self.applied_in_epoch = 0
@@ -142,7 +195,7 @@ class Ledger:
         events = self._events(block, epoch)
         self._count(block, applied)
         self._read_scale(block, applied)
-        self._sum_losses(block.column("loss"), applied)
+        self._sum_losses(block.loss, applied)
         return events
 
     def take_mean_loss(self) -> float | None:
@@ -155,13 +208,8 @@ class Ledger:
         """Share of skipped steps among the last `window_steps`."""
         return float(self.window.mean()) if len(self.window) else 0.0
 
-    def forward_share(self, skips: int) -> float:
-        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
-        latest = self.forward[-skips:] if skips else self.forward[:0]
-        return float(latest.mean()) if len(latest) else 0.0
-
     def _count(self, block: StepRecords, applied: Flags) -> None:
-        skips, lost = ~applied, ~np.isfinite(block.column("loss"))
+        skips, lost = ~applied, ~np.isfinite(block.loss)
         skipped = int(np.count_nonzero(skips))
         self.seen += len(block)
         self.applied += len(block) - skipped
@@ -170,22 +218,19 @@ class Ledger:
         self.consecutive_skips, self.peak_skips = _streak_lengths(skips, self.consecutive_skips)
         self.longest_streak = max(self.longest_streak, self.peak_skips)
         self.non_finite_losses, self.peak_bad_losses = _streak_lengths(lost[applied], self.non_finite_losses)
-        zero = block.column("zero").astype(bool)
-        self.zero_steps, self.peak_zero_steps = _streak_lengths(zero[applied], self.zero_steps)
+        self.zero_steps, self.peak_zero_steps = _streak_lengths(block.zero[applied], self.zero_steps)
         if skipped < len(block):
             self.is_sound = bool((block.finite & ~lost)[applied][-1])
         self.peak_skip_rate = self._peak_rate(skips)
         self.window = np.concatenate([self.window, skips])[-self.window_steps :]
-        if skipped:
-            self.forward = np.concatenate([self.forward, lost[skips]])[-self.window_steps :]
 
     def _read_scale(self, block: StepRecords, applied: Flags) -> None:
-        before, after = block.column("scale_before"), block.column("scale_after")
+        before, after = block.scale_before, block.scale_after
         self.lowest_scale = min(self.lowest_scale, float(before.min()), float(after.min()))
         self.highest_scale = max(self.highest_scale, float(before.max()), float(after.max()))
         self.scale = float(after[-1])
-        self.counter = int(block.column("counter")[-1])
-        self.learning_rate = float(block.column("learning_rate")[-1])
+        self.counter = int(block.counter[-1])
+        self.learning_rate = float(block.learning_rate[-1])
         self._count_at_floor(before <= np.float32(self.rules.min_scale), ~applied)
 
     def _count_at_floor(self, at_floor: Flags, skips: Flags) -> None:
@@ -207,7 +252,7 @@ class Ledger:
         ends = ends[(ends >= size) & (self.seen - len(skips) - len(self.window) + ends >= 2 * size)]
         return float((sums[ends] - sums[ends - size]).max()) / size if len(ends) else 0.0
 
-    def _sum_losses(self, losses: NDArray[np.float32], applied: Flags) -> None:
+    def _sum_losses(self, losses: Floats, applied: Flags) -> None:
         used = losses[applied]
         if len(used) == 0:
             return
@@ -217,7 +262,7 @@ class Ledger:
         self._loss_count += len(used)
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
-        before, after, finite = block.column("scale_before"), block.column("scale_after"), block.finite
+        before, after, finite = block.scale_before, block.scale_after, block.finite
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
         for i in np.flatnonzero(~finite | (before != after)):
@@ -232,12 +277,12 @@ class Ledger:
         return events
 
     def _overflow(self, block: StepRecords, i: int, step: int, epoch: int) -> Event:
-        first = int(block.column("first_bad")[i])
+        first = int(block.first_bad[i])
         return Event(
-            step, epoch, OVERFLOW, float(block.column("scale_before")[i]), float(block.column("scale_after")[i]),
-            nan=int(block.column("nan")[i]), inf=int(block.column("inf")[i]),
+            step, epoch, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
+            nan=int(block.nan[i]), inf=int(block.inf[i]),
             variable=self.rules.variables[first] if 0 <= first < len(self.rules.variables) else None,
-            cause="backward" if np.isfinite(block.column("loss")[i]) else "forward",
+            cause="backward" if np.isfinite(block.loss[i]) else "forward",
         )  # fmt: skip
 
 

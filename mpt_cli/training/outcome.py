@@ -1,6 +1,5 @@
 """How a run ends: the signals that stop it, its summary, verdict and exit code, and what it looked like inside."""
 
-import math
 import signal
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 
 from mpt_cli.data.examples import leaves
 from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
-from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, evidence_from, judge
+from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.progress import Progress
 
@@ -60,7 +59,7 @@ class Outcome:
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
-    verdict, explanation = _verdict(session)
+    verdict, explanation = judge(session.trainer.signs())
     rollbacks = len(session.trainer.telemetry.tally.rollbacks)
     rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
@@ -85,7 +84,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, _Ending("failed", exit_code, _verdict(session)[0], explanation))
+    return _summary(session, run_dir, _Ending("failed", exit_code, judge(session.trainer.signs())[0], explanation))
 
 
 def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
@@ -95,17 +94,6 @@ def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
     if outcome.signal is not None:
         return ("interrupted", INTERRUPTED) if outcome.signal.name == "SIGINT" else ("terminated", TERMINATED)
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
-
-
-def _verdict(session: "Session") -> tuple[str, str]:
-    ledger, metrics = session.trainer.ledger, session.trainer.progress.metrics
-    sample = ledger.sample
-    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
-    return judge(evidence_from(
-        session.trainer.telemetry.tally, session.assembly.scaling, applied_steps=ledger.applied,
-        final_scale=ledger.scale if ledger.seen else None, final_loss=spoiled[0] if spoiled else ledger.last_mean_loss,
-        flushed_share=None if sample is None else sample.flushed_share,
-    ))  # fmt: skip
 
 
 class _Ending(NamedTuple):

@@ -112,7 +112,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     plan = TrainingPlan(trainer.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
                 parts.capacity, steps_per_call)  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
-    health = HealthRules(settings.loss_scale, trainer)
+    health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     schedule = CheckpointSchedule.from_settings(trainer, names)
     origin = Origin(parts.scaling.mode, parts.data.fingerprint, settings.loss_scale.hysteresis)

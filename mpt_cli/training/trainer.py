@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
-from mpt_cli.telemetry.health import ZERO_GRADIENTS, HealthRules, Stop
+from mpt_cli.telemetry.health import HealthRules, Signs, Stop, observe
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
 from mpt_cli.telemetry.sink import Telemetry
@@ -79,6 +79,10 @@ class Trainer:
             self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
         return {f"val_{name}": value for name, value in self.engine.metrics().items()}
 
+    def signs(self) -> Signs:
+        """What health rules and verdict go by, as of the last step."""
+        return observe(self.ledger, self.telemetry.tally, self.health.scaling, self.progress.metrics)
+
     def _is_over(self) -> bool:
         at_end = self.progress.epochs_completed >= self.plan.epochs or self._steps_left() == 0
         return at_end or self._must_stop()
@@ -102,8 +106,8 @@ class Trainer:
         if self._must_stop():
             return
         is_whole = self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps
-        idle = self.health.check_epoch(self.ledger) if is_whole else None
-        self._stop = idle or self.health.check_weights(self.engine.weights_are_finite())
+        signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=self.engine.weights_are_finite())
+        self._stop = self.health.check_epoch(signs)
         if self._stop is None:
             self._finish_epoch(is_whole)
 
@@ -128,7 +132,7 @@ class Trainer:
         seen, plan = self.ledger.seen, self.plan
         sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
         ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
-                self.health.steps_to_window(self.ledger))  # fmt: skip
+                self.health.steps_to_first_check(self.signs()))  # fmt: skip
         most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
         return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
 
@@ -139,15 +143,15 @@ class Trainer:
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if self._stop is None:
             self.checkpointer.save_if_due(self.progress, self.ledger)
-        elif self._stop.key == ZERO_GRADIENTS and self.sampler is not None:
+        elif self._stop.needs_sample and self.sampler is not None:
             self._sample(self.sampler)  # whether float16 made them zero decides what to do about it
-            self._stop = self.health.check(self.ledger) or self._stop
+            self._stop = self.health.check(self.signs()) or self._stop
 
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
         every = self.plan.log_every_steps
         logged = LoggedSteps(every - self.ledger.seen % every, every)
-        limits = self.health.stop_limits(self.ledger)
+        limits = self.health.stop_limits(self.signs())
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
         records = call.wait()
@@ -164,7 +168,7 @@ class Trainer:
         self.progress.step_in_epoch += len(part)
         if self.ledger.seen % self.plan.log_every_steps == 0:
             self._log(part.metrics)
-        self._stop = self._stop or self.health.check(self.ledger)
+        self._stop = self._stop or self.health.check(self.signs())
 
     def _sample(self, sampler: GradientSampler) -> GradientSample | None:
         assert self.last_piece is not None

@@ -1,13 +1,29 @@
 import math
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
 
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import LossScaleSettings, PolicySettings, Settings, TrainerSettings
-from mpt_cli.telemetry.health import CLIP, DYNAMIC, WIDER, HealthRules, Stop
+from mpt_cli.telemetry import health
+from mpt_cli.telemetry.health import (
+    CAUSES,
+    CHRONIC,
+    CLIP,
+    DYNAMIC,
+    RULES,
+    WIDER,
+    EventTally,
+    HealthRule,
+    HealthRules,
+    Signs,
+    Stop,
+    judge,
+    observe,
+)
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
 
 NAN = math.nan
 LOSS_ADVICE = (
@@ -21,21 +37,48 @@ FLOOR_ADVICE = (
 LOWER_ADVICE = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
 
 
+@dataclass
+class Watched:
+    ledger: Ledger
+    tally: EventTally = field(default_factory=EventTally)
+
+    def signs(self, scaling: Scaling) -> Signs:
+        return observe(self.ledger, self.tally, scaling, {})
+
+
 def after(
     *calls: str, scale: float = 4.0, loss: float = 0.5, window: int = 500, floor: float = 2.0**-14
-) -> Ledger:
-    """A ledger after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
+) -> Watched:
+    """A run after calls of these steps (. applied, x skipped, 0 applied with all-zero gradients), all at one
     scale and with one loss."""
-    ledger = Ledger(LedgerOptions(min_scale=floor), window_steps=window)
+    run = Watched(Ledger(LedgerOptions(min_scale=floor), window_steps=window))
     for marks in calls:
         floats = np.array([[loss, scale, scale, 0.1]] * len(marks), np.float32)
         ints = np.array([[mark != "x", 0, 0, 0, 0, mark == "0"] for mark in marks], np.int32)
-        ledger.absorb(StepRecords(floats, ints, {}), 1)
-    return ledger
+        run.tally.add(run.ledger.absorb(StepRecords(floats, ints, {}), 1))
+    return run
 
 
-def check(ledger: Ledger, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
-    return HealthRules(LossScaleSettings(**loss_scale), trainer or TrainerSettings()).check(ledger)  # type: ignore[arg-type]
+def resolved(settings: LossScaleSettings) -> Scaling:
+    """Of a model in float16. The runs here skip, whatever `on_overflow` says."""
+    mode = "dynamic" if settings.mode == "auto" else settings.mode
+    growth_steps = settings.growth_steps if mode == "dynamic" else None
+    return Scaling() if mode == "none" else Scaling(mode, settings.initial_scale, growth_steps, settings.min_scale)
+
+
+def check(run: Watched, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
+    settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
+    scaling = resolved(settings)
+    return HealthRules(settings, trainer or TrainerSettings(), scaling).check(run.signs(scaling))
+
+
+def check_epoch(
+    run: Watched, trainer: TrainerSettings | None = None, are_finite: bool = True, **loss_scale: object
+) -> Stop | None:
+    settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
+    scaling = resolved(settings)
+    signs = replace(run.signs(scaling), weights_are_finite=are_finite)
+    return HealthRules(settings, trainer or TrainerSettings(), scaling).check_epoch(signs)
 
 
 def test_a_streak_of_skips():
@@ -65,15 +108,15 @@ def test_a_fixed_scale_that_is_too_high_names_a_lower_one(scale, words):
 
 
 def test_skips_at_the_floor():
-    ledger = after("xxxx", scale=0.5, floor=0.5)
-    stop = check(ledger, min_scale=0.5, max_skips_at_floor=4)
+    run = after("xxxx", scale=0.5, floor=0.5)
+    stop = check(run, min_scale=0.5, max_skips_at_floor=4)
     assert str(stop) == (
         "4 steps were skipped though the loss scale is at its floor, 2^-1 (rule loss_scale.max_skips_at_floor). "
         + FLOOR_ADVICE
     )
-    assert check(ledger, min_scale=0.5, max_skips_at_floor=5) is None
-    assert check(ledger, min_scale=0.5, max_skips_at_floor=None) is None
-    assert check(ledger, mode="fixed", min_scale=0.5, max_skips_at_floor=4) is None
+    assert check(run, min_scale=0.5, max_skips_at_floor=5) is None
+    assert check(run, min_scale=0.5, max_skips_at_floor=None) is None
+    assert check(run, mode="fixed", min_scale=0.5, max_skips_at_floor=4) is None
 
 
 def test_the_skip_rate():
@@ -120,13 +163,13 @@ def test_zero_gradients():
     ("mode", "words"), [("none", "loss_scale=dynamic."), ("fixed", "raise loss_scale.initial_scale.")]
 )
 def test_zero_gradients_that_a_higher_scale_would_keep(mode, words):
-    ledger = after("000")
-    ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
-    stop = check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode)
+    run = after("000")
+    run.ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
+    stop = check(run, TrainerSettings(max_zero_gradients=3), mode=mode)
     assert stop is not None
     assert stop.remedy == f"float16 flushed them to zero, a higher loss scale keeps them: {words}"
-    ledger.sample = GradientSample(2, 0.0, 0.25, 0.0, None)  # of another time
-    assert "No loss scale brings them back" in check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
+    run.ledger.sample = GradientSample(2, 0.0, 0.25, 0.0, None)  # of another time
+    assert "No loss scale brings them back" in check(run, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
 
 
 def test_skips_at_a_floor_that_was_left_within_the_call_count():
@@ -136,37 +179,32 @@ def test_skips_at_a_floor_that_was_left_within_the_call_count():
     floats = np.array([[0.5, scale, scale, 0.1] for scale in scales], np.float32)
     ledger.absorb(StepRecords(floats, np.array([[flag, 0, 0, 0, 0, 0] for flag in finite], np.int32), {}), 1)
     assert (ledger.peak_floor_skips, ledger.floor_skips) == (3, 1)
-    stop = check(ledger, min_scale=2.0, max_skips_at_floor=3)
+    stop = check(Watched(ledger), min_scale=2.0, max_skips_at_floor=3)
     assert stop is not None and stop.evidence == "3 steps were skipped though the loss scale is at its floor, 2"
 
 
 def test_an_idle_epoch():
-    health = HealthRules(LossScaleSettings(), TrainerSettings())
-    assert str(health.check_epoch(after("x" * 29))) == (
+    assert str(check_epoch(after("x" * 29))) == (
         "an epoch ended in which every step was skipped, the last at loss scale 4 "
         "(rule loss_scale.stop_on_idle_epoch). " + LOWER_ADVICE
     )
-    assert health.check_epoch(after("x.x")) is None
-    assert (
-        HealthRules(LossScaleSettings(stop_on_idle_epoch=False), TrainerSettings()).check_epoch(after("x" * 29)) is None
-    )
+    assert check_epoch(after("x.x")) is None
+    assert check_epoch(after("x" * 29), stop_on_idle_epoch=False) is None
 
 
 def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop():
-    assert HealthRules(LossScaleSettings(), TrainerSettings()).check_epoch(after("x" * 28)) is None
-    assert HealthRules(LossScaleSettings(min_scale=4.0), TrainerSettings()).check_epoch(after("x")) is not None
-    assert HealthRules(LossScaleSettings(mode="fixed"), TrainerSettings()).check_epoch(after("x")) is not None
+    assert check_epoch(after("x" * 28)) is None
+    assert check_epoch(after("x"), min_scale=4.0) is not None
+    assert check_epoch(after("x"), mode="fixed") is not None
 
 
 def test_weights_that_are_not_finite():
-    assert str(HealthRules(LossScaleSettings(), TrainerSettings()).check_weights(False)) == (
+    assert str(check_epoch(after("."), are_finite=False)) == (
         "the weights hold inf or nan (rule trainer.stop_on_nonfinite_weights). Lower optimizer.learning_rate, clip "
         "with optimizer.global_clipnorm=1.0, or use another optimizer."
     )
-    assert HealthRules(LossScaleSettings(), TrainerSettings()).check_weights(True) is None
-    assert (
-        HealthRules(LossScaleSettings(), TrainerSettings(stop_on_nonfinite_weights=False)).check_weights(False) is None
-    )
+    assert check_epoch(after("."), are_finite=True) is None
+    assert check_epoch(after("."), TrainerSettings(stop_on_nonfinite_weights=False), are_finite=False) is None
 
 
 def test_every_rule_can_be_turned_off():
@@ -203,7 +241,157 @@ def test_every_change_is_taken_by_a_config_yaml_that_says_otherwise(tmp_path):
 
 @pytest.mark.parametrize(("mode", "change"), [("none", "loss_scale=dynamic"), ("fixed", "")])
 def test_the_change_against_flushed_gradients(mode, change):
-    ledger = after("000")
-    ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
-    assert check(ledger, TrainerSettings(max_zero_gradients=3), mode=mode).change == change
+    run = after("000")
+    run.ledger.sample = GradientSample(3, 0.0, 0.25, 0.0, None)
+    assert check(run, TrainerSettings(max_zero_gradients=3), mode=mode).change == change
     assert check(after("000"), TrainerSettings(max_zero_gradients=3), mode=mode).change == ""
+
+
+def limits_of(signs: Signs, trainer: TrainerSettings | None = None, **loss_scale: object) -> StopLimits:
+    settings = LossScaleSettings(**loss_scale)  # type: ignore[arg-type]
+    return HealthRules(settings, trainer or TrainerSettings(), signs.scaling).stop_limits(signs)
+
+
+SCALED = Scaling("dynamic", 2.0**15, 2000, 2.0**-14)
+EARLY = Signs(SCALED, 13, 9, window_steps=10, window_skips=3, streaks=StreakCounts(1, 2, 3, 4, 0))
+LATE = replace(EARLY, steps_seen=20)
+
+
+def test_a_call_ends_where_a_count_comes_to_its_limit():
+    limits = {"max_consecutive_skips": 7, "max_skips_at_floor": 6, "max_skip_rate": 0.5}
+    trainer = TrainerSettings(max_nonfinite_losses=5, max_zero_gradients=8)
+    assert limits_of(EARLY, trainer, **limits) == StopLimits(EARLY.streaks, StreakCounts(7, 6, 5, 8, NEVER))
+    assert limits_of(LATE, trainer, **limits) == StopLimits(EARLY.streaks, StreakCounts(7, 6, 5, 8, 2))
+
+
+def test_a_call_does_not_end_for_a_rule_that_is_turned_off():
+    off = {"max_consecutive_skips": None, "max_skips_at_floor": None, "max_skip_rate": None}
+    trainer = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
+    assert limits_of(LATE, trainer, **off).limits == StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
+    assert limits_of(LATE, trainer, **{**off, "max_skips_at_floor": 4}).limits.floor_skips == 4
+    fixed = replace(LATE, scaling=Scaling("fixed", 8.0))
+    assert limits_of(fixed, trainer, **{**off, "max_skips_at_floor": 4}).limits.floor_skips == NEVER
+
+
+def test_of_two_rules_for_one_count_the_lower_limit_ends_the_call():
+    assert limits_of(LATE, on_overflow="abort", max_consecutive_skips=7).limits.skips == 1
+    assert limits_of(LATE, on_overflow="skip", max_consecutive_skips=7).limits.skips == 7
+
+
+@pytest.mark.parametrize(("skips", "missing"), [(0, 5), (4, 1), (5, 1), (6, 1)])
+def test_a_call_ends_after_at_least_one_more_skip_that_may_exceed_the_rate(skips, missing):
+    assert limits_of(replace(LATE, window_skips=skips), max_skip_rate=0.5).limits.skips_in_call == missing
+
+
+@pytest.mark.parametrize(("seen", "left"), [(0, 20), (13, 7), (19, 1), (20, None), (21, None)])
+def test_a_call_ends_where_the_skip_rate_begins_to_count(seen, left):
+    signs = replace(EARLY, steps_seen=seen)
+    assert HealthRules(LossScaleSettings(), TrainerSettings(), SCALED).steps_to_first_check(signs) == left
+    off = HealthRules(LossScaleSettings(max_skip_rate=None), TrainerSettings(), SCALED)
+    assert off.steps_to_first_check(signs) is None
+
+
+def test_the_advice_is_of_the_mode_that_auto_came_to():
+    flushed = replace(
+        LATE, peaks=StreakCounts(0, 0, 0, 50, 0), streaks=StreakCounts(0, 0, 0, 50, 0), flushed_share=0.25,
+        sample_is_new=True,
+    )  # fmt: skip
+    auto = LossScaleSettings()
+    assert auto.mode == "auto"
+    unscaled, fixed = Scaling(is_needed=True), Scaling("fixed", 8.0)
+    stop = HealthRules(auto, TrainerSettings(), unscaled).check(replace(flushed, scaling=unscaled))
+    assert stop is not None and (stop.change, stop.needs_sample) == (DYNAMIC, True)
+    skipped = Signs(fixed, 60, 10, scale=8.0, skip_steps=range(11, 61), peaks=StreakCounts(50, 0, 0, 0, 0))
+    stop = HealthRules(auto, TrainerSettings(), fixed).check(skipped)
+    assert stop is not None and stop.remedy.startswith("The fixed scale is too high") and not stop.needs_sample
+
+
+def test_rules_of_steps_and_of_epochs_are_asked_apart():
+    peaks = StreakCounts(50, 0, 0, 0, 0)
+    bad = replace(LATE, weights_are_finite=False, peaks=peaks, skip_steps=range(1, 12), scale=4.0)
+    rules = HealthRules(LossScaleSettings(), TrainerSettings(), SCALED)
+    step, epoch = rules.check(bad), rules.check_epoch(replace(bad, applied_in_epoch=1))
+    assert step is not None and step.key == "loss_scale.max_consecutive_skips"
+    assert epoch is not None and epoch.key == "trainer.stop_on_nonfinite_weights"
+
+
+def test_an_epoch_that_was_cut_short_may_be_idle():
+    run = after("x" * 29).signs(SCALED)
+    rules = HealthRules(LossScaleSettings(), TrainerSettings(), SCALED)
+    assert rules.check_epoch(run) is not None
+    assert rules.check_epoch(replace(run, epoch_is_whole=False)) is None
+
+
+@pytest.mark.parametrize(("forward", "blamed"), [(1, False), (2, True)])
+def test_the_forward_pass_is_blamed_for_the_majority_of_the_skips_in_question(forward, blamed):
+    """Of the three that break the rule: earlier ones say nothing of them."""
+    skips = [1, 2, 3, 4, 8, 9, 10]
+    signs = Signs(
+        SCALED, 10, 3, skip_steps=skips, forward_steps=[1, 2, 3, 4, *skips[-forward:]], scale=4.0,
+        peaks=StreakCounts(3, 0, 0, 0, 0),
+    )  # fmt: skip
+    stop = HealthRules(LossScaleSettings(max_consecutive_skips=3), TrainerSettings(), SCALED).check(signs)
+    assert stop is not None and (stop.remedy == LOSS_ADVICE) == blamed
+    assert signs.forward_share(4) == (forward + 1) / 4 and signs.forward_share(6) == (forward + 3) / 6
+
+
+def test_half_of_the_skips_is_no_majority():
+    signs = Signs(SCALED, 10, 6, skip_steps=[7, 8, 9, 10], forward_steps=[9, 10], scale=4.0)
+    assert not CAUSES["forward pass"].fits(signs, 4) and CAUSES["forward pass"].fits(signs, 3)
+
+
+@pytest.mark.parametrize(("scale", "beyond"), [(2.0**-14, True), (2.0**-13, True), (2.0**-12, False)])
+def test_up_to_twice_the_floor_no_scale_is_called_low_enough(scale, beyond):
+    stop = check(after("xxx", scale=scale), max_consecutive_skips=3)
+    assert stop is not None and (stop.remedy == FLOOR_ADVICE) == beyond
+
+
+def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
+    """0.1 in float32 lies above 0.1."""
+    low = float(np.float32(0.1))
+    signs = Signs(replace(SCALED, min_scale=0.1), 10, 1, scale=low)
+    assert low > 0.1 and signs.is_near_floor(1)
+    assert not replace(signs, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
+
+
+@pytest.mark.parametrize(("metrics", "loss"), [({}, 0.5), ({"loss": 2.0}, 0.5), ({"val_loss": math.inf}, math.inf)])
+def test_a_loss_of_the_last_epoch_that_is_not_finite_stands_for_the_loss(metrics, loss):
+    ledger = Ledger(LedgerOptions(), seen=9, last_mean_loss=0.5)
+    assert observe(ledger, EventTally(), SCALED, metrics).loss == loss
+
+
+def test_before_the_first_step_there_is_no_scale():
+    assert observe(Ledger(LedgerOptions()), EventTally(), SCALED, {}).scale is None
+
+
+def test_every_row_of_the_rules_names_a_setting_and_known_causes():
+    """What `HealthRules` reads by the key, and where its advice comes from."""
+    settings = Settings()
+    for rule in RULES:
+        section, _, name = rule.key.partition("=")[0].partition(".")
+        assert not rule.key or hasattr(getattr(settings, section), name), rule.key
+        assert set(rule.causes) <= set(CAUSES), rule.key
+    assert {rule.counts for rule in RULES} - {""} == set(StreakCounts._fields)
+    assert {name for rule in RULES for name in rule.causes} == set(CAUSES)
+    limits = HealthRules(settings.loss_scale, settings.trainer, SCALED)._active(LATE)
+    assert {rule.key: limit for rule, limit in limits} == {
+        "loss_scale.stop_on_idle_epoch": 1, "trainer.max_nonfinite_losses": 10, "trainer.stop_on_nonfinite_weights": 1,
+        "loss_scale.max_skips_at_floor": 10, "loss_scale.max_consecutive_skips": 50, "loss_scale.max_skip_rate": 0.5,
+        "trainer.max_zero_gradients": 50,
+    }  # fmt: skip
+
+
+def test_a_row_is_all_that_a_new_rule_needs(monkeypatch):
+    """Here of the setting `loss_scale.hysteresis`, as if it were a limit of applied bad steps."""
+    row = HealthRule(
+        CHRONIC, lambda signs: "Many bad steps." if signs.bad_steps > 2 else None, "loss_scale.hysteresis",
+        "zero_steps",
+        value=lambda signs: signs.bad_steps, evidence=lambda signs: f"{signs.bad_steps} bad steps",
+        causes=("spoiled loss",),
+    )  # fmt: skip
+    monkeypatch.setattr(health, "RULES", (row, *RULES))
+    rules, bad = HealthRules(LossScaleSettings(hysteresis=3), TrainerSettings(), SCALED), replace(LATE, bad_steps=3)
+    assert str(rules.check(bad)).startswith("3 bad steps (rule loss_scale.hysteresis). Lower optimizer.learning_rate")
+    assert rules.check(replace(bad, bad_steps=2)) is None
+    assert rules.stop_limits(bad).limits.zero_steps == 3
+    assert judge(bad) == (CHRONIC, "Many bad steps.")

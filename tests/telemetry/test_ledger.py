@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
 from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.health import EventTally, observe
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.records import GradientSample, Scaling
 
 NAN, INF = math.nan, math.inf
 
@@ -238,10 +239,29 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
 
 
 def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
+    ledger, tally = Ledger(LedgerOptions()), EventTally()
+    assert observe(ledger, tally, Scaling("fixed"), {}).forward_share(5) == 0.0
+    tally.add(ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1))
+    signs = observe(ledger, tally, Scaling("fixed"), {})
+    assert (signs.forward_share(2), signs.forward_share(4), signs.forward_share(0)) == (1.0, 0.5, 0.0)
+    assert (signs.forward_share(3), signs.forward_share(9)) == (2 / 3, 0.5)
+
+
+def test_a_position_of_an_older_version_may_hold_more():
     ledger = Ledger(LedgerOptions())
-    assert ledger.forward_share(5) == 0.0
-    ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1)
-    assert (ledger.forward_share(2), ledger.forward_share(4), ledger.forward_share(0)) == (1.0, 0.5, 0.0)
+    ledger.resume({"seen": 9, "window": [0, 1], "forward": [1, 0]})
+    assert (ledger.seen, ledger.window.tolist(), hasattr(ledger, "forward")) == (9, [False, True], False)
+
+
+def test_a_record_is_read_by_names():
+    block = StepRecords(
+        np.array([[0.5, 8.0, 4.0, 0.1]], np.float32), np.array([[0, 7, 3, 2, 1, 1]], np.int32), {}
+    )
+    floats = block.loss, block.scale_before, block.scale_after, block.learning_rate
+    assert [column.tolist() for column in floats] == [[0.5], [8.0], [4.0], [np.float32(0.1)]]
+    ints = block.counter, block.nan, block.inf, block.first_bad
+    assert [column.tolist() for column in ints] == [[7], [3], [2], [1]]
+    assert (block.finite.tolist(), block.zero.tolist()) == ([False], [True])
 
 
 @pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])

@@ -4,7 +4,14 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen, wrap_parts
+from mpt_cli.telemetry.console.live import (
+    SKIPPED_STEP_STYLE,
+    LiveConsole,
+    RunPosition,
+    screen,
+    value_cells,
+    wrap_parts,
+)
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -52,6 +59,17 @@ def test_time_left_comes_from_the_steps_after_the_first_call(header, clock) -> N
     assert position.seconds_left(120) == pytest.approx(40.0)
     assert position.seconds_left(None) is None
     assert "0:40 left" in _drawn(header, None, 80, position)
+
+
+@pytest.mark.parametrize(("skipped", "streak", "styles"), [
+    (0, 0, ["", ""]),
+    (3, 0, [SKIPPED_STEP_STYLE, ""]),
+    (3, 1, [SKIPPED_STEP_STYLE, SKIPPED_STEP_STYLE]),
+    (3, 2, [SKIPPED_STEP_STYLE, "bold red"]),
+])  # fmt: skip
+def test_skipped_steps_have_a_colour_of_their_own(header, snapshot, skipped, streak, styles) -> None:
+    cells = value_cells(header, replace(snapshot, skipped_steps=skipped, consecutive_skips=streak))
+    assert [style for label, _, style in cells if label in ("skipped", "skip streak")] == styles
 
 
 def test_before_the_first_step_it_says_that_it_compiles(header) -> None:

@@ -126,6 +126,36 @@ def test_what_happened_in_plain_words(header, clock, scaling: Scaling, events: l
     assert narrator.sentences() == [sentence]
 
 
+@pytest.mark.parametrize(("forward", "blamed"), [(1, False), (2, True)])
+def test_the_loss_is_blamed_for_most_of_the_skips_that_are_told(header, clock, forward: int, blamed: bool) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(replace(header, scaling=DYNAMIC))
+    narrator.add([*_skips(1, 3 - forward, 8.0), *_skips(4 - forward, 3, 4.0, cause="forward")])
+    assert ("the loss itself was not finite" in narrator.sentences()[0]) == blamed
+
+
+@pytest.mark.parametrize(("event", "blamed"), [
+    (Event(90, 1, "overflow", 2.0**-14, 2.0**-14, nan=1), True),
+    (Event(90, 1, "overflow", 2.0**-14, 2.0**-14, inf=1), False),
+    (Event(90, 1, "overflow", 2.0**-13, 2.0**-14, nan=1), False),
+])  # fmt: skip
+def test_the_scale_is_acquitted_by_nan_at_the_floor_alone(header, clock, event: Event, blamed: bool) -> None:
+    narrator = Narrator(5.0, clock)
+    narrator.start(replace(header, scaling=replace(DYNAMIC, mode="logmax", growth_steps=None)))
+    narrator.add([event])
+    assert ("nan even at the lowest scale" in narrator.sentences()[0]) == blamed
+
+
+@pytest.mark.parametrize(("first", "last", "frequent"), [(202, 203, False), (201, 203, True), (198, 200, False)])
+def test_from_the_third_late_skip_on_overflows_are_not_called_normal(header, clock, first, last, frequent) -> None:
+    narrator = Narrator(0.0, clock)
+    narrator.start(replace(header, scaling=DYNAMIC))
+    narrator.add([Event(190, 1, "growth", 4.0, 8.0)])
+    narrator.sentences()
+    narrator.add(_skips(first, last, 8.0))
+    assert ("more often than normal" in narrator.sentences(at_once=True)[0]) == frequent
+
+
 def test_the_floor_is_told_once(header, clock) -> None:
     narrator = Narrator(5.0, clock)
     narrator.start(header)

@@ -5,21 +5,22 @@ from dataclasses import replace
 import pytest
 
 from mpt_cli.telemetry import health as v
-from mpt_cli.telemetry.health import EventTally, Evidence, evidence_from, judge
+from mpt_cli.telemetry.health import EventTally, Signs, judge, observe
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling
 
 DYNAMIC = Scaling("dynamic", 2.0**15, 2000, 2.0**-14)
 FIXED = Scaling("fixed", 2.0**24)
-CLEAN = Evidence(DYNAMIC, steps_seen=1000, applied_steps=1000, final_scale=2.0**15, final_loss=0.5)
+CLEAN = Signs(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
 
 
-def _skipping(steps, base: Evidence = CLEAN, **more) -> Evidence:
+def _skipping(steps, base: Signs = CLEAN, **more) -> Signs:
     skips = tuple(steps)
     return replace(base, skip_steps=skips, applied_steps=base.steps_seen - len(skips), **more)
 
 
-FIXED_CLEAN = replace(CLEAN, scaling=FIXED, final_scale=2.0**24)
-NO_SCALING = replace(CLEAN, scaling=Scaling(), final_scale=None)
+FIXED_CLEAN = replace(CLEAN, scaling=FIXED, scale=2.0**24)
+NO_SCALING = replace(CLEAN, scaling=Scaling(), scale=None)
 CASES = [
     ("clean", CLEAN, v.HEALTHY, "All 1,000 steps were applied at scale 32768."),
     ("not scaled", NO_SCALING, v.HEALTHY, "the loss was not scaled, because nothing needed it"),
@@ -49,7 +50,7 @@ CASES = [
     ("chronic, fixed", _skipping(range(10, 1000, 10), FIXED_CLEAN), v.CHRONIC, r"fixed scale 2\^24 is too high"),
     (
         "chronic, bad loss",
-        _skipping(range(10, 1000, 10), forward_skips=90),
+        _skipping(range(10, 1000, 10), forward_steps=range(100, 1000, 10)),
         v.CHRONIC,
         "In most of them the loss itself",
     ),
@@ -61,12 +62,12 @@ CASES = [
     ),
     (
         "loss nan",
-        replace(CLEAN, final_loss=math.nan),
+        replace(CLEAN, loss=math.nan),
         v.COLLAPSED,
         "The loss ended as nan: the loss itself was not finite",
     ),
-    ("loss inf, not scaled", replace(NO_SCALING, final_loss=math.inf), v.COLLAPSED, "The loss ended as inf"),
-    ("at the floor", _skipping(range(997, 1001), final_scale=2.0**-14), v.COLLAPSED, r"floor, 2\^-14, and steps still"),
+    ("loss inf, not scaled", replace(NO_SCALING, loss=math.inf), v.COLLAPSED, "The loss ended as inf"),
+    ("at the floor", _skipping(range(997, 1001), scale=2.0**-14), v.COLLAPSED, r"floor, 2\^-14, and steps still"),
     (
         "long streak",
         _skipping(range(972, 1001)),
@@ -75,14 +76,14 @@ CASES = [
     ),
     (
         "long streak, bad loss",
-        _skipping(range(972, 1001), forward_skips=29),
+        _skipping(range(972, 1001), forward_steps=range(972, 1001)),
         v.COLLAPSED,
         "the loss itself was not finite",
     ),
     ("long streak, fixed", _skipping(range(900, 1001), FIXED_CLEAN), v.COLLAPSED, "last 101 steps"),
-    ("one skip at the floor", _skipping([1000], final_scale=2.0**-14), v.TOO_LOW, r"ended at 2\^-14"),
-    ("scale one", replace(CLEAN, final_scale=1.0), v.TOO_LOW, "Nothing overflowed: raise loss_scale.initial_scale"),
-    ("fixed scale one", replace(FIXED_CLEAN, final_scale=1.0), v.TOO_LOW, "Raise loss_scale.initial_scale"),
+    ("one skip at the floor", _skipping([1000], scale=2.0**-14), v.TOO_LOW, r"ended at 2\^-14"),
+    ("scale one", replace(CLEAN, scale=1.0), v.TOO_LOW, "Nothing overflowed: raise loss_scale.initial_scale"),
+    ("fixed scale one", replace(FIXED_CLEAN, scale=1.0), v.TOO_LOW, "Raise loss_scale.initial_scale"),
     (
         "flushed",
         replace(FIXED_CLEAN, flushed_share=0.4),
@@ -100,7 +101,7 @@ CASES = [
     ),
     (
         "all skipped, bad loss",
-        _skipping(range(1, 1001), forward_skips=1000),
+        _skipping(range(1, 1001), forward_steps=range(1, 1001)),
         v.NEVER_TRAINED,
         "the loss itself was not",
     ),
@@ -108,10 +109,10 @@ CASES = [
 
 
 @pytest.mark.parametrize(
-    ("evidence", "verdict", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
+    ("signs", "verdict", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES]
 )
-def test_the_verdict_and_its_reason(evidence: Evidence, verdict: str, words: str) -> None:
-    found, explanation = judge(evidence)
+def test_the_verdict_and_its_reason(signs: Signs, verdict: str, words: str) -> None:
+    found, explanation = judge(signs)
     assert found == verdict, explanation
     assert re.search(words, explanation), explanation
 
@@ -120,51 +121,153 @@ def test_all_six_verdicts_have_a_case() -> None:
     assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED}
 
 
+LOGMAX = replace(DYNAMIC, mode="logmax", growth_steps=None)
+OF_ANOTHER_PACKAGE = replace(LOGMAX, mode="golden")
+
+
+@pytest.mark.parametrize("scaling", [DYNAMIC, LOGMAX, OF_ANOTHER_PACKAGE], ids=lambda scaling: scaling.mode)
+@pytest.mark.parametrize("streak", [v.FLOOR_STREAK - 1, v.FLOOR_STREAK])
+def test_any_scale_that_moves_collapses_at_its_floor(scaling: Scaling, streak: int) -> None:
+    skips = _skipping(range(1001 - streak, 1001), scaling=scaling, scale=2.0**-14)
+    verdict, words = judge(skips)
+    assert verdict == (v.COLLAPSED if streak == v.FLOOR_STREAK else v.TOO_LOW)
+    if streak == v.FLOOR_STREAK:
+        assert words == (
+            "The scale fell to its floor, 2^-14, and steps still overflowed: when no scale is low enough, the cause is "
+            "a nan or a value beyond float16, not the scale. Try policy=mixed_bfloat16 or float32, a lower "
+            "optimizer.learning_rate, or optimizer.global_clipnorm."
+        )
+        assert "floor" not in judge(replace(skips, scale=2.0**-13))[1]
+
+
+def test_a_fixed_scale_has_no_floor_to_collapse_at() -> None:
+    low = replace(FIXED, initial_scale=0.5, min_scale=0.5)
+    assert judge(_skipping(range(991, 1001), scaling=low, scale=0.5))[0] == v.TOO_LOW
+
+
+@pytest.mark.parametrize(
+    ("skips", "forward", "blamed"),
+    [
+        ([5, *range(972, 1001)], [5], False),  # of another time
+        (range(972, 1001), range(987, 1001), False),  # 14 of 29
+        (range(972, 1001), range(986, 1001), True),  # 15 of 29
+    ],
+)
+def test_a_long_streak_is_the_forward_pass_where_most_of_it_is(skips, forward, blamed) -> None:
+    verdict, words = judge(_skipping(skips, forward_steps=forward))
+    assert verdict == v.COLLAPSED and ("the loss itself was not finite" in words) == blamed
+    assert ("when no scale is low enough" in words) != blamed
+
+
+@pytest.mark.parametrize(("forward", "blamed"), [(2, False), (3, True)])
+def test_skips_at_the_floor_can_be_of_the_forward_pass(forward: int, blamed: bool) -> None:
+    skips = _skipping(range(997, 1001), scale=2.0**-14, forward_steps=range(1001 - forward, 1001))
+    assert ("still overflowed: the loss itself was not finite" in judge(skips)[1]) == blamed
+
+
+@pytest.mark.parametrize(("forward", "blamed"), [(500, False), (501, True)])
+def test_a_run_that_never_trained_is_blamed_on_most_of_its_skips(forward: int, blamed: bool) -> None:
+    skips = _skipping(range(1, 1001), forward_steps=range(1, forward + 1))
+    assert ("the loss itself was not finite" in judge(skips)[1]) == blamed
+
+
+@pytest.mark.parametrize(("early", "late", "blamed"), [(40, 0, False), (0, 24, False), (0, 25, True)])
+def test_chronic_overflow_is_blamed_on_most_of_the_late_skips(early: int, late: int, blamed: bool) -> None:
+    skips = range(10, 1000, 10)  # 49 of them late
+    forward = [*skips[:early], *skips[len(skips) - late :]]
+    assert ("In most of them the loss itself" in judge(_skipping(skips, forward_steps=forward))[1]) == blamed
+
+
+def test_a_run_that_never_trained_at_any_scale_is_not_told_to_start_lower() -> None:
+    assert judge(_skipping(range(1, 1001), scale=2.0**-14))[1] == (
+        "None of 1,000 steps was applied, so the weights are those of the start: every gradient overflowed at scale "
+        "2^-14. When no scale is low enough, the cause is a nan or a value beyond float16, not the scale. Try "
+        "policy=mixed_bfloat16 or float32, a lower optimizer.learning_rate, or optimizer.global_clipnorm."
+    )
+    assert judge(_skipping(range(1, 1001)))[1].endswith(
+        "every gradient overflowed at scale 32768. Start lower (loss_scale.initial_scale) or give the scale more steps "
+        "to settle (trainer.epochs)."
+    )
+
+
+def test_a_long_streak_at_a_fixed_scale_is_advised_as_the_health_rule_does() -> None:
+    assert judge(_skipping(range(900, 1001), FIXED_CLEAN))[1] == (
+        "The last 101 steps were all skipped at scale 2^24: the fixed scale 2^24 is too high: lower "
+        "loss_scale.initial_scale or use loss_scale=dynamic."
+    )
+
+
+@pytest.mark.parametrize(
+    ("skip_steps", "scaling", "advice"),
+    [
+        ((), DYNAMIC, "Nothing overflowed: raise loss_scale.initial_scale."),
+        ((400,), DYNAMIC, "Something overflows at any useful scale: keep that layer in float32 (policy.overrides)."),
+        ((400,), FIXED, "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
+    ],
+)
+def test_what_to_do_about_a_useless_scale(skip_steps, scaling, advice) -> None:
+    verdict, words = judge(_skipping(skip_steps, scaling=scaling, scale=1.0))
+    assert (verdict, words) == (v.TOO_LOW, f"The scale ended at 1, which lifts no gradient out of underflow. {advice}")
+    assert judge(_skipping(skip_steps, scaling=scaling, scale=2.0))[0] != v.TOO_LOW
+
+
+@pytest.mark.parametrize(("growth_steps", "verdict"), [(20, v.CHRONIC), (19, v.HEALTHY)])
+def test_twice_the_share_that_probing_explains_is_not_chronic(growth_steps: int, verdict: str) -> None:
+    """51 of the last 500 steps, 10.2 %: 2 in 20 are 10 %, 2 in 19 are 10.5 %."""
+    scaling = replace(DYNAMIC, growth_steps=growth_steps)
+    assert judge(_skipping(range(501, 909, 8), scaling=scaling, first_growth_step=9))[0] == verdict
+
+
+def test_two_late_skips_of_a_short_run_are_not_chronic() -> None:
+    short = replace(FIXED_CLEAN, steps_seen=10)
+    assert judge(_skipping([7, 9], short))[0] == v.HEALTHY and judge(_skipping([6, 8, 9], short))[0] == v.CHRONIC
+
+
 @pytest.mark.parametrize("late_skips", [25, 26])
 def test_chronic_begins_above_a_twentieth_of_the_second_half(late_skips: int) -> None:
-    evidence = _skipping(range(502, 502 + 2 * late_skips, 2))
-    assert (judge(evidence)[0] == v.CHRONIC) == (late_skips > 25)
+    signs = _skipping(range(502, 502 + 2 * late_skips, 2))
+    assert (judge(signs)[0] == v.CHRONIC) == (late_skips > 25)
 
 
-@pytest.mark.parametrize("streak", [v.COLLAPSE_STREAK - 1, v.COLLAPSE_STREAK])
+@pytest.mark.parametrize("streak", [v.LONGEST_SETTLING_SKIPS - 1, v.LONGEST_SETTLING_SKIPS])
 def test_collapse_begins_at_the_streak_that_leads_from_the_default_to_the_floor(streak: int) -> None:
-    evidence = _skipping(range(1001 - streak, 1001))
-    assert (judge(evidence)[0] == v.COLLAPSED) == (streak == v.COLLAPSE_STREAK)
+    signs = _skipping(range(1001 - streak, 1001))
+    assert (judge(signs)[0] == v.COLLAPSED) == (streak == v.LONGEST_SETTLING_SKIPS)
 
 
-def test_the_evidence_comes_from_the_tally_and_the_optimizers_counters() -> None:
+def test_the_signs_come_from_the_tally_and_the_optimizers_counters() -> None:
     tally = EventTally()
     tally.add([Event(1, 1, "overflow", 4.0, 2.0, cause="forward"), Event(9, 1, "growth", 2.0, 4.0)])
-    found = evidence_from(tally, DYNAMIC, applied_steps=9, final_scale=4.0, final_loss=0.5)
-    assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_skips) == (10, (1,), 9, 1)
+    found = observe(Ledger(LedgerOptions(), seen=10, applied=9), tally, DYNAMIC, {})
+    assert (found.steps_seen, found.skip_steps, found.first_growth_step, found.forward_steps) == (10, [1], 9, [1])
 
 
 @pytest.mark.parametrize("scaling", [replace(FIXED, on_overflow="apply"), Scaling()])
 def test_overflows_that_were_applied_are_steps_like_others(scaling) -> None:
     tally = EventTally()
     tally.add([Event(1, 1, "overflow", 4.0, 4.0)])
-    evidence = evidence_from(tally, scaling, applied_steps=10, final_scale=4.0, final_loss=0.5)
-    assert (evidence.steps_seen, evidence.skipped_steps, evidence.bad_steps) == (10, 0, 1)
-    verdict, words = judge(evidence)
+    signs = observe(Ledger(LedgerOptions(), seen=10, applied=10, scale=4.0, last_mean_loss=0.5), tally, scaling, {})
+    assert (signs.steps_seen, signs.skipped_steps, signs.bad_steps) == (10, 0, 1)
+    verdict, words = judge(signs)
     assert verdict == v.HEALTHY
     assert words.startswith("All 10 steps were applied, 1 of them with gradients that were not finite")
 
 
 @pytest.mark.parametrize(("share", "verdict"), [(v.FLUSHED_SHARE, v.HEALTHY), (0.98, v.TOO_LOW)])
 def test_float16_without_scaling_is_judged_by_what_was_flushed(share, verdict):
-    evidence = Evidence(Scaling(is_needed=True), steps_seen=10, applied_steps=10, final_loss=2.3, final_scale=1.0,
+    signs = Signs(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3, scale=1.0,
                         flushed_share=share)  # fmt: skip
     words = {
         v.HEALTHY: "All 10 steps were applied; the loss was not scaled although layers compute in float16, and 10% of "
                    "the gradient elements were flushed to zero: few enough to do no harm.",
         v.TOO_LOW: "98% of the gradient elements were flushed to zero without loss scaling. Use loss_scale=dynamic.",
     }  # fmt: skip
-    assert judge(evidence) == (verdict, words[verdict])
+    assert judge(signs) == (verdict, words[verdict])
 
 
 def test_float16_without_scaling_is_not_said_to_need_none():
-    evidence = Evidence(Scaling(is_needed=True), steps_seen=10, applied_steps=10, final_loss=2.3)
-    assert judge(evidence) == (
+    signs = Signs(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3)
+    assert judge(signs) == (
         "healthy",
         "All 10 steps were applied; the loss was not scaled although layers compute in float16, so every gradient "
         "below 2^-24 was lost. If the loss did not fall, that is why: loss_scale=dynamic keeps those gradients.",

@@ -89,12 +89,12 @@ def test_a_record_is_kept_of_every_step(jit):
     run = tiny_run(tiny_data(20), jit=jit, rule=DynamicScale(initial_scale=8.0, growth_steps=2))
     (block,) = run.epochs(1, most=5)[:1]
     assert len(block) == 4  # the capacity
-    assert block.column("scale_before").tolist() == [8.0, 8.0, 16.0, 16.0]
-    assert block.column("scale_after").tolist() == [8.0, 16.0, 16.0, 32.0]
-    assert block.column("counter").tolist() == [1, 0, 1, 0]
-    assert block.column("learning_rate").tolist() == pytest.approx([0.1] * 4)
-    assert block.finite.all() and block.column("first_bad").tolist() == [-1] * 4
-    assert np.isfinite(block.column("loss")).all()
+    assert block.scale_before.tolist() == [8.0, 8.0, 16.0, 16.0]
+    assert block.scale_after.tolist() == [8.0, 16.0, 16.0, 32.0]
+    assert block.counter.tolist() == [1, 0, 1, 0]
+    assert block.learning_rate.tolist() == pytest.approx([0.1] * 4)
+    assert block.finite.all() and block.first_bad.tolist() == [-1] * 4
+    assert np.isfinite(block.loss).all()
     assert set(block.metrics) == {"loss", "accuracy"}
 
 
@@ -147,7 +147,7 @@ def test_metrics_start_anew():
     piece = run.feed.take(1)
     block = run.engine.train(piece.source, piece.batch_indices, piece.count).wait()
     assert run.engine.metrics() == pytest.approx(block.metrics)
-    assert block.metrics["loss"] == pytest.approx(float(block.column("loss")[0]), rel=1e-6)
+    assert block.metrics["loss"] == pytest.approx(float(block.loss[0]), rel=1e-6)
     assert before != run.engine.metrics()
 
 

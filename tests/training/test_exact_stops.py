@@ -13,8 +13,9 @@ from tiny import JITS, TinyRun, tiny_data, tiny_run
 
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
-from mpt_cli.telemetry.health import HealthRules
+from mpt_cli.telemetry.health import EventTally, HealthRules, observe
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.feed import BatchPlan, build_feed
@@ -48,8 +49,8 @@ def train(compiled, good: list[bool], per_call: int, rules: LossScaleSettings) -
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
     ledger = Ledger(LedgerOptions(min_scale=FLOOR, max_scale=64.0), window_steps=WINDOW)
     plan = TrainingPlan(1, None, 7, 1, 8, per_call)
-    trainer = Trainer(run.engine, feed, None, plan, Telemetry([]), ledger, HealthRules(rules, TrainerSettings()),
-                      NoCheckpoints())  # fmt: skip
+    health = HealthRules(rules, TrainerSettings(), Scaling("dynamic", 8.0, 3, FLOOR))
+    trainer = Trainer(run.engine, feed, None, plan, Telemetry([]), ledger, health, NoCheckpoints())
     return trainer.fit(), ledger
 
 
@@ -109,8 +110,9 @@ def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compile
 def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     run, start = compiled
     restore_state(run.model, start)
-    health = HealthRules(LossScaleSettings(**{**OFF, "max_consecutive_skips": 3}), TrainerSettings())
-    limits = health.stop_limits(Ledger(LedgerOptions(), consecutive_skips=5))
+    rules, scaling = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3}), Scaling("dynamic", 8.0, 3, FLOOR)
+    signs = observe(Ledger(LedgerOptions(), consecutive_skips=5), EventTally(), scaling, {})
+    limits = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
     data = tiny_data(STEPS * 4)
     data.x[4:] = math.inf  # all but the first step
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)

@@ -81,7 +81,7 @@ def test_an_overflow_can_depend_on_the_scale():
 def test_the_record_tells_where_it_happened(place, loss_is_finite):
     run = faulty_run(FaultSettings("overflow", place, [2]), steps=4)
     (block,) = run.epochs(1)
-    assert np.isfinite(block.column("loss")).tolist() == [True, loss_is_finite, True, True]
+    assert np.isfinite(block.loss).tolist() == [True, loss_is_finite, True, True]
     assert all(np.isfinite(value) for value in block.metrics.values())
 
 
@@ -94,7 +94,7 @@ def test_gradients_can_vanish(place):
     assert block.finite.all()
     for old, variable in zip(before, run.model.trainable_variables, strict=True):
         np.testing.assert_array_equal(old, variable.numpy())
-    assert (block.column("loss") == 0).all() == (place == "forward")
+    assert (block.loss == 0).all() == (place == "forward")
 
 
 @pytest.mark.slow

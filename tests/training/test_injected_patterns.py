@@ -16,6 +16,7 @@ from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks.jsonl_csv import JsonlSink
 from mpt_cli.training.checkpoint import collect_state, restore_state
@@ -54,7 +55,7 @@ def train(compiled, pattern: list[bool], value: float, log: int, per_call: int, 
     )
     with Telemetry([JsonlSink(folder / "metrics.jsonl", folder / "events.jsonl")]) as telemetry:
         Trainer(run.engine, feed, None, TrainingPlan(1, None, log, 1, 8, per_call), telemetry, ledger,
-                HealthRules(off, TrainerSettings()), NoCheckpoints()).fit()  # fmt: skip
+                HealthRules(off, TrainerSettings(), Scaling("dynamic", 16.0)), NoCheckpoints()).fit()  # fmt: skip
     return ledger
 
 

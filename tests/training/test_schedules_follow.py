@@ -21,6 +21,6 @@ def test_rates_follow_applied_or_all_steps(follow, halvings, jit):
     settings = LossScaleSettings(mode="dynamic", schedules_follow=follow)
     optimizer = wrap_optimizer(keras.optimizers.SGD(schedule), settings, Scaling(mode="dynamic"))
     run = tiny_run(data, jit=jit, optimizer=optimizer, shuffle=False)
-    rates = np.concatenate([block.column("learning_rate") for block in run.epochs(1)])
+    rates = np.concatenate([block.learning_rate for block in run.epochs(1)])
     np.testing.assert_array_equal(rates, [0.5**n for n in halvings])
     assert (run.ledger.applied, run.ledger.skipped) == (3, 2)

@@ -13,7 +13,7 @@ from reference import ReferenceScale
 from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.telemetry.records import LoggedSteps, Scaling, StopLimits
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training.feed import Piece
 from mpt_cli.training.outcome import Outcome
@@ -116,10 +116,12 @@ def run_of(
 ) -> Run:  # fmt: skip
     engine, record = PatternEngine(pattern), Recorder()
     settings = LossScaleSettings(**{"mode": "dynamic", "initial_scale": 16.0, **loss_scale})
+    scaling = Scaling(settings.mode, settings.initial_scale, settings.growth_steps, settings.min_scale)
     trainer = Trainer(
         engine, CountingFeed(steps), None if validation is None else CountingFeed(validation),
         TrainingPlan(epochs, max_steps, log, validate, capacity, per_call), Telemetry([record]),
-        Ledger(LedgerOptions(), settings.skip_rate_window), HealthRules(settings, TrainerSettings()), NoCheckpoints(),
+        Ledger(LedgerOptions(), settings.skip_rate_window), HealthRules(settings, TrainerSettings(), scaling),
+        NoCheckpoints(),
     )  # fmt: skip
     return Run(trainer, engine, record)
 

@@ -17,7 +17,16 @@ from mpt_cli.telemetry.format import (
     format_seconds,
     format_share,
 )
-from mpt_cli.telemetry.health import COLLAPSED
+from mpt_cli.telemetry.health import (
+    BEYOND,
+    CAUSES,
+    CHRONIC_SHARE,
+    CHRONIC_SKIPS,
+    COLLAPSED,
+    FORWARD,
+    Signs,
+    is_at_floor,
+)
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -59,7 +68,7 @@ def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[s
     """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
     parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {format_number(snapshot.loss)}"]
     parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
-    if header.scaling.mode != "none":
+    if header.scaling.scales:
         parts += [f"scale {format_scale(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
     return [*parts, *rate_parts(snapshot.examples_per_second), format_seconds(seconds)]
 
@@ -71,7 +80,7 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     parts.append(f"loss {format_number(snapshot.loss)}")
     parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     parts.append(f"learning rate {snapshot.learning_rate:.3g}")
-    if header.scaling.mode != "none":
+    if header.scaling.scales:
         parts += [f"scale {format_scale(snapshot.loss_scale)}{format_growth_counter(snapshot, header, ' ({})')}"]
         parts += [f"skipped {snapshot.skipped_steps}"]
     if snapshot.gradients is not None:
@@ -91,7 +100,7 @@ def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
 
 def format_growth_counter(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:
     """Applied steps since the last change of how many that make the scale grow; empty where it never grows."""
-    if header.scaling.mode != "dynamic" or not header.scaling.growth_steps:
+    if not header.scaling.growth_steps:
         return ""
     return form.format(f"{snapshot.scale_counter}/{header.scaling.growth_steps}")
 
@@ -161,7 +170,7 @@ def _format_speed(summary: Summary) -> str:
 
 
 LONGEST_WAIT_SECONDS = 60.0
-FREQUENT_SHARE, FREQUENT_SKIPS, FREQUENT_AFTER_STEPS = 0.05, 3, 200  # beyond all three it isn't called normal
+FREQUENT_AFTER_STEPS = 200  # beyond it skips that would be chronic at the end of a run aren't called normal
 
 
 class Narrator:
@@ -230,7 +239,7 @@ class Narrator:
     def _format_scale_change(self, events: list[Event]) -> str:
         events = sorted(events, key=lambda event: event.step)
         before, after = events[0].scale_before, events[-1].scale_after
-        if self._scaling.mode == "none":
+        if not self._scaling.scales:
             return ""
         if before != after:
             return f", scale {format_scale(before)} → {format_scale(after)}"
@@ -238,21 +247,30 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
-        if any(event.cause == "forward" for event in skips):
-            return ": the loss itself was not finite, which no scale causes; look at the data and the learning rate"
-        moves = self._scaling.mode not in ("fixed", "none")
-        if moves and any(event.nan and event.scale_before <= self._scaling.min_scale for event in skips):
-            return ": nan even at the lowest scale, so the scale is not the cause"
-        if self._scaling.mode != "dynamic" or self._scaling.on_overflow != "skip":
+        signs = self._signs(skips)
+        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
+            if cause.fits(signs, len(skips)):
+                return f": {cause.hint}"
+        if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
             return ""
         last = skips[-1].step
         share = len(skips) / max(1, last - self._told_step)
-        if last > FREQUENT_AFTER_STEPS and len(skips) >= FREQUENT_SKIPS and share > FREQUENT_SHARE:
+        if last > FREQUENT_AFTER_STEPS and len(skips) >= CHRONIC_SKIPS and share > CHRONIC_SHARE:
             return ": more often than normal"
         if not any(event.moves_scale for event in skips):
             return ""
         grown = self._growth_step < last
         return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"
+
+    def _signs(self, skips: list[Event]) -> Signs:
+        """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
+        at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
+        return Signs(
+            self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
+            skip_steps=[event.step for event in skips],
+            forward_steps=[event.step for event in skips if event.cause == "forward"],
+            scale=min(at_floor, default=None),
+        )  # fmt: skip
 
     def _bounds(self, events: list[Event]) -> list[str]:
         """The floor and the ceiling are each told once: a run may touch them at every step."""
@@ -283,7 +301,7 @@ def _format_skips(skips: list[Event], scaling: Scaling) -> str:
 
 
 def _format_growths(growths: list[Event], scaling: Scaling) -> str:
-    if scaling.mode == "logmax":
+    if not scaling.growth_steps:
         return "the scale follows the gradients"
     if len(growths) > 1:
         return f"{len(growths)} growths"

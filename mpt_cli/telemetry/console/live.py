@@ -32,6 +32,7 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 
+SKIPPED_STEP_STYLE = "yellow"  # as SKIPPED_STEP_COLOUR is in curves
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
 
 
@@ -97,21 +98,21 @@ def value_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, s
 
 
 def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
-    if header.scaling.mode == "none":
+    if not header.scaling.scales:
         return [("loss scale", "not scaled", "dim")]
     skipped = f"{format_count(snapshot.skipped_steps)} ({format_share(snapshot.skipped_steps, snapshot.step)})"
     streak = snapshot.consecutive_skips
     return [
         ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
         ("next growth", format_growth_counter(snapshot, header) or _format_movement(header), "magenta"),
-        ("skipped", skipped, "yellow" if snapshot.skipped_steps else ""),
-        ("skip streak", format_count(streak), "bold red" if streak > 1 else "yellow" if streak else ""),
+        ("skipped", skipped, SKIPPED_STEP_STYLE if snapshot.skipped_steps else ""),
+        ("skip streak", format_count(streak), "bold red" if streak > 1 else SKIPPED_STEP_STYLE if streak else ""),
     ]
 
 
 def _format_movement(header: RunHeader) -> str:
     """When a scale that counts no steps will move."""
-    return "never: fixed" if header.scaling.mode == "fixed" else "with the gradients"
+    return "with the gradients" if header.scaling.moves else "never: fixed"
 
 
 def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
@@ -231,7 +232,7 @@ class LiveConsole(Sink):
 
     def _tell(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:
-            self._console.print(Text(sentence, style="yellow"))
+            self._console.print(Text(sentence, style=SKIPPED_STEP_STYLE))
 
     def _render(self) -> RenderableType:
         if self._header is None:
