@@ -8,6 +8,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 
+# the kinds of an Event
+OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
+
+NEVER = 2**30  # a step or count that is not reached
+
 
 @dataclass(frozen=True)
 class Scaling:
@@ -159,14 +166,6 @@ class Summary:
     rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
-
-
-OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
-ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
-DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
-
-
-NEVER = 2**30
 
 
 class LoggedSteps(NamedTuple):
