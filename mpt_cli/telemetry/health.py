@@ -192,6 +192,10 @@ def _fill(text: str, signs: Signs) -> str:
     return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower)
 
 
+def _always(signs: Signs, skips: int) -> bool:
+    return True
+
+
 DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer.global_clipnorm=1.0"
 LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
 KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
@@ -227,8 +231,8 @@ CAUSES = {
         hint="nan even at the lowest scale, so the scale is not the cause",
         change=WIDER,
     ),
-    TOO_HIGH: Cause(  # and the run has trained
-        lambda signs, _: signs.applied_steps > 0,
+    TOO_HIGH: Cause(
+        _always,
         remedy=LOWER_START,
         explanation="lower loss_scale.max_scale, raise loss_scale.growth_steps, or try policy=mixed_bfloat16.",
         change=WIDER,
@@ -256,7 +260,7 @@ CAUSES = {
         explanation="nothing overflowed: raise loss_scale.initial_scale.",
     ),
     NO_ROOM: Cause(
-        lambda signs, _: signs.skipped_steps > 0,
+        _always,
         remedy=KEPT_BY_MORE + "raise loss_scale.initial_scale.",
         explanation="something overflows at any useful scale: keep that layer in float32 (policy.overrides).",
     ),
@@ -266,13 +270,13 @@ CAUSES = {
         "are dead (a lower optimizer.learning_rate), or for targets that are met already.",
     ),
     SPOILED_LOSS: Cause(
-        lambda signs, _: True,
+        _always,
         remedy="Lower optimizer.learning_rate, or clip with optimizer.global_clipnorm=1.0; in float16 without loss "
         "scaling set loss_scale=dynamic.",
         change=CLIP,
     ),
     SPOILED_WEIGHTS: Cause(
-        lambda signs, _: not signs.weights_are_finite,
+        _always,
         remedy="Lower optimizer.learning_rate, clip with optimizer.global_clipnorm=1.0, or use another optimizer.",
         change=CLIP,
     ),

@@ -170,6 +170,8 @@ def test_zero_gradients_that_a_higher_scale_would_keep(mode, words):
     assert stop.remedy == f"float16 flushed them to zero, a higher loss scale keeps them: {words}"
     run.ledger.sample = GradientSample(2, 0.0, 0.25, 0.0, None)  # of another time
     assert "No loss scale brings them back" in check(run, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
+    run.ledger.sample = GradientSample(3, 0.0, 0.0, 0.0, None)
+    assert "No loss scale brings them back" in check(run, TrainerSettings(max_zero_gradients=3), mode=mode).remedy
 
 
 def test_skips_at_a_floor_that_was_left_within_the_call_count():
@@ -189,12 +191,14 @@ def test_an_idle_epoch():
         "(rule loss_scale.stop_on_idle_epoch). " + LOWER_ADVICE
     )
     assert check_epoch(after("x.x")) is None
+    assert check_epoch(after("x" * 29, loss=NAN)).remedy == LOSS_ADVICE
     assert check_epoch(after("x" * 29), stop_on_idle_epoch=False) is None
 
 
 def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop():
     assert check_epoch(after("x" * 28)) is None
     assert check_epoch(after("x"), min_scale=4.0) is not None
+    assert check_epoch(after("x"), min_scale=2.0) is None
     assert check_epoch(after("x"), mode="fixed") is not None
 
 
@@ -333,6 +337,23 @@ def test_the_forward_pass_is_blamed_for_the_majority_of_the_skips_in_question(fo
     stop = HealthRules(LossScaleSettings(max_consecutive_skips=3), TrainerSettings(), SCALED).check(signs)
     assert stop is not None and (stop.remedy == LOSS_ADVICE) == blamed
     assert signs.forward_share(4) == (forward + 1) / 4 and signs.forward_share(6) == (forward + 3) / 6
+
+
+@pytest.mark.parametrize(
+    ("loss_scale", "skips", "forward"),
+    [
+        ({"on_overflow": "abort"}, [3, 9], [9]),  # the last alone
+        ({"max_skip_rate": 0.4}, [1, 2, 3, 4, 5, 21, 23, 25, 27, 29], [25, 27, 29]),  # 5 of the last 10 steps
+    ],
+)
+def test_which_skips_are_in_question_is_a_matter_of_the_rule(loss_scale, skips, forward):
+    signs = Signs(
+        SCALED, 30, 20, skip_steps=skips, forward_steps=forward, scale=4.0, peaks=StreakCounts(1, 0, 0, 0, 0),
+        peak_skip_rate=0.5, window_steps=10,
+    )  # fmt: skip
+    off = {"max_consecutive_skips": None, "max_skip_rate": None}
+    stop = HealthRules(LossScaleSettings(**{**off, **loss_scale}), TrainerSettings(), SCALED).check(signs)
+    assert stop is not None and stop.remedy == LOSS_ADVICE
 
 
 def test_half_of_the_skips_is_no_majority():
