@@ -9,11 +9,12 @@ import yaml
 
 from mpt_cli.diagnose.advice import config_keys, format_window
 from mpt_cli.diagnose.diagnosis import Diagnosis
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.expectations import format_yaml_value
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.recipes import choosing_key, keys_beside_choice, keys_shared_by_variants
-from mpt_cli.settings.schema import VARIANTS
+from mpt_cli.settings.recipes import keys_left
+from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, find_recipe
 
 
@@ -168,7 +169,7 @@ def write_recipe_copy(target: str, words: list[str], found: Diagnosis) -> None:
     assert given.conf is not None, "settings were loaded from it"
     text = find_recipe(given.conf).read_text(encoding="utf-8")
     for group, choice in given.choices.items():
-        if (group, choice.name) != ("loss_scale", "none"):
+        if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             text = text_with_choice(text, group, str(choice.name), found)
     for key, value in _changed_keys(given.overrides, found).items():
         text = set_key(text, key, value)
@@ -182,7 +183,7 @@ def text_with_choice(text: str, group: str, name: str, found: Diagnosis) -> str:
     section = yaml.safe_load(text).get(group)
     if not isinstance(section, dict):
         return text
-    left = keys_shared_by_variants(group, section) if group in VARIANTS else keys_beside_choice(group, name, section)
+    left = keys_left(group, name, section)
     resolved = asdict(found.settings)[group]
     for key in section.keys() - left.keys() - {choosing_key(group)}:
         path = group, key
@@ -195,7 +196,7 @@ def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...
     changed: dict[tuple[str, ...], str] = {}
     for line in overrides:
         path = tuple(line.lstrip("+~").partition("=")[0].split("."))
-        is_off = path[0] == "loss_scale" and found.settings.loss_scale.mode == "none"
+        is_off = path[0] == "loss_scale" and not found.settings.loss_scale.rule_class.scales
         if path[0] not in OF_ONE_RUN and not is_off:
             changed[path] = format_yaml_value(_resolved(asdict(found.settings), path))
     return {**changed, **config_keys(found)}
@@ -206,8 +207,8 @@ def _write_checked(path: Path, text: str, found: Diagnosis) -> None:
     write_atomic(draft, text)
     try:
         scale = load_settings([conf_override(draft)]).loss_scale
-        if scale.mode == "none" and found.recommended is not None:
-            write_atomic(draft, set_choice(text, "loss_scale", "dynamic"))
+        if not scale.rule_class.scales and found.recommended is not None:
+            write_atomic(draft, set_choice(text, "loss_scale", DynamicScale.mode))
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -12,7 +12,9 @@ from mpt_cli.telemetry.records import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW,
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
-Floats, Ints, Flags = NDArray[np.float32], NDArray[np.int32], NDArray[np.bool_]
+Floats = NDArray[np.float32]
+Ints = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

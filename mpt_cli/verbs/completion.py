@@ -7,14 +7,13 @@ from pathlib import Path
 
 from mpt_cli.errors import OK
 from mpt_cli.settings.key import Key
-from mpt_cli.settings.recipes import CHOOSING_KEYS
-from mpt_cli.settings.schema import VARIANTS, all_keys, sections
+from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, find_key, sections
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 
 _VERBS_WITH_OVERRIDES = ("train", "sweep", "compare", "check", "show", "verify-resume", "diagnose")
 _KEYS_WITH_PATHS = ("conf", "run_dir", "resume", "data.path", "model.path")
-_LISTED = ("recipes", "models", "data", "policies", "optimizers", "keys")
+_LISTED = ("recipes", "models", "data", "policies", "optimizers", "modes", "sinks", "keys")
 
 
 def complete_line(line: str, breaks: str = "") -> list[str]:
@@ -86,7 +85,7 @@ def _value_candidates(key: str, value: str) -> list[str]:
         return _path_candidates(value)
     if (group := CHOOSING_KEYS.get(key, key)) in group_names():
         return group_choices(group)
-    known = all_keys().get(key)
+    known = find_key(key)
     if known is None or known.is_list:
         return []
     if known.choices:

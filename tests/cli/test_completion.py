@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.settings.schema import SCALE_MODES
+from mpt_cli.settings.loss_scale import SCALE_MODES
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.completion import complete_line
