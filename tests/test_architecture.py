@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
-ROOMS = ("errors", "settings", "precision", "data", "models", "telemetry", "training", "runs", "jobs", "report",
-         "reproduce", "sweep", "compare", "diagnose", "job", "evaluation", "export", "verbs", "cli",
+ROOMS = ("errors", "plugins", "precision", "settings", "data", "models", "telemetry", "training", "runs", "jobs",
+         "report", "reproduce", "sweep", "compare", "diagnose", "job", "evaluation", "export", "verbs", "cli",
          "__main__")  # fmt: skip
 LIBRARIES_OF_THEIR_OWN = {"precision": {"settings", "errors"}}
 

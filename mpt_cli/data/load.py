@@ -26,15 +26,29 @@ def load_loader(settings: Loader, seed: int) -> DataSet:
     """
     function = load_function(settings.loader, "data.loader")
     returned = call_user(function, "data.loader", UserCodeError, **_loader_arguments(function, settings, seed))
-    title = f"loader {settings.loader.rpartition('/')[2]}"
+    return _returned_data_set(returned, f"loader {settings.loader.rpartition('/')[2]}", settings, seed)
+
+
+def load_installed(settings: Any, seed: int) -> DataSet:
+    """What the method `load` of another package's data source returns, in any of the forms a loader may return."""
+    takes_seed = "seed" in inspect.signature(settings.load).parameters
+    returned = call_user(settings.load, "data.name", UserCodeError, **({"seed": seed} if takes_seed else {}))
+    return _returned_data_set(returned, settings.name, settings, seed)
+
+
+def _returned_data_set(returned: Any, title: str, settings: DataSettings, seed: int) -> DataSet:
     train, validation = _read_returned(returned, title, settings)
     if isinstance(train, Examples) and not isinstance(validation, Stream):
-        return build_data_set(RawArrays(title, train, validation, "auto", settings.num_classes), settings, seed)
+        return build_data_set(RawArrays(title, train, validation, "auto", _num_classes(settings)), settings, seed)
     return _loader_stream_set(title, train, validation, settings)
 
 
+def _num_classes(settings: DataSettings) -> int | None:
+    return getattr(settings, "num_classes", None)
+
+
 def _loader_stream_set(title: str, train: Examples | Stream, validation: Examples | Stream | None,
-                settings: Loader) -> DataSet:
+                settings: DataSettings) -> DataSet:
     if isinstance(train, Examples):
         raise DataError(f"{title}: the validation dataset doesn't fit in memory, but the training one does. "
                         "Use fewer validation examples: dataset.take(n).")
@@ -44,7 +58,7 @@ def _loader_stream_set(title: str, train: Examples | Stream, validation: Example
         raise DataError(f"{title}: a dataset that doesn't fit in memory can't be split by seed. Return two datasets "
                         "(training, validation), or set data.validation_fraction=0 for no validation.")
     note = "" if settings.limit is None else f"the first {settings.limit:,} examples"
-    return build_stream_set(RawStream(title, train, validation, "auto", settings.num_classes, note))
+    return build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note))
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -66,7 +80,7 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
 
 
 def _read_returned(returned: Any, title: str,
-           settings: Loader) -> tuple[Examples | Stream, Examples | Stream | None]:
+           settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
     if not isinstance(returned, tuple) or not returned:
         return _read_part(returned, title, settings), None
     pair = len(returned) == 2 and (returned[1] is None or all(_is_part(value) for value in returned))
@@ -80,7 +94,7 @@ def _is_part(value: Any) -> bool:
     return is_tf_dataset(value) or (isinstance(value, tuple) and len(value) in (2, 3))
 
 
-def _read_part(value: Any, title: str, settings: Loader) -> Examples | Stream:
+def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Stream:
     if is_tf_dataset(value):
         return read_tf_dataset(as_tf_dataset(value, title), settings.limit)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
@@ -107,4 +121,4 @@ def load_data(settings: DataSettings, seed: int) -> DataSet:
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
     with tensorflow_seeded(seed):
-        return SOURCES[settings.name](settings, seed)
+        return SOURCES.get(settings.name, load_installed)(settings, seed)

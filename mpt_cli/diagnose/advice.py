@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.diagnose.diagnosis import Diagnosis
+from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import Point
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
@@ -45,11 +45,11 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     keys: dict[tuple[str, ...], str] = {}
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
     if found.recommended is not None:
-        bounds = found.settings.loss_scale
+        bounds = ScaleBounds.of(found.settings.loss_scale.rule)
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
-        if found.recommended > bounds.max_scale:
+        if found.recommended > bounds.highest:
             keys["loss_scale", "max_scale"] = format_power(found.recommended)
-        if found.recommended < bounds.min_scale:
+        if found.recommended < bounds.lowest:
             keys["loss_scale", "min_scale"] = format_power(found.recommended)
     return keys
 

@@ -8,6 +8,8 @@ from mpt_cli.diagnose.examination import Examination, Point, Request
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.training.backend import Platform
@@ -129,7 +131,7 @@ def _verified(
 ) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
     settings, binding = examination.settings, examination.binding_point()
-    bounds = ScaleBounds(settings.loss_scale.min_scale, settings.loss_scale.max_scale)
+    bounds = ScaleBounds.of(settings.loss_scale.rule)
     predicted = binding.window if window.empty else window
     assert predicted is not None
     recommended = recommended_scale(predicted, bounds)
@@ -152,6 +154,12 @@ class ScaleBounds:
 
     lowest: float
     highest: float
+
+    @classmethod
+    def of(cls, rule: ScaleRule) -> "ScaleBounds":
+        """Those of a run without scaling are those it would have with it."""
+        scaling = rule if rule.scales else DynamicScale()
+        return cls(scaling.lowest, scaling.highest)
 
 
 def recommended_scale(window: SafeScales, bounds: ScaleBounds) -> float:

@@ -252,7 +252,7 @@ class Examination:
         _check_finite(counted, step)
         if not self._measured:
             self._trace_examined(batches[0])
-        scale = 1.0 if self.parts.scaling.mode == "none" else float(self.parts.optimizer.loss_scale)
+        scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
         self._measured.append(_Measurement(step, scale, counted, batches, collect_weights(self._shadow)))
         binding = self._binding()
         self._measured = [m if m is binding else replace(m, batches=(), weights={}) for m in self._measured]

@@ -6,11 +6,12 @@ from typing import Any
 
 from mpt_cli.diagnose.advice import config_keys, format_window
 from mpt_cli.diagnose.diagnosis import Diagnosis
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.recipes import choosing_key, keys_beside_choice, keys_shared_by_variants
-from mpt_cli.settings.schema import VARIANTS
+from mpt_cli.settings.recipes import keys_left
+from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.search_path import conf_override, find_recipe
 
 OF_ONE_RUN = ("conf", "run_dir", "resume")
@@ -27,7 +28,7 @@ def write_recipe_copy(target: str, words: list[str], found: Diagnosis) -> None:
     assert given.conf is not None, "settings were loaded from it"
     recipe = RecipeText(find_recipe(given.conf).read_text(encoding="utf-8"))
     for group, choice in given.choices.items():
-        if (group, choice.name) != ("loss_scale", "none"):
+        if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             choose_with_keys(recipe, group, str(choice.name), found)
     for key, value in _changed_keys(given.overrides, found).items():
         recipe.set(key, value)
@@ -39,7 +40,7 @@ def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis
     """The choice, and what it says of keys that the recipe has as well; keys it has no use for go."""
     recipe.choose(group, name)
     section = recipe.section(group)
-    left = keys_shared_by_variants(group, section) if group in VARIANTS else keys_beside_choice(group, name, section)
+    left = keys_left(group, name, section)
     resolved = asdict(found.settings)[group]
     for key in section.keys() - left.keys() - {choosing_key(group)}:
         if key in resolved:
@@ -53,7 +54,7 @@ def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...
     changed: dict[tuple[str, ...], Any] = {}
     for line in overrides:
         path = tuple(line.lstrip("+~").partition("=")[0].split("."))
-        is_off = path[0] == "loss_scale" and found.settings.loss_scale.mode == "none"
+        is_off = path[0] == "loss_scale" and not found.settings.loss_scale.rule_class.scales
         if path[0] not in OF_ONE_RUN and not is_off:
             changed[path] = _resolved(asdict(found.settings), path)
     return {**changed, **config_keys(found)}
@@ -64,8 +65,8 @@ def _write_checked(path: Path, recipe: RecipeText, found: Diagnosis) -> None:
     write_atomic(draft, recipe.text)
     try:
         scale = load_settings([conf_override(draft)]).loss_scale
-        if scale.mode == "none" and found.recommended is not None:
-            recipe.choose("loss_scale", "dynamic")
+        if not scale.rule_class.scales and found.recommended is not None:
+            recipe.choose("loss_scale", DynamicScale.mode)
             write_atomic(draft, recipe.text)
         draft.replace(path)
     finally:

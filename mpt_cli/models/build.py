@@ -30,6 +30,15 @@ def build_user_model(settings: Builder, shapes: Shapes) -> keras.Model:
     return check_fit(model, shapes, BUILDER_KEY)
 
 
+def build_installed_model(settings: Any, shapes: Shapes) -> keras.Model:
+    """What the method `build` of another package's model returns, called as a function of the user's is."""
+    model = call_user(settings.build, "model.name", **builder_arguments(settings.build, {}, shapes))
+    if not isinstance(model, keras.Model):
+        rule = f"the method build of {settings.name} must return a keras.Model."
+        raise ConfigError(Problem("model.name", rule, type(model).__name__))
+    return check_fit(model, shapes, "model.name")
+
+
 def builder_arguments(function: Callable[..., Any], kwargs: dict[str, Any], shapes: Shapes) -> dict[str, Any]:
     """`model.kwargs`, and those of input_shape, num_classes and classes (keras.applications) the signature takes.
 
@@ -80,4 +89,5 @@ def build_model(
     `input_shape` has no batch dimension and may be a dict or tuple of shapes; `num_classes` is the number of outputs
     in regression. ConfigError where model and data don't fit, DataError for a .keras file that can't be read.
     """
-    return BUILDERS[settings.name](settings, Shapes(input_shape, num_classes, input_dtype, task))
+    build = BUILDERS.get(settings.name, build_installed_model)
+    return build(settings, Shapes(input_shape, num_classes, input_dtype, task))

@@ -1,16 +1,22 @@
 """Mixed precision for Keras 3 on its own feet: usable in a notebook, without the runner.
 
 >>> from mpt_cli.precision import LossScaleOptimizer, Policy, keep_skips_whole
+
+Names are imported on first use: settings read the fields of the modes before a Keras backend is chosen.
 """
 
-from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_combinations
-from mpt_cli.precision.keras_fit import ScaleHistory, StepRecord, has_own_train_step, keep_skips_whole
-from mpt_cli.precision.optimizer import LossScaleOptimizer
-from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
-from mpt_cli.precision.scale_rules import ScaleRule
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
-from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.audit import Finding, LayerAudit, audit_layers, find_bad_combinations
+    from mpt_cli.precision.keras_fit import ScaleHistory, StepRecord, has_own_train_step, keep_skips_whole
+    from mpt_cli.precision.optimizer import LossScaleOptimizer
+    from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
+    from mpt_cli.precision.scale_rules import ScaleRule
+    from mpt_cli.precision.scale_rules.dynamic import DynamicScale
+    from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
+    from mpt_cli.precision.scale_rules.logmax import LogMaxScale
 
 __all__ = [
     "DynamicScale",
@@ -33,3 +39,25 @@ __all__ = [
     "keep_skips_whole",
     "layers_of",
 ]  # fmt: skip
+
+_HOMES = {
+    "audit": ("Finding", "LayerAudit", "audit_layers", "find_bad_combinations"),
+    "keras_fit": ("ScaleHistory", "StepRecord", "has_own_train_step", "keep_skips_whole"),
+    "optimizer": ("LossScaleOptimizer",),
+    "policy": ("Policy", "apply_policy", "computes_in_float16", "head_layers", "layers_of"),
+    "scale_rules": ("ScaleRule",),
+    "scale_rules.dynamic": ("DynamicScale",),
+    "scale_rules.fixed": ("FixedScale", "NoScale"),
+    "scale_rules.logmax": ("LogMaxScale",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{home}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

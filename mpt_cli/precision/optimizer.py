@@ -2,14 +2,13 @@
 for, how it is stored, and how a step is applied or skipped.
 """
 
-import dataclasses
 import warnings
 from typing import Any
 
 import keras
 
 from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
-from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
 from mpt_cli.precision.scale_rules.logmax import LogMaxScale
@@ -76,8 +75,12 @@ def build_rule(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict
     return FixedScale(initial_scale)
 
 
-def check_rule_alone(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]) -> None:
-    """ValueError for arguments that a given `rule` would silently overrule."""
+def check_rule_alone(
+    rule: Any, dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict[str, Any]
+) -> None:
+    """TypeError for a `rule` that is none, ValueError for arguments that it would silently overrule."""
+    if not isinstance(rule, ScaleRule):
+        raise TypeError(f"`rule` must be a ScaleRule. Received: rule={rule!r}.")
     given = sorted(_moving_arguments(kwargs)) + [
         name for name, value, default in (("dynamic", dynamic, True), ("initial_scale", initial_scale, None),
                                           ("dynamic_growth_steps", growth_steps, None)) if value is not default
@@ -99,23 +102,14 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return moving
 
 
-def rule_config(rule: Any) -> dict[str, Any]:
-    """Constructor arguments that make `rule` again, under Keras's names where Keras has one."""
-    if type(rule) is FixedScale:
-        return {"dynamic": False, "initial_scale": rule.initial_scale}
-    if type(rule) is DynamicScale:
-        config = dataclasses.asdict(rule)
-        return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
-    return {"rule": {"class_name": type(rule).__name__, "config": dataclasses.asdict(rule)}}
-
-
 def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
-    """The rule that `config_of` described under "rule"; ValueError for a class that isn't known here."""
-    known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
+    """The rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed here."""
     name = config["class_name"]
-    if name not in known:
+    known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
+    rule = known.get(name) or find_installed_rule(name)
+    if rule is None:
         raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")
-    return known[name](**config["config"])  # type: ignore[no-any-return]
+    return rule(**config["config"])  # type: ignore[no-any-return]
 
 
 KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
@@ -165,7 +159,7 @@ class InnerSavingMixin:
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "on_overflow": self._on_overflow,
             "count_skipped_steps": self._count_skipped_steps,
-            **rule_config(self._rule),
+            **self._rule.optimizer_config(),
         }
 
     @classmethod
@@ -194,7 +188,7 @@ class LossScaleOptimizer(
     The loss is multiplied by a scale S before the backward pass and the gradients are divided by it before the inner
     optimizer sees them, so that clipping, weight decay and moving averages act on true gradients. A step whose
     gradients hold inf or nan changes nothing but the scale and the counters. Dynamic mode halves S at such a step and
-    doubles it after `dynamic_growth_steps` applied ones (`rules.DynamicScale` has the formula); fixed mode keeps S.
+    doubles it after `dynamic_growth_steps` applied ones (`DynamicScale` has the formula); fixed mode keeps S.
 
     Args:
         inner_optimizer: the `keras.optimizers.Optimizer` that does the work. It may be wrapped only once.
@@ -206,13 +200,13 @@ class LossScaleOptimizer(
         min_scale, max_scale: the scale stays within them; 2**-14 and 2**32. A floor above 0 keeps S from reaching 0,
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
-        rule: a `rules.ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
+        rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
             bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
 
     Raises:
-        TypeError: `inner_optimizer` is no Keras optimizer; a number is a bool or text.
+        TypeError: `inner_optimizer` is no Keras optimizer, `rule` no `ScaleRule`; a number is a bool or text.
         ValueError: it is wrapped already; a number is out of range; an argument belongs to the inner optimizer.
 
     Model files and weights files hold everything once, and fit with and without the wrapper. A `tf.train.Checkpoint`
@@ -252,7 +246,7 @@ class LossScaleOptimizer(
         if rule is None:
             rule = build_rule(dynamic, initial_scale, dynamic_growth_steps, kwargs)
         else:
-            check_rule_alone(dynamic, initial_scale, dynamic_growth_steps, kwargs)
+            check_rule_alone(rule, dynamic, initial_scale, dynamic_growth_steps, kwargs)
         on_overflow = check_on_overflow(on_overflow)
         check_counting(count_skipped_steps, inner_optimizer)
         drop_inner_scaling(inner_optimizer)

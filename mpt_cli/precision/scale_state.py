@@ -12,8 +12,6 @@ from keras.src.saving.keras_saveable import KerasSaveable
 
 from mpt_cli.precision.finite import Measured, is_overwritten
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 
@@ -129,7 +127,7 @@ class ScaleAttributesMixin:
     @property
     def dynamic(self) -> bool:
         """Whether the scale moves."""
-        return not isinstance(self.rule, FixedScale)
+        return self.rule.moves
 
     @property
     def scales(self) -> bool:
@@ -138,7 +136,7 @@ class ScaleAttributesMixin:
         On JAX by 1 too, which costs no pass of its own: without a division XLA on a CPU fuses transposed gradients into
         the update (MLP in bfloat16: 1300 instead of 1090 microseconds a step).
         """
-        return keras.backend.backend() == "jax" or not isinstance(self.rule, NoScale)
+        return keras.backend.backend() == "jax" or self.rule.scales
 
     @property
     def initial_scale(self) -> float:
@@ -177,7 +175,7 @@ class ScaleAttributesMixin:
 
     @dynamic_growth_steps.setter
     def dynamic_growth_steps(self, value: int) -> None:
-        if not isinstance(self.rule, DynamicScale):
+        if "growth_steps" not in self.rule.initial():
             raise ValueError("`dynamic_growth_steps` can't be set: this optimizer's loss scale does not grow by steps.")
         self._rule = dataclasses.replace(self.rule, growth_steps=check_count("dynamic_growth_steps", value))
         if self.scale_state:

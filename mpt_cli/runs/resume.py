@@ -13,6 +13,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
 from mpt_cli.training.checkpoint import Checkpoint
@@ -32,13 +33,6 @@ UNIMPORTANT_KEYS = (
     "logger.",
     "backend.compile_cache",
 )
-# The numbers of `loss_scale` that a run which goes on in this mode uses.
-SCALE_NUMBERS = {
-    "none": (),
-    "fixed": ("initial_scale",),
-    "dynamic": ("growth_steps", "growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"),
-    "logmax": ("log_max", "beta1", "beta2", "deviations", "min_scale", "max_scale"),
-}
 
 
 def find_run(settings: Settings) -> RunDirectory | None:
@@ -67,13 +61,14 @@ def stored_settings(run: RunDirectory) -> Settings:
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
-    """Keys whose values differ and matter, with the value before and now."""
+    """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
     if now.seed is None:
         now = replace(now, seed=before.seed)  # the one that was drawn
     old, new = flatten(asdict(before)), flatten(asdict(now))
+    of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
         key: (old.get(key), new.get(key))
-        for key in sorted(old.keys() | new.keys())
+        for key in sorted((old.keys() | new.keys()) - of_one_mode)
         if old.get(key) != new.get(key) and not key.startswith(UNIMPORTANT_KEYS)
     }
 
@@ -107,9 +102,9 @@ def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -
     >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
     ['loss_scale.max_scale']
     """
-    begins = mode not in ("none", mode_before)
-    used = {*SCALE_NUMBERS[mode], *(("initial_scale",) if begins else ())}
-    unused = {"initial_scale"}.union(*SCALE_NUMBERS.values()) - used
+    rule = mode_settings(mode).rule_class
+    known = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()}
+    unused = known - rule.used_on_resume(mode_before)
     return [key for key in changed if key in {f"loss_scale.{name}" for name in unused}]
 
 
@@ -118,7 +113,7 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
     notes = []
     for key, (old, new) in changed.items():
         moved = f"{key} was {old!r}, is {new!r}"
-        goes_on = key == "loss_scale.initial_scale" and mode != "none"
+        goes_on = key == "loss_scale.initial_scale" and mode_settings(mode).rule_class.scales
         reason = f"{mode} scaling goes on from the scale it had" if goes_on else f"{mode} scaling does not use it"
         notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
     return notes

@@ -8,6 +8,7 @@ from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
+from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, keras_names, no_such_keras_name
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
@@ -213,51 +214,27 @@ def _touches(key: str, other: str) -> bool:
     return key == other or key.startswith(other + ".") or other.startswith(key + ".")
 
 
-def check_scale_bounds(settings: Settings) -> Iterator[Problem]:
+def check_scale_numbers(settings: Settings) -> Iterator[Problem]:
+    """What the mode itself finds wrong with its numbers."""
     scale = settings.loss_scale
-    if not scale.min_scale <= scale.max_scale:
-        rule = f"must be <= loss_scale.max_scale, which is {scale.max_scale:g}."
-        yield Problem("loss_scale.min_scale", rule, scale.min_scale)
-    elif not scale.min_scale <= scale.initial_scale <= scale.max_scale:
-        rule = f"must lie within loss_scale.min_scale={scale.min_scale:g} and max_scale={scale.max_scale:g}."
-        yield Problem("loss_scale.initial_scale", rule, scale.initial_scale, "Move the bound if you mean it.")
-
-
-def check_fixed_scale(settings: Settings) -> Iterator[Problem]:
-    """A fixed scale never moves: keys that move it would be ignored."""
-    scale = settings.loss_scale
-    if scale.mode != "fixed":
-        return
-    for name in _STEP_COUNTING:
-        if getattr(scale, name) != _default(scale, name):
-            rule = "must be left out with loss_scale.mode=fixed: a fixed scale never moves."
-            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), "Use loss_scale=dynamic.")
-
-
-def check_logmax(settings: Settings) -> Iterator[Problem]:
-    """LogMax has numbers of its own, and none of those that count steps."""
-    scale = settings.loss_scale
-    is_logmax = scale.mode == "logmax"
-    for name in _STEP_COUNTING if is_logmax else _LOGMAX:
-        if getattr(scale, name) != _default(scale, name):
-            why, use = ("it follows the gradients", "dynamic") if is_logmax else ("only logmax uses it", "logmax")
-            rule = f"must be left out with loss_scale.mode={scale.mode}: {why}."
-            yield Problem(f"loss_scale.{name}", rule, getattr(scale, name), f"Use loss_scale={use}.")
+    for fault in scale.rule_class.check(scale):
+        yield Problem(f"loss_scale.{fault.name}", fault.rule, getattr(scale, fault.name), fault.remedy)
 
 
 def check_on_overflow(settings: Settings) -> Iterator[Problem]:
-    scale = settings.loss_scale
-    if scale.on_overflow != "skip" and scale.mode != "fixed":
-        rule = f"must be skip with loss_scale.mode={scale.mode}."
-        yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, "Use loss_scale=fixed.")
+    scale, allowed = settings.loss_scale, settings.loss_scale.rule_class.overflow_actions
+    if scale.on_overflow not in allowed:
+        rule = f"must be {' or '.join(allowed)} with loss_scale.mode={scale.mode}."
+        use = " or ".join(modes_that_allow(scale.on_overflow))
+        yield Problem("loss_scale.on_overflow", rule, scale.on_overflow, f"Use loss_scale={use}.")
 
 
 def check_schedules_follow(settings: Settings) -> Iterator[Problem]:
     scale, accumulated = settings.loss_scale, settings.optimizer.gradient_accumulation_steps
     if scale.schedules_follow == "applied_steps":
         return
-    if scale.mode == "none" or scale.on_overflow == "apply":
-        chosen = "mode=none" if scale.mode == "none" else "on_overflow=apply"
+    if not scale.rule_class.scales or scale.on_overflow == "apply":
+        chosen = "on_overflow=apply" if scale.rule_class.scales else f"mode={scale.mode}"
         rule = f"must be left out with loss_scale.{chosen}: no step is skipped."
         yield Problem("loss_scale.schedules_follow", rule, scale.schedules_follow)
     if accumulated is not None:
@@ -405,14 +382,10 @@ def _check_keras_name(key: str, name: str, listing: str) -> Iterator[Problem]:
         yield no_such_keras_name(key, name, names)
 
 
-_STEP_COUNTING = ("growth_steps", "growth_factor", "backoff_factor", "hysteresis")
-_LOGMAX = ("log_max", "beta1", "beta2", "deviations")
-_SCALE_MOVES = tuple(f"loss_scale.{name}" for name in _STEP_COUNTING)
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
-    (check_scale_bounds, ("loss_scale.min_scale", "loss_scale.max_scale", "loss_scale.initial_scale")),
-    (check_fixed_scale, ("loss_scale.mode", *_SCALE_MOVES)),
-    (check_logmax, ("loss_scale.mode", *_SCALE_MOVES, *(f"loss_scale.{name}" for name in _LOGMAX))),
+    (check_scale_numbers, ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale",
+                           "loss_scale.initial_scale")),
     (check_on_overflow, ("loss_scale.mode", "loss_scale.on_overflow")),
     (check_schedules_follow, ("loss_scale.schedules_follow", "loss_scale.mode", "loss_scale.on_overflow",
                               "optimizer.gradient_accumulation_steps")),

@@ -20,9 +20,20 @@ from omegaconf.errors import OmegaConfBaseException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, read_value
+from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
 from mpt_cli.settings.recipes import GroupChoice, Recipe, applicable_bodies, read_recipe
-from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, remedy_for, unknown_key_problem
+from mpt_cli.settings.schema import (
+    VARIANTS,
+    Settings,
+    choosing_key,
+    chosen_variant,
+    find_key,
+    logger_class,
+    remedy_for,
+    unknown_key_problem,
+    variant_class,
+)
 from mpt_cli.settings.search_path import conf_directory, find_recipe, recipe_paths
 
 
@@ -65,6 +76,9 @@ def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: l
     names = [f"mpt_recipe_{index}" for index in range(len(bodies))]
     for name, body in zip(names, bodies, strict=True):
         store.store(name=name, node=body)
+    for group, choice in choices.items():
+        if group in VARIANTS and choice not in VARIANTS[group]:  # another package's, without a file of its own
+            store.store(group=group, name=choice, node={choosing_key(group): choice})
     chosen = [{f"override /{group}": choice} for group, choice in choices.items()]
     store.store(name=_PRIMARY, node={"defaults": ["config", *names, "_self_", *chosen]})
     with _own_hydra():
@@ -138,8 +152,10 @@ def build_settings(tree: dict[str, Any], unsure: set[str], problems: list[Proble
     known = {problem.key for problem in problems}
     hints = get_type_hints(Settings)
     sure = {name: value for name, value in tree.items() if name not in unsure}
-    for section, classes in VARIANTS.items():
-        hints[section] = classes[sure[section]["name"]] if section in sure else type(getattr(Settings(), section))
+    for section in VARIANTS:
+        given = sure.get(section, getattr(Settings(), section))
+        hints[section] = variant_class(section, chosen_variant(section, given))
+    hints["logger"] = logger_class(tree["logger"]) if isinstance(tree.get("logger"), dict) else hints["logger"]
     settings: Settings = _build_section(Settings, hints, "", sure, problems, known)
     return settings
 
@@ -161,7 +177,8 @@ def _build_section(
         key = Key(path, hint, default_of(declared), **declared.metadata)
         values[declared.name] = _read_key(key, given.get(declared.name, key.default), problems, known)
     unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
-    problems.extend(_unknown_problem(f"{prefix}{name}", given, given[name]) for name in unknown)
+    found = (_unknown_problem(cls, f"{prefix}{name}", given, given[name]) for name in unknown)
+    problems.extend(problem for problem in found if problem is not None)
     return cls(**values)
 
 
@@ -176,15 +193,18 @@ def _read_key(key: Key, value: Any, problems: list[Problem], known: set[str]) ->
         return key.default
 
 
-def _unknown_problem(path: str, given: dict[str, Any], value: Any) -> Problem:
+def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:
     """A key of another variant is told apart from one that nothing has."""
-    key = all_keys().get(path)
+    key = find_key(path)
     if key is None or not key.variants:
         return Problem(path, "there is no such key.", value, remedy_for(path))
     section = path.partition(".")[0]
+    chosen = chosen_variant(section, given)
+    if issubclass(cls, LossScaleSettings):
+        return cls.foreign_key_problem(chosen, key, value)
     owners = ", ".join(f"{section}={variant}" for variant in key.variants)
     remedy = f"It belongs to {owners}. Choose one of these, or take it back with ~{path}."
-    return Problem(path, f"{section}={given['name']} has no such key.", value, remedy)
+    return Problem(path, f"{section}={chosen} has no such key.", value, remedy)
 
 
 _OF_ONE_RECIPE = ("recipe", "description", "expect")  # not passed on to recipes that start from it

@@ -13,9 +13,10 @@ from hydra.errors import HydraException
 from hydra.grammar.gen.OverrideLexer import OverrideLexer
 
 from mpt_cli.errors import Problem
+from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key
-from mpt_cli.settings.recipes import CHOOSING_KEYS, IMPLIED_CHOICES, GroupChoice, add_choice
-from mpt_cli.settings.schema import all_keys, emptied_paths, unknown_key_problem
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice
+from mpt_cli.settings.schema import CHOOSING_KEYS, check_sink_key, emptied_paths, find_key, unknown_key_problem
 from mpt_cli.settings.search_path import conf_override, group_names, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
@@ -34,7 +35,7 @@ def parse_override(text: str) -> Override:
     """
     parser = OverridesParser.create()
     override = parser.parse_override(text)
-    key = all_keys().get(override.key_or_group)
+    key = find_key(override.key_or_group)
     return parser.parse_override(_numbers_quoted(text)) if key is not None and _takes_text(key) else override
 
 
@@ -124,7 +125,7 @@ def _quote_plain_text(text: str) -> str | None:
     parts = _KEY_AND_TEXT.fullmatch(text)
     if parts is None or _GRAMMAR_SIGNS & set(parts[2]):
         return None
-    key = all_keys().get(parts[1].lstrip("+"))
+    key = find_key(parts[1].lstrip("+"))
     return f'{parts[1]}="{parts[2]}"' if key and str in key.options else None
 
 
@@ -149,7 +150,7 @@ def _no_value_remedy(text: str) -> str:
     own = Path(text) / "config.yaml"
     if own.is_file():
         return f"It is the directory of a run; write {shlex.quote(conf_override(own))} for its configuration."
-    return "" if "." in text or text in all_keys() else recipe_remedy(text)
+    return "" if "." in text or find_key(text) else recipe_remedy(text)
 
 
 def _take_override(override: Override, result: ParsedOverrides) -> None:
@@ -165,7 +166,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         _take_deletion(override, result)
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
         add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
-    elif problem := unknown_key_problem(key, override.value()):
+    elif problem := unknown_key_problem(key, override.value()) or _sink_problem(key, override.value()):
         result.problems.append(problem)
     else:
         emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
@@ -173,6 +174,14 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.overrides += [change for path in emptied for change in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
+
+
+def _sink_problem(key: str, value: object) -> Problem | None:
+    try:
+        check_sink_key(key)
+        return None
+    except PluginError as error:
+        return Problem(key, str(error), value)
 
 
 def _take_deletion(override: Override, result: ParsedOverrides) -> None:

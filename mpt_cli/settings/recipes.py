@@ -6,16 +6,26 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.settings.key import format_type, read_value
-from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, emptied_paths, remedy_for, sections
+from mpt_cli.plugins import PluginError
+from mpt_cli.settings.key import format_type
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import (
+    CHOOSING_KEYS,
+    VARIANTS,
+    Settings,
+    check_choice,
+    chosen_variant,
+    emptied_paths,
+    find_key,
+    remedy_for,
+    sections,
+    variant_class,
+)
 from mpt_cli.settings.search_path import conf_directory, find_recipe, group_choices, group_names
 
-# Such a key acts as its group: model.name=cnn as model=cnn.
-CHOOSING_KEYS = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
-CHOOSING_KEYS["loss_scale.mode"] = "loss_scale"
 IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader"}
 
 
@@ -31,10 +41,19 @@ class GroupChoice:
         """Why it cannot be taken, None when it can."""
         valid = group_choices(self.group)
         if self.name in valid:
-            return None
+            return self._unusable()
         remedy = did_you_mean(str(self.name), valid)
         received = "null" if self.name is None else self.name
         return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
+
+    def _unusable(self) -> Problem | None:
+        """Why what another package has under this name can't be used."""
+        try:
+            if self.group in VARIANTS:
+                check_choice(self.group, self.name)
+            return None
+        except PluginError as error:
+            return Problem(self.written, f"{self.name} can't be used: {error}")
 
 
 def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
@@ -47,15 +66,6 @@ def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems
         group, key = path.split(".")
         if key in body.get(group, {}):
             choices.setdefault(group, GroupChoice(group, name, path))
-
-
-def choosing_key(group: str) -> str | None:
-    """The key within a section that chooses its file, None where only the group itself does.
-
-    >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
-    ('name', 'mode', None)
-    """
-    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
 
 
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
@@ -173,7 +183,7 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             elif value is not None:
                 remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
                 problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
-        elif name not in all_keys():
+        elif find_key(name) is None:
             problems.append(Problem(name, "there is no such key.", value, remedy_for(name)))
         elif _fits(name, value, problems):
             body[name] = value
@@ -182,41 +192,35 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
 
 def _fits(path: str, value: Any, problems: list[Problem]) -> bool:
     """Whether a mapping stands only where the schema has one; Hydra refuses to merge it over a list."""
-    key = all_keys().get(path)
+    key = find_key(path)
     if key is None or key.is_mapping or not isinstance(value, dict):
         return True
     problems.append(Problem(path, f"must be {format_type(key)}.", value))
     return False
 
 
-WHOLE = ("loss_scale", "fault", "distribute")  # what a file of these does not have is of no use with it
-
-
 def applicable_bodies(
     chain: list[Recipe], choices: dict[str, str], chosen_by_overrides: Collection[str]
 ) -> list[dict[str, Any]]:
-    """The body of each recipe. Where `choices` has another variant than the recipe did, only shared keys stay; where a
-    later level chose a file of another group, what that file says; and of a dictionary that a later recipe gives as
-    {}, nothing.
+    """The body of each recipe, without what a choice of a later level decides (`keys_left`); and of a dictionary that
+    a later recipe gives as {}, nothing.
 
     A recipe's filters are those of its own cnn: with model=mlp on the command line they go with it, while
     optimizer.learning_rate, which every optimizer has, stays under optimizer=sgd. Its trainer.epochs go with
-    trainer=quick, which is about them, and trainer.batch_size stays; its loss_scale.growth_steps go with
+    trainer=quick, which states them, and trainer.batch_size stays; its loss_scale.growth_steps go with
     loss_scale=fixed, which has none, and loss_scale.initial_scale stays.
     """
     bodies: list[dict[str, Any]] = []
-    chosen = {section: getattr(Settings(), section).name for section in VARIANTS}
+    chosen = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
     for index, recipe in enumerate(chain):
         later = {*chosen_by_overrides, *(group for other in chain[index + 1 :] for group in other.choices)}
-        overruled = {group: choices[group] for group in later - set(VARIANTS) if group in choices}
+        later -= set(VARIANTS)
         chosen |= {group: choice.name for group, choice in recipe.choices.items()}
         replaced = {section for section in VARIANTS if choices.get(section, chosen[section]) != chosen[section]}
+        overruled = {group: choices[group] for group in later | replaced if group in choices}
         body = {
-            name: keys_shared_by_variants(name, part) if name in replaced else part
+            name: keys_left(name, overruled[name], part) if name in overruled else part
             for name, part in recipe.body.items()
-        }
-        body |= {
-            name: keys_beside_choice(name, overruled[name], part) for name, part in body.items() if name in overruled
         }
         emptied = [path for name, part in body.items() if part for path in emptied_paths(name, part)]
         for path in emptied:  # Hydra merges, which would leave what the recipes before have in them
@@ -233,39 +237,27 @@ def _without(path: str, body: dict[str, Any]) -> dict[str, Any]:
     return {**body, name: _without(rest, body[name])}
 
 
-def keys_beside_choice(group: str, choice: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The keys that a recipe still decides where a later level chose this file of a group without variants."""
-    overruled = _spoken_for(group)
-    if group in WHOLE:
-        overruled |= _field_names(type(getattr(Settings(), group))) - _group_file(group, choice).keys()
-    return {name: value for name, value in part.items() if name not in overruled}
+def keys_left(group: str, choice: str, part: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe's section that it still decides where a later level made this choice: all that the chosen
+    file does not state; of another model, data source, optimizer or mode those that it has in common with the one
+    before, whose file lists them as it lists its own.
+    """
+    if group not in VARIANTS:
+        stated = _stated_keys(conf_directory() / group / f"{choice}.yaml")
+        return {name: value for name, value in part.items() if name not in stated}
+    kept = _keys_in_common(group, variant_class(group, choice))
+    return {name: value for name, value in part.items() if name in kept or find_key(f"{group}.{name}") is None}
 
 
 @cache
-def _spoken_for(group: str) -> frozenset[str]:
-    """The keys that the files of a group are about: some file has another value of it than the schema."""
-    said = [(name, value) for choice in group_choices(group) for name, value in _group_file(group, choice).items()]
-    keys = {name: all_keys()[f"{group}.{name}"] for name, _ in said}
-    return frozenset(name for name, value in said if read_value(keys[name], value) != keys[name].default)
-
-
-@cache
-def _group_file(group: str, choice: str) -> dict[str, Any]:
+def _stated_keys(path: Path) -> frozenset[str]:
     from omegaconf import OmegaConf
 
-    return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(conf_directory() / group / f"{choice}.yaml")))
+    return frozenset(map(str, OmegaConf.load(path)))
 
 
-def keys_shared_by_variants(section: str, part: dict[str, Any]) -> dict[str, Any]:
-    """The keys of a section with variants that a recipe still decides where a later level chose another variant."""
-    shared = _field_names(_variant_base(section))
-    every_key = {name for cls in VARIANTS[section].values() for name in _field_names(cls)}
-    return {name: value for name, value in part.items() if name in shared or name not in every_key}
-
-
-def _field_names(cls: type) -> set[str]:
-    return {declared.name for declared in fields(cls)}
-
-
-def _variant_base(section: str) -> type:
-    return next(iter(VARIANTS[section].values())).__mro__[1]
+def _keys_in_common(section: str, chosen: type) -> set[str]:
+    """Modes share all keys of one name, the variants of other sections only those that every one of them has."""
+    if issubclass(chosen, LossScaleSettings):
+        return chosen.keys_kept()
+    return {declared.name for declared in fields(sections()[section])}

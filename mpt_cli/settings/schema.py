@@ -3,13 +3,18 @@
 Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, is_dataclass, replace
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
 from functools import cache
 from typing import Any, Dict, List, Optional, Union, get_type_hints
 
+from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
+from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key, class_keys, key
+from mpt_cli.settings.loss_scale import SCALE_MODES, mode_settings
+from mpt_cli.settings.loss_scale import LossScaleSettings as LossScaleSettings  # one of the sections below
 from mpt_cli.settings.variants import (
     DATA,
     MLP,
@@ -44,8 +49,6 @@ class FaultSettings:
 
 
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
-SCALE_MODES = ("auto", "dynamic", "fixed", "logmax", "none")
-SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
 
 
 @dataclass
@@ -58,38 +61,6 @@ class PolicySettings:
                               choices=FLOAT_POLICIES)
     overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
                                     choices=FLOAT_POLICIES)
-
-
-@dataclass
-class LossScaleSettings:
-    """How the loss is scaled before the backward pass, and when an unhealthy scale ends the run."""
-
-    mode: str = key("auto", "auto: dynamic when anything computes in float16, none otherwise", choices=SCALE_MODES)
-    initial_scale: float = key(2.0**15, "first (fixed: only) scale", at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
-    growth_steps: int = key(2000, "applied steps without overflow before the scale grows", at_least=1)
-    growth_factor: float = key(2.0, "factor of a growth", above=1, at_most=LARGEST_SCALE)
-    backoff_factor: float = key(0.5, "factor after an overflow", at_least=SMALLEST_SCALE, below=1)
-    min_scale: float = key(2.0**-14, "the scale never falls below this", at_least=SMALLEST_SCALE,
-                           at_most=LARGEST_SCALE)
-    max_scale: float = key(2.0**32, "the scale never grows above this", at_least=SMALLEST_SCALE,
-                           at_most=LARGEST_SCALE)
-    hysteresis: int = key(1, "overflows since the last growth before the scale falls", at_least=1)
-    log_max: float = key(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
-    beta1: float = key(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
-    beta2: float = key(0.999, "logmax: decay of its variance", above=0, below=1)
-    deviations: float = key(3.09, "logmax: standard deviations kept free below log_max", above=0)
-    on_overflow: str = key("skip", "what an overflow step does", choices=("skip", "apply", "abort"))
-    schedules_follow: str = key("applied_steps", "steps that move learning-rate schedules: applied_steps as in Keras 3 "
-                                "or all_steps as in tf.keras", choices=("applied_steps", "all_steps"))
-    max_consecutive_skips: Optional[int] = key(50, "stop the run after this many skipped steps in a row, null = never",
-                                               at_least=1)
-    max_skips_at_floor: Optional[int] = key(10, "stop after this many steps skipped with the scale at min_scale, "
-                                                "null = never", at_least=1)
-    max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
-                                         "skipped, null = never", above=0, at_most=1)
-    stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped")
-    skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up",
-                                at_least=10)
 
 
 @dataclass
@@ -200,17 +171,86 @@ class Settings:
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
 
 
-VARIANTS = {"model": MODELS, "data": DATA, "optimizer": OPTIMIZERS}
+VARIANTS: dict[str, dict[str, type]] = {
+    "model": MODELS, "data": DATA, "optimizer": OPTIMIZERS,
+    "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
+}  # fmt: skip
+_NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
+CHOOSING_KEYS = {**_NAMED, "loss_scale.mode": "loss_scale"}  # such a key acts as its group: model.name=cnn as model=cnn
+
+
+def choosing_key(group: str) -> str | None:
+    """The key within a section that chooses its file, None where only the group itself does.
+
+    >>> choosing_key("model"), choosing_key("loss_scale"), choosing_key("trainer")
+    ('name', 'mode', None)
+    """
+    return next((path.partition(".")[2] for path, chosen in CHOOSING_KEYS.items() if chosen == group), None)
+
+
+_METHODS = {"model": "build", "data": "load"}  # of a model and a data source of another package
+
+
+def chosen_variant(section: str, given: Any) -> str:
+    """Which variant these settings, or this part of a composed tree, are."""
+    name = choosing_key(section)
+    assert name is not None
+    return str(given[name] if isinstance(given, dict) else getattr(given, name))
+
+
+def variant_class(section: str, name: str) -> type:
+    """The keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
+    if name in VARIANTS[section]:
+        return VARIANTS[section][name]
+    if section == "loss_scale":
+        return mode_settings(name)
+    base = sections()[section]
+    return _checked(plugins.load_plugin(plugins.GROUPS[section], name, base), name, _METHODS[section])
+
+
+def check_choice(section: str, name: str) -> None:
+    """PluginError where what another package has under this name can't be used, or is in the way of ours."""
+    added = plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else {}
+    if name in added and name in VARIANTS[section]:
+        raise PluginError(f"{added[name].package} has one of this name too. Uninstall it, or have it renamed.")
+    variant_class(section, name)
+
+
+def check_sink_key(path: str) -> None:
+    """PluginError where a sink of another package is in the way of a key of ours."""
+    section, _, name = path.partition(".")
+    added = plugins.installed(plugins.SINKS) if section == "logger" else {}
+    if name in added and path not in _sink_keys():
+        raise PluginError(f"{added[name].package} has a sink of this name too. Uninstall it, or have it renamed.")
+
+
+def _checked(cls: type, name: str, method: str) -> type:
+    """PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
+    here = f"{cls.__module__}.{cls.__qualname__}"
+    if not is_dataclass(cls) or next(key.default for key in class_keys(cls) if key.path == "name") != name:
+        raise PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
+    if not callable(getattr(cls, method, None)):
+        raise PluginError(f"{here} must have a method `{method}`.")
+    return cls
+
+
+def variants_of(section: str) -> dict[str, type]:
+    """Every variant that can be used, those of other packages after ours."""
+    found = dict(VARIANTS[section])
+    for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
+        with suppress(PluginError):
+            found[name] = variant_class(section, name)
+    return found
 
 
 def unknown_key_problem(path: str, value: Any) -> Problem | None:
     """A problem when no variant has a key `path`, None when one does."""
-    if path in all_keys() or mapping_of(path):
+    if find_key(path) or mapping_of(path):
         return None
     if _is_section(path):
         return None if isinstance(value, dict) else _scalar_problem(path, value)
     holder = path.rpartition(".")[0]
-    if holder in all_keys():
+    if find_key(holder):
         return Problem(path, f"there is no such key; {holder} has no keys inside.", value)
     return Problem(path, "there is no such key.", value, remedy_for(path))
 
@@ -260,7 +300,7 @@ def key_versions() -> list[Key]:
             continue
         of_path: list[Key] = []
         for variant in first.variants:
-            key = next(key for key in class_keys(VARIANTS[section][variant], section) if key.path == path)
+            key = next(key for key in class_keys(variants_of(section)[variant], section) if key.path == path)
             same = next((i for i, other in enumerate(of_path) if replace(other, variants=()) == key), None)
             if same is None:
                 of_path.append(replace(key, variants=(variant,)))
@@ -270,11 +310,45 @@ def key_versions() -> list[Key]:
     return versions
 
 
+def find_key(path: str) -> Key | None:
+    """The key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    return _own_keys().get(path) or (all_keys().get(path) if _may_be_added(path.partition(".")[0]) else None)
+
+
+def _may_be_added(section: str) -> bool:
+    group = plugins.SINKS if section == "logger" else plugins.GROUPS.get(section)
+    return group is not None and bool(plugins.installed(group))
+
+
+@cache
+def _own_keys() -> dict[str, Key]:
+    return _collect_keys(VARIANTS)
+
+
 @cache
 def all_keys() -> dict[str, Key]:
     """Every key of every variant by its path; one that several variants have is the first one's."""
+    added = {path: Key(path, bool, False, meaning) for path, meaning in _sink_keys().items()}
+    return {**_collect_keys({section: variants_of(section) for section in VARIANTS}), **added}
+
+
+def _sink_keys() -> dict[str, str]:
+    """The key of each sink of another package and what it means; one that ours has is not taken."""
+    own = {key.path for key in class_keys(LoggerSettings, "logger")}
+    sinks = {f"logger.{name}": plugin for name, plugin in plugins.installed(plugins.SINKS).items()}
+    return {path: f"telemetry sink of {plugin.package}" for path, plugin in sinks.items() if path not in own}
+
+
+def logger_class(given: Iterable[str]) -> type:
+    """The keys of `logger`, with those sinks of other packages that are given."""
+    sinks = {path.partition(".")[2]: meaning for path, meaning in _sink_keys().items()}
+    added = [(name, bool, key(False, sinks[name])) for name in given if name in sinks]
+    return make_dataclass("LoggerSettings", added, bases=(LoggerSettings,)) if added else LoggerSettings
+
+
+def _collect_keys(variants: dict[str, dict[str, type]]) -> dict[str, Key]:
     found = {key.path: key for key in class_keys(Settings) if key.path.split(".")[0] not in VARIANTS}
-    for section, classes in VARIANTS.items():
+    for section, classes in variants.items():
         owners: dict[str, list[str]] = {}
         for variant, cls in classes.items():
             for declared in class_keys(cls, section):
@@ -289,7 +363,7 @@ def mapping_of(path: str) -> Key | None:
     """The key with free content that holds `path`, such as model.kwargs for model.kwargs.depth."""
     parts = path.split(".")
     holders = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return next((key for holder in holders if (key := all_keys().get(holder)) and key.is_mapping), None)
+    return next((key for holder in holders if (key := find_key(holder)) and key.is_mapping), None)
 
 
 def emptied_paths(path: str, value: Any) -> Iterator[str]:
@@ -298,7 +372,7 @@ def emptied_paths(path: str, value: Any) -> Iterator[str]:
     >>> list(emptied_paths("data.kwargs", {"n": 3, "options": {}}))
     ['data.kwargs.options']
     """
-    key = all_keys().get(path)
+    key = find_key(path)
     if not isinstance(value, dict) or (key is not None and not key.is_mapping):
         return
     if not value:

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import mpt_cli
+from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 
 
@@ -60,7 +61,9 @@ def group_names() -> list[str]:
 
 
 def group_choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_directory() / group).glob("*.yaml"))
+    """The files of a group, and what other packages add to it."""
+    files = {path.stem for path in (conf_directory() / group).glob("*.yaml")}
+    return sorted(files.union(plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()))
 
 
 def find_recipe(name_or_path: str) -> Path:

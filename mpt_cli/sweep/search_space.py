@@ -15,8 +15,7 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.overrides import parse_override
-from mpt_cli.settings.recipes import CHOOSING_KEYS
-from mpt_cli.settings.schema import Settings, all_keys
+from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
@@ -121,7 +120,7 @@ def _names_for(key: str) -> list[str] | None:
     group = CHOOSING_KEYS.get(key, key)
     if group in group_names():
         return group_choices(group)
-    known = all_keys().get(key)
+    known = find_key(key)
     return [str(choice).lower() for choice in known.choices] if known and known.choices else None
 
 

@@ -6,6 +6,9 @@ The trainer makes records and events, console and files show them; limits and lo
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_rules.fixed import NoScale
+
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 
 # the kinds of an Event
@@ -20,32 +23,50 @@ NEVER = 2**30  # a step or count that is not reached
 class Scaling:
     """How the loss is scaled in this run: what the words of the console and the verdict depend on."""
 
-    mode: str = "none"  # dynamic | fixed | logmax | none; never auto, which is decided by now
-    initial_scale: float | None = None
-    growth_steps: int | None = None  # dynamic only
-    min_scale: float = 0.0
+    rule: ScaleRule = field(default_factory=NoScale)
     on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
 
     @property
+    def mode(self) -> str:
+        """Its name; never auto, which is decided by now."""
+        return self.rule.mode
+
+    @property
+    def initial_scale(self) -> float:
+        return self.rule.initial_scale
+
+    @property
+    def growth_steps(self) -> int | None:
+        """Applied steps before a growth, None where none are counted."""
+        return self.rule.growth_steps
+
+    @property
+    def min_scale(self) -> float:
+        """The lowest scale it can come to."""
+        if not self.scales:
+            return 0.0
+        return self.rule.lowest if self.moves else self.initial_scale
+
+    @property
     def scales(self) -> bool:
         """Whether the loss is scaled at all."""
-        return self.mode != "none"
+        return self.rule.scales
 
     @property
     def moves(self) -> bool:
         """Whether the scale can change during the run."""
-        return self.mode not in ("fixed", "none")
+        return self.rule.moves
 
     @property
     def floor(self) -> float | None:
-        """The scale below which it never falls; None for one that doesn't move."""
-        return self.min_scale if self.moves else None
+        """The scale below which it never falls; None for one that doesn't move, or has no such number."""
+        return self.rule.floor
 
     @property
     def applies_overflows(self) -> bool:
         """Whether non-finite gradients are used like any others: without scaling nothing looks at them."""
-        return self.mode == "none" or self.on_overflow == "apply"
+        return not self.scales or self.on_overflow == "apply"
 
 
 @dataclass(frozen=True)

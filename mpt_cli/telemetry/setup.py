@@ -2,10 +2,13 @@
 
 import os
 import sys
-from typing import TextIO
+from dataclasses import fields
+from typing import Any, TextIO
 
 from rich.console import Console
 
+from mpt_cli import plugins
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
@@ -21,6 +24,7 @@ def check_logger(logger: LoggerSettings) -> None:
     for name in ("mlflow", "wandb"):
         if getattr(logger, name):
             check_tracker(name)
+    _installed_sinks(logger)
 
 
 def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
@@ -35,7 +39,22 @@ def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextI
         sinks.append(MlflowSink(files.mlflow))
     if logger.wandb:
         sinks.append(WandbSink(files.wandb))
+    sinks += [sink(files.metrics_jsonl.with_name(name)) for name, sink in _installed_sinks(logger).items()]
     return Telemetry([*sinks, *console_sinks(logger.console, stream or sys.stdout)])
+
+
+def _installed_sinks(logger: LoggerSettings) -> dict[str, Any]:
+    """The sinks of other packages that are switched on; each is called with its own path in the run directory."""
+    own = {declared.name for declared in fields(LoggerSettings)}
+    names = [declared.name for declared in fields(logger) if declared.name not in own]
+    found: dict[str, Any] = {}
+    for name in names:
+        if getattr(logger, name):
+            try:
+                found[name] = plugins.load_plugin(plugins.SINKS, name, Sink)
+            except plugins.PluginError as error:
+                raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
+    return found
 
 
 def console_sinks(mode: str, stream: TextIO) -> list[Sink]:

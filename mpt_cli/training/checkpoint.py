@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -407,11 +407,14 @@ class CheckpointSchedule:
 
 @dataclass(frozen=True)
 class Origin:
-    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data."""
+    """What a checkpoint is of, beside its variables: how the loss was scaled, and the fingerprint of the data.
+
+    `scaling_numbers` are the fields of the mode.
+    """
 
     scaling_mode: str
     dataset: str
-    hysteresis: int = 1
+    scaling_numbers: dict[str, Any] = field(default_factory=dict)
 
 
 class Checkpointer:

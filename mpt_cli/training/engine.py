@@ -245,7 +245,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepReco
     assert state is not None
     lost, zero = ~ops.isfinite(record.loss), record.zero > 0
     applied = record.finite | (optimizer.on_overflow == "apply")
-    at_floor = record.scale_before <= getattr(state.rule, "min_scale", 0.0)
+    at_floor = record.scale_before <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,
         skips_in_call=~applied,

@@ -16,17 +16,7 @@ import keras
 from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision import (
-    DynamicScale,
-    FixedScale,
-    LogMaxScale,
-    LossScaleOptimizer,
-    NoScale,
-    Policy,
-    ScaleRule,
-    computes_in_float16,
-    head_layers,
-)
+from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
 from mpt_cli.settings.references import canonical_name, no_such_keras_name
 from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
 from mpt_cli.settings.variants import OPTIMIZERS, OptimizerSettings, Schedule
@@ -279,67 +269,34 @@ _BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential
 
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
-    """What `mode` comes to for this model: `auto` is dynamic where anything computes in float16, none otherwise."""
-    mode = settings.mode
-    if mode == "auto":
-        mode = "dynamic" if computes_in_float16(model) else "none"
-    if mode == "none":
-        return Scaling(is_needed=computes_in_float16(model))
-    return Scaling(
-        mode=mode,
-        initial_scale=settings.initial_scale,
-        growth_steps=settings.growth_steps if mode == "dynamic" else None,
-        min_scale=settings.initial_scale if mode == "fixed" else settings.min_scale,
-        on_overflow=settings.on_overflow,
-        is_needed=computes_in_float16(model),
-    )
+    """What `mode` comes to for this model."""
+    needed = computes_in_float16(model)
+    return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
 
 
 def wrap_optimizer(inner: Any, settings: LossScaleSettings, scaling: Scaling) -> LossScaleOptimizer:
     """`inner` in loss scaling. No scaling is a rule that applies everything: one path for all modes."""
-    if scaling.mode == "none":
-        return LossScaleOptimizer(inner, rule=NoScale(), on_overflow="apply")
-    on_overflow = "apply" if settings.on_overflow == "apply" else "skip"
     return LossScaleOptimizer(
-        inner, rule=_build_rule(settings, scaling.mode), on_overflow=on_overflow,
-        count_skipped_steps=settings.schedules_follow == "all_steps",
+        inner, rule=scaling.rule, on_overflow="apply" if scaling.applies_overflows else "skip",
+        count_skipped_steps=scaling.scales and settings.schedules_follow == "all_steps",
     )  # fmt: skip
 
 
-def _build_rule(settings: LossScaleSettings, mode: str) -> ScaleRule:
-    if mode == "dynamic":
-        return DynamicScale(
-            settings.initial_scale, settings.growth_steps, settings.growth_factor, settings.backoff_factor,
-            settings.min_scale, settings.max_scale, settings.hysteresis,
-        )  # fmt: skip
-    if mode == "logmax":
-        return LogMaxScale(
-            settings.initial_scale, settings.log_max, settings.beta1, settings.beta2, settings.deviations,
-            settings.min_scale, settings.max_scale,
-        )  # fmt: skip
-    return FixedScale(settings.initial_scale)
-
-
-def describe_scaling(scaling: Scaling, model: Any) -> str:
-    """One line for the header: the mode, its numbers, and why."""
-    needed = computes_in_float16(model)
-    if scaling.mode == "none":
-        return "none, though layers compute in float16" if needed else "none (nothing computes in float16)"
-    scale = format_scale(scaling.initial_scale)
-    if scaling.mode == "fixed":
-        return f"fixed at {scale}, overflow steps are {'applied' if scaling.on_overflow == 'apply' else 'skipped'}"
-    if scaling.mode == "logmax":
-        return f"logmax from {scale}, follows the largest gradient"
-    return f"dynamic from {scale}, grows after {scaling.growth_steps} applied steps"
+def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -> str:
+    """One line for the header: the mode, its numbers, and why; `scale` is where it begins if not at its first."""
+    if not scaling.scales:
+        needed = computes_in_float16(model)
+        return f"{scaling.mode}{', though layers compute in float16' if needed else ' (nothing computes in float16)'}"
+    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
 
 
 def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
     """What is unusual about scaling or not scaling this model; empty where nothing is."""
     needed = computes_in_float16(model)
-    if needed and scaling.mode == "none":
-        return ["loss_scale.mode=none: layers compute in float16, where gradients below 2^-24 become 0. "
+    if needed and not scaling.scales:
+        return [f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
                 "loss_scale=dynamic keeps them."]
-    if not needed and scaling.mode != "none":
+    if not needed and scaling.scales:
         return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result "
                 "and costs a little; loss_scale=auto leaves it out."]
     return []

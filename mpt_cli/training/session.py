@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +77,10 @@ class Session:
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
-        scaling = parts.scaling if math.isnan(ledger.scale) else replace(parts.scaling, initial_scale=ledger.scale)
+        scale = None if math.isnan(ledger.scale) else ledger.scale
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(scaling, parts.model),
+            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
             model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
             optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
@@ -104,7 +104,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
         parts = assemble(settings, platform, data)
     rules = LedgerOptions(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),
-        min_scale=settings.loss_scale.min_scale, max_scale=settings.loss_scale.max_scale,
+        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
     )  # fmt: skip
     trainer = settings.trainer
@@ -115,7 +115,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     schedule = CheckpointSchedule.from_settings(trainer, names)
-    origin = Origin(parts.scaling.mode, parts.data.fingerprint, settings.loss_scale.hysteresis)
+    origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule))
     checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
@@ -210,7 +210,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     trainer.progress = Progress.from_position(checkpoint.position["progress"])
     trainer.ledger.resume(checkpoint.position["ledger"])
     trainer.ledger.scale = restore_scale(parts, checkpoint, rollbacks)
-    other_fixed = parts.scaling.mode == "fixed" and trainer.ledger.scale != saved_scale(checkpoint)
+    other_fixed = not parts.scaling.moves and trainer.ledger.scale != saved_scale(checkpoint)
     if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
@@ -270,8 +270,7 @@ class Rollback:
             f"{trainer.max_rollbacks}: going on at step {event.step}, learning rate "
             f"{trainer.rollback_learning_rate_factor**self.done:g} of the configured one"
         )
-        scaled = self.parts.scaling.mode != "none"
-        return f"{sentence}, loss scale {format_scale(event.scale_after)}" if scaled else sentence
+        return f"{sentence}, loss scale {format_scale(event.scale_after)}" if self.parts.scaling.scales else sentence
 
 
 def _is_finite(checkpoint: Checkpoint) -> bool:
@@ -284,35 +283,38 @@ def saved_scale(checkpoint: Checkpoint) -> float:
 
 
 def scale_at(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]) -> float:
-    """A fixed scale is that of the settings, lowered by all rollbacks so far, as the learning rate is.
+    """Where the mode goes on (`ScaleRule.resumed_scale`), lowered by rollbacks.
 
-    One that moves goes on from where it was, within its present limits, lowered by the rollbacks to this very step.
+    A fixed scale is lowered by all rollbacks so far, as the learning rate is; one that moves goes on from where it was,
+    so that only those to this very step are still to come.
     """
-    settings, mode = parts.settings.loss_scale, parts.scaling.mode
-    if mode == "none":
-        return 1.0
-    is_fixed = mode == "fixed"
-    scale = settings.initial_scale
-    if not is_fixed and mode == checkpoint.position["scaling_mode"]:
-        scale = min(max(saved_scale(checkpoint), settings.min_scale), settings.max_scale)
+    rule = parts.scaling.rule
+    if not rule.scales:
+        return rule.initial_scale
+    scale = rule.resumed_scale(saved_scale(checkpoint) if _is_same_mode(parts, checkpoint) else None)
     lowered = sum(
         (event.cause or "").startswith("loss_scale.")
-        and (event.step == checkpoint.step or (is_fixed and event.step < checkpoint.step))
+        and (event.step == checkpoint.step or (not rule.moves and event.step < checkpoint.step))
         for event in rollbacks
     )
     lower = scale * parts.settings.trainer.rollback_scale_factor**lowered
-    return float(np.float32(max(lower, min(scale, settings.min_scale))))
+    return float(np.float32(max(lower, min(scale, rule.lowest))))
+
+
+def _is_same_mode(parts: Assembly, checkpoint: Checkpoint) -> bool:
+    return bool(parts.scaling.mode == checkpoint.position["scaling_mode"])
 
 
 def restore_scale(parts: Assembly, checkpoint: Checkpoint, rollbacks: Sequence[Event]) -> float:
-    """Set the scale, the steps to its growth and the overflows before its fall; returns the scale."""
-    optimizer, settings = parts.optimizer, parts.settings.loss_scale
+    """Set the scale, and what else the mode's numbers change of its state; returns the scale."""
+    state = parts.optimizer.scale_state
+    assert state is not None
     scale = scale_at(parts, checkpoint, rollbacks)
-    assert optimizer.scale_state is not None
-    optimizer.scale_state.scale.assign(scale)
-    if parts.scaling.mode == "dynamic" == checkpoint.position["scaling_mode"]:
-        optimizer.dynamic_growth_steps = settings.growth_steps
-        more = settings.hysteresis - checkpoint.position.get("hysteresis", settings.hysteresis)
-        left = int(checkpoint.arrays[f"{SCALE_PREFIX}hysteresis_left"]) + more
-        optimizer.scale_state.by_name["hysteresis_left"].assign(max(left, 0))
+    state.scale.assign(scale)
+    if _is_same_mode(parts, checkpoint):
+        saved = {name: checkpoint.arrays.get(f"{SCALE_PREFIX}{name}") for name in state.by_name}
+        # checkpoints of earlier versions have only this one number
+        before = checkpoint.position.get("scaling_numbers", checkpoint.position)
+        for name, value in parts.scaling.rule.resumed_state(saved, before).items():
+            state.by_name[name].assign(value)
     return scale

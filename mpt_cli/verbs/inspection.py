@@ -3,15 +3,26 @@
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.key import REQUIRED, Key
-from mpt_cli.settings.schema import VARIANTS, Settings, all_keys, key_versions
+from mpt_cli.settings.key import REQUIRED, Key, class_keys
+from mpt_cli.settings.schema import (
+    VARIANTS,
+    LoggerSettings,
+    Settings,
+    all_keys,
+    check_choice,
+    choosing_key,
+    chosen_variant,
+    key_versions,
+    variants_of,
+)
 from mpt_cli.settings.search_path import (
     conf_directory,
     conf_override,
@@ -67,13 +78,34 @@ def _recipes() -> list[dict[str, str]]:
 def _variants(section: str) -> list[dict[str, str]]:
     """Each variant with the keys that not all of its section have; the first entry names those that all have."""
     keys = [key for key in all_keys().values() if key.path.startswith(section + ".")]
-    shared = [key for key in keys if len(key.variants) == len(VARIANTS[section])]
+    variants = variants_of(section)
+    shared = [key for key in keys if len(key.variants) == len(variants)]
     own = [key for key in keys if key not in shared]
     entries = [
         {"name": name, "description": _describe(cls), "keys": _names(key for key in own if name in key.variants)}
-        for name, cls in VARIANTS[section].items()
+        for name, cls in variants.items()
     ]
+    entries += [{"name": name, "description": why, "keys": ""} for name, why in _unusable(section)]
     return [{"name": "(all)", "description": "", "keys": _names(shared)}, *entries] if _names(shared) else entries
+
+
+def _unusable(section: str) -> Iterator[tuple[str, str]]:
+    """What other packages add to a section and can't be used, with the reason."""
+    for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
+        try:
+            check_choice(section, name)
+        except plugins.PluginError as error:
+            yield name, f"(can't be used: {error})"
+
+
+def _sinks() -> list[dict[str, str]]:
+    own = [key for key in class_keys(LoggerSettings, "logger") if key.path != "logger.console"]
+    installed = plugins.installed(plugins.SINKS).values()
+    return [
+        *({"name": key.path.partition(".")[2], "description": key.meaning} for key in own),
+        *({"name": plugin.name, "description": f"of {plugin.package}, logger.{plugin.name}=true"}
+          for plugin in installed),
+    ]
 
 
 def _describe(cls: type) -> str:
@@ -86,7 +118,7 @@ def _describe(cls: type) -> str:
 def _names(keys: Iterable[Key]) -> str:
     """Their names within the section; a nested section such as schedule stands as one."""
     names = dict.fromkeys(key.path.split(".")[1] for key in keys)
-    return ", ".join(name for name in names if name != "name")
+    return ", ".join(name for name in names if name not in ("name", "mode"))
 
 
 def _policies() -> list[dict[str, str]]:
@@ -110,9 +142,13 @@ def _format_key(key: Key, bounds: str) -> str:
         f"default {_format_yaml_scalar(key.default)}" if key.default != REQUIRED else "must be given",
         bounds,
         "|".join(_format_yaml_scalar(choice) for choice in key.choices),
-        f"only {', '.join(key.variants)}" if len(key.variants) < len(VARIANTS.get(key.path.split(".")[0], ())) else "",
+        f"only {', '.join(key.variants)}" if len(key.variants) < _count_variants(key.path.split(".")[0]) else "",
     ]
     return f"{key.meaning} ({'; '.join(detail for detail in details if detail)})"
+
+
+def _count_variants(section: str) -> int:
+    return len(variants_of(section)) if section in VARIANTS else 0
 
 
 def _format_yaml_scalar(value: object) -> str:
@@ -127,6 +163,8 @@ _LISTINGS: dict[str, Callable[[], list[dict[str, str]]]] = {
     "data": lambda: _variants("data"),
     "policies": _policies,
     "optimizers": lambda: _variants("optimizer"),
+    "modes": lambda: _variants("loss_scale"),
+    "sinks": _sinks,
     "keys": _keys,
 }
 
@@ -194,6 +232,11 @@ def imported_functions(settings: Settings) -> dict[str, str]:
         "model.builder": getattr(settings.model, "builder", None),
         "data.loader": getattr(settings.data, "loader", None),
     }
+    for section, group in plugins.GROUPS.items():
+        chosen = plugins.installed(group).get(chosen_variant(section, getattr(settings, section)))
+        named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
+    sinks = plugins.installed(plugins.SINKS).values()
+    named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
     return {key: reference for key, reference in named.items() if reference}
 
 

@@ -127,10 +127,18 @@ def test_a_choice_enters_a_list_on_one_line(before, after):
 
 
 def test_keys_that_a_choice_overrules_get_what_it_says():
-    found = SimpleNamespace(settings=Settings(loss_scale=LossScaleSettings(mode="fixed", growth_steps=2000)))
+    found = SimpleNamespace(settings=Settings(loss_scale=LossScaleSettings(mode="dynamic")))
+    written_out = "loss_scale:\n  mode: fixed\n  on_overflow: apply  # all\n  initial_scale: 2**20\n"
+    assert text_with_choice(written_out, "loss_scale", "dynamic", found) == (
+        "loss_scale:\n  mode: dynamic\n  on_overflow: skip  # all\n  initial_scale: 2**20\n"
+    )
+
+
+def test_keys_that_the_chosen_mode_does_not_have_go():
+    found = SimpleNamespace(settings=Settings(loss_scale=LossScaleSettings(mode="fixed")))
     written_out = "loss_scale:\n  mode: dynamic\n  growth_steps: 40  # often\n  initial_scale: 2**20\n"
     assert text_with_choice(written_out, "loss_scale", "fixed", found) == (
-        "loss_scale:\n  mode: fixed\n  growth_steps: 2000  # often\n  initial_scale: 2**20\n"
+        "loss_scale:\n  mode: fixed\n  initial_scale: 2**20\n"
     )
 
 

@@ -113,7 +113,7 @@ def test_numbers_of_numpy_are_numbers(number):
         ({"beta2": 0.0}, "`beta2` must be a finite number above 0"),
         ({"log_max": 200.0}, "`log_max` must be at most 127"),
         ({"deviations": float("nan")}, "`deviations` must be a finite number"),
-        ({"initial_scale": 0.5}, "must lie between"),
+        ({"initial_scale": 0.5, "min_scale": 1.0}, "must lie between"),
     ],
 )
 def test_logmax_refuses(arguments, words):

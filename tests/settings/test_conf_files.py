@@ -5,11 +5,12 @@ from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
+from group_file import group_file
 from omegaconf import OmegaConf
 
 from mpt_cli.settings.key import class_keys, read_value
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, sections
+from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, choosing_key, sections
 from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
 _FILES = sorted(path for path in conf_directory().rglob("*.yaml"))
@@ -49,7 +50,7 @@ def test_every_key_is_commented(path) -> None:
 def test_every_file_composes(group, choice, write_recipe) -> None:
     recipe = write_recipe(f"defaults:\n  - {group}: {choice}\n")
     section = getattr(load_settings([recipe, *_NEEDED.get((group, choice), [])]), group)
-    assert getattr(section, "name", choice) in (choice, choice.removeprefix("float8_"))
+    assert getattr(section, choosing_key(group) or "", choice) in (choice, choice.removeprefix("float8_"))
 
 
 @pytest.mark.parametrize(("section", "variant"), [(s, v) for s in VARIANTS for v in VARIANTS[s]], ids="/".join)
@@ -62,3 +63,9 @@ def test_a_variants_file_agrees_with_its_schema(section, variant) -> None:
 
 def test_the_default_files_agree_with_the_schema(write_recipe) -> None:
     assert asdict(load_settings([write_recipe("recipe: own\n")])) == asdict(Settings(recipe="own"))
+
+
+@pytest.mark.parametrize("mode", VARIANTS["loss_scale"])
+def test_the_file_of_a_mode_is_written_from_its_fields(mode) -> None:
+    text = (conf_directory() / "loss_scale" / f"{mode}.yaml").read_text(encoding="utf-8")
+    assert text == group_file("loss_scale", mode, text.partition("\n")[0])

@@ -12,7 +12,7 @@ _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"],
            "bfloat16": ["optimizer=sgd"]}  # fmt: skip
 _AFTER_ANOTHER = [
     (group, *pair)
-    for group in group_names() if group not in VARIANTS
+    for group in group_names() if group not in VARIANTS or group == "loss_scale"
     for pair in zip(group_choices(group), [*group_choices(group)[1:], group_choices(group)[0]], strict=True)
 ]  # fmt: skip
 

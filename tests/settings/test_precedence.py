@@ -6,6 +6,7 @@ import pytest
 
 from mpt_cli.settings import search_path
 from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import LossScaleSettings
 from mpt_cli.settings.variants import Adam
 
 
@@ -14,7 +15,8 @@ def group_file(tmp_path, monkeypatch):
     """A copy of conf/ whose optimizer/adam.yaml has a learning rate of its own."""
     copied = tmp_path / "conf"
     shutil.copytree(search_path.conf_directory(), copied)
-    monkeypatch.setattr("mpt_cli.settings.load.conf_directory", lambda: copied)
+    for module in ("load", "recipes"):
+        monkeypatch.setattr(f"mpt_cli.settings.{module}.conf_directory", lambda: copied)
     return copied / "optimizer" / "adam.yaml"
 
 
@@ -60,3 +62,27 @@ def test_keys_of_a_replaced_model_go_with_it_and_shared_keys_stay(own) -> None:
     settings = load_settings([own, "model=mlp", "optimizer=sgd"])
     assert settings.model.hidden_units == [512, 512]
     assert settings.optimizer.name == "sgd" and settings.optimizer.learning_rate == 3e-3
+
+
+def test_the_chosen_file_decides_the_keys_that_it_states_and_no_other_file_does(group_file, write_recipe) -> None:
+    quick = group_file.parents[1] / "trainer" / "quick.yaml"
+    quick.write_text(quick.read_text() + "batch_size: 16\n")
+    recipe = write_recipe("trainer: {epochs: 20, batch_size: 32}\n")
+    left, taken = load_settings([recipe, "trainer=default"]).trainer, load_settings([recipe, "trainer=quick"]).trainer
+    assert (left.epochs, left.batch_size) == (10, 32)
+    assert (taken.epochs, taken.batch_size) == (1, 16)
+
+
+def test_a_mode_takes_over_the_numbers_that_it_has(write_recipe) -> None:
+    recipe = write_recipe("loss_scale: {mode: dynamic, growth_steps: 40, max_scale: 2**20, "
+                          "schedules_follow: all_steps}\n")
+    auto, fixed, none = (load_settings([recipe, f"loss_scale={mode}"]).loss_scale for mode in ("auto", "fixed", "none"))
+    assert (auto.growth_steps, auto.max_scale) == (40, 2.0**20)
+    assert (fixed.max_scale, fixed.schedules_follow) == (2.0**20, "all_steps")
+    assert none == LossScaleSettings(mode="none")
+
+
+def test_the_numbers_of_all_modes_in_a_file_of_an_earlier_version_are_read(write_recipe) -> None:
+    recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 8.0, growth_steps: 2000, hysteresis: 1, "
+                          "beta1: 0.99}\n")
+    assert load_settings([recipe]).loss_scale == LossScaleSettings(mode="fixed", initial_scale=8.0)

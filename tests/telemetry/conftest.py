@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpt_cli.precision import DynamicScale
 from mpt_cli.telemetry.records import RunHeader, Scaling, Snapshot, Summary
 
 
@@ -39,7 +40,7 @@ def header() -> RunHeader:
         steps_per_epoch=40,
         total_steps=120,
         warnings=("float16 is slow here",),
-        scaling=Scaling("dynamic", 2.0**15, 40, 2.0**-14),
+        scaling=Scaling(DynamicScale(2.0**15, 40)),
         metric_names=("accuracy", "val_loss", "val_accuracy"),
     )
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
+from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.schema import LossScaleSettings, PolicySettings, Settings, TrainerSettings
 from mpt_cli.telemetry import health
@@ -61,9 +62,7 @@ def after(
 
 def resolved(settings: LossScaleSettings) -> Scaling:
     """Of a model in float16. The runs here skip, whatever `on_overflow` says."""
-    mode = "dynamic" if settings.mode == "auto" else settings.mode
-    growth_steps = settings.growth_steps if mode == "dynamic" else None
-    return Scaling() if mode == "none" else Scaling(mode, settings.initial_scale, growth_steps, settings.min_scale)
+    return Scaling(settings.rule_for(True))
 
 
 def check(run: Watched, trainer: TrainerSettings | None = None, **loss_scale: object) -> Stop | None:
@@ -256,7 +255,7 @@ def limits_of(signs: Signs, trainer: TrainerSettings | None = None, **loss_scale
     return HealthRules(settings, trainer or TrainerSettings(), signs.scaling).stop_limits(signs)
 
 
-SCALED = Scaling("dynamic", 2.0**15, 2000, 2.0**-14)
+SCALED = Scaling(DynamicScale())
 EARLY = Signs(SCALED, 13, 9, window_steps=10, window_skips=3, streaks=StreakCounts(1, 2, 3, 4, 0))
 LATE = replace(EARLY, steps_seen=20)
 
@@ -273,7 +272,7 @@ def test_a_call_does_not_end_for_a_rule_that_is_turned_off():
     trainer = TrainerSettings(max_nonfinite_losses=None, max_zero_gradients=None)
     assert limits_of(LATE, trainer, **off).limits == StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
     assert limits_of(LATE, trainer, **{**off, "max_skips_at_floor": 4}).limits.floor_skips == 4
-    fixed = replace(LATE, scaling=Scaling("fixed", 8.0))
+    fixed = replace(LATE, scaling=Scaling(FixedScale(8.0)))
     assert limits_of(fixed, trainer, **{**off, "max_skips_at_floor": 4}).limits.floor_skips == NEVER
 
 
@@ -302,7 +301,7 @@ def test_the_advice_is_of_the_mode_that_auto_came_to():
     )  # fmt: skip
     auto = LossScaleSettings()
     assert auto.mode == "auto"
-    unscaled, fixed = Scaling(is_needed=True), Scaling("fixed", 8.0)
+    unscaled, fixed = Scaling(is_needed=True), Scaling(FixedScale(8.0))
     stop = HealthRules(auto, TrainerSettings(), unscaled).check(replace(flushed, scaling=unscaled))
     assert stop is not None and (stop.change, stop.needs_sample) == (DYNAMIC, True)
     skipped = Signs(fixed, 60, 10, scale=8.0, skip_steps=range(11, 61), peaks=StreakCounts(50, 0, 0, 0, 0))

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import ReferenceScale, Step
 
+from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.health import EventTally, observe
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
@@ -240,9 +241,9 @@ def test_skips_at_the_floor_are_counted_until_the_scale_leaves_it():
 
 def test_the_share_of_forward_overflows_is_that_of_the_latest_skips():
     ledger, tally = Ledger(LedgerOptions()), EventTally()
-    assert observe(ledger, tally, Scaling("fixed"), {}).forward_share(5) == 0.0
+    assert observe(ledger, tally, Scaling(FixedScale()), {}).forward_share(5) == 0.0
     tally.add(ledger.absorb(block_of(steps_of("xx.xx"), [0.5, 0.5, NAN, NAN, INF]), 1))
-    signs = observe(ledger, tally, Scaling("fixed"), {})
+    signs = observe(ledger, tally, Scaling(FixedScale()), {})
     assert (signs.forward_share(2), signs.forward_share(4), signs.forward_share(0)) == (1.0, 0.5, 0.0)
     assert (signs.forward_share(3), signs.forward_share(9)) == (2 / 3, 0.5)
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.console.live import (
     SKIPPED_STEP_STYLE,
     LiveConsole,
@@ -83,7 +84,7 @@ def test_an_unknown_number_of_steps_still_draws(header, snapshot) -> None:
 
 
 def test_a_fixed_scale_never_grows_and_no_scaling_says_so(header, snapshot) -> None:
-    fixed = _words(_drawn(replace(header, scaling=Scaling("fixed", 16384.0)), snapshot, 80))
+    fixed = _words(_drawn(replace(header, scaling=Scaling(FixedScale(16384.0))), snapshot, 80))
     assert "next growth never: fixed" in fixed
     none = _words(_drawn(replace(header, scaling=Scaling()), snapshot, 80))
     assert "loss scale not scaled" in none

@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import pytest
 
+from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry.console.lines import Narrator
 from mpt_cli.telemetry.records import Event, Scaling
 
@@ -14,8 +15,8 @@ def _skips(first: int, last: int, scale: float, backoff: float = 0.5, **more) ->
 
 
 INF = {"inf": 3, "variable": "conv1/kernel"}
-DYNAMIC = Scaling("dynamic", 2.0**15, 40, 2.0**-14)
-FIXED = Scaling("fixed", 1024.0)
+DYNAMIC = Scaling(DynamicScale(2.0**15, 40))
+FIXED = Scaling(FixedScale(1024.0))
 SENTENCES = [
     (
         "a single skip",
@@ -46,7 +47,7 @@ SENTENCES = [
     ),
     (
         "a change by logmax",
-        Scaling("logmax", 2.0**15, None, 2.0**-14),
+        Scaling(LogMaxScale(2.0**15)),
         [Event(4, 1, "decline", 2.0**19, 2.0**18)],
         "step 4: the scale follows the gradients, scale 524288 → 262144",
     ),
@@ -103,7 +104,7 @@ SENTENCES = [
     ),
     (
         "a scale that follows the gradients",
-        Scaling("logmax", 1024.0),
+        Scaling(LogMaxScale(1024.0)),
         [Event(7, 1, "growth", 1024.0, 2048.0), Event(9, 1, "decline", 2048.0, 512.0)],
         "steps 7-9: the scale follows the gradients, scale 1024 → 512",
     ),

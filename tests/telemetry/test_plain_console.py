@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.records import Event, Scaling
 
@@ -87,7 +88,7 @@ def test_intervals_are_told_every_five_seconds_later_every_minute(console, writt
 
 
 def test_a_fixed_scale_has_no_counter_and_no_scaling_no_scale(console, written, header, snapshot) -> None:
-    console.start(replace(header, scaling=Scaling("fixed", 1024.0)))
+    console.start(replace(header, scaling=Scaling(FixedScale(1024.0))))
     console.snapshot(snapshot)
     assert "scale 16384  skipped 3" in written[-1]
     console.start(replace(header, scaling=Scaling()))

@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
+from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.health import EventTally, Signs, judge, observe
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling
 
-DYNAMIC = Scaling("dynamic", 2.0**15, 2000, 2.0**-14)
-FIXED = Scaling("fixed", 2.0**24)
+DYNAMIC = Scaling(DynamicScale())
+FIXED = Scaling(FixedScale(2.0**24))
 CLEAN = Signs(DYNAMIC, steps_seen=1000, applied_steps=1000, scale=2.0**15, loss=0.5)
 
 

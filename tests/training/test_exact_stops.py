@@ -49,7 +49,7 @@ def train(compiled, good: list[bool], per_call: int, rules: LossScaleSettings) -
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
     ledger = Ledger(LedgerOptions(min_scale=FLOOR, max_scale=64.0), window_steps=WINDOW)
     plan = TrainingPlan(1, None, 7, 1, 8, per_call)
-    health = HealthRules(rules, TrainerSettings(), Scaling("dynamic", 8.0, 3, FLOOR))
+    health = HealthRules(rules, TrainerSettings(), Scaling(DynamicScale(8.0, 3, min_scale=FLOOR)))
     trainer = Trainer(run.engine, feed, None, plan, Telemetry([]), ledger, health, NoCheckpoints())
     return trainer.fit(), ledger
 
@@ -110,7 +110,8 @@ def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compile
 def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     run, start = compiled
     restore_state(run.model, start)
-    rules, scaling = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3}), Scaling("dynamic", 8.0, 3, FLOOR)
+    rules = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3})
+    scaling = Scaling(DynamicScale(8.0, 3, min_scale=FLOOR))
     signs = observe(Ledger(LedgerOptions(), consecutive_skips=5), EventTally(), scaling, {})
     limits = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
     data = tiny_data(STEPS * 4)

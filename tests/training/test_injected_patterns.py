@@ -55,7 +55,7 @@ def train(compiled, pattern: list[bool], value: float, log: int, per_call: int, 
     )
     with Telemetry([JsonlSink(folder / "metrics.jsonl", folder / "events.jsonl")]) as telemetry:
         Trainer(run.engine, feed, None, TrainingPlan(1, None, log, 1, 8, per_call), telemetry, ledger,
-                HealthRules(off, TrainerSettings(), Scaling("dynamic", 16.0)), NoCheckpoints()).fit()  # fmt: skip
+                HealthRules(off, TrainerSettings(), Scaling(DynamicScale(16.0))), NoCheckpoints()).fit()  # fmt: skip
     return ledger
 
 

@@ -11,9 +11,10 @@ import pytest
 from test_health_runs import TINY, objects, train
 
 from mpt_cli import job
-from mpt_cli.precision import DynamicScale, LossScaleOptimizer
+from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.loss_scale import RULES
 from mpt_cli.settings.schema import LossScaleSettings, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Event, Scaling, Summary
 from mpt_cli.telemetry.sink import Sink
@@ -24,9 +25,15 @@ FIXED = ["loss_scale=fixed", "loss_scale.initial_scale=2**15"]
 SKIPS, NAN = "loss_scale.max_consecutive_skips", "trainer.max_nonfinite_losses"
 
 
+def _rule(mode: str, loss_scale: LossScaleSettings) -> ScaleRule:
+    """The mode, with those of the numbers that it has."""
+    rule = RULES[mode]
+    return rule(**{name: getattr(loss_scale, name) for name in rule.key_names()})
+
+
 def _parts(mode: str, loss_scale: LossScaleSettings, optimizer: Any = None) -> Any:
     settings = Settings(loss_scale=loss_scale, trainer=TrainerSettings(rollback_scale_factor=0.25))
-    return SimpleNamespace(settings=settings, scaling=Scaling(mode), optimizer=optimizer)
+    return SimpleNamespace(settings=settings, scaling=Scaling(_rule(mode, loss_scale)), optimizer=optimizer)
 
 
 def _checkpoint(mode: str = "dynamic", scale: float = 2.0**10, left: int = 1, **position: Any) -> Checkpoint:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from tiny import JITS, tiny_data, tiny_run
 
+from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.schema import LossScaleSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import wrap_optimizer
@@ -19,7 +20,7 @@ def test_rates_follow_applied_or_all_steps(follow, halvings, jit):
     data.x[4:12] = np.inf  # the second and third step of five
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, decay_steps=1, decay_rate=0.5)
     settings = LossScaleSettings(mode="dynamic", schedules_follow=follow)
-    optimizer = wrap_optimizer(keras.optimizers.SGD(schedule), settings, Scaling(mode="dynamic"))
+    optimizer = wrap_optimizer(keras.optimizers.SGD(schedule), settings, Scaling(DynamicScale()))
     run = tiny_run(data, jit=jit, optimizer=optimizer, shuffle=False)
     rates = np.concatenate([block.learning_rate for block in run.epochs(1)])
     np.testing.assert_array_equal(rates, [0.5**n for n in halvings])

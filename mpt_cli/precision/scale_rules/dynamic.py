@@ -1,16 +1,27 @@
 """`dynamic`: grow after so many applied steps, back off at an overflow."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from keras import ops
+from mpt_cli.precision.scale_rules import (
+    LARGEST_SCALE,
+    SMALLEST_SCALE,
+    RuleState,
+    ScaleRule,
+    check_count,
+    check_scale,
+    highest_scale,
+    lowest_scale,
+    number,
+)
 
-from mpt_cli.precision.finite import Measured
-from mpt_cli.precision.scale_rules import RuleState, check_bounds, check_count, check_scale
+if TYPE_CHECKING:
+    from mpt_cli.precision.finite import Measured
 
 
 @dataclass(frozen=True)
-class DynamicScale:
+class DynamicScale(ScaleRule):
     """Grow after `growth_steps` applied steps, back off at an overflow, within `min_scale` and `max_scale`.
 
     With c the applied steps since the scale last changed:
@@ -20,6 +31,8 @@ class DynamicScale:
 
     Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
     >>> rule = DynamicScale(2.0**10, growth_steps=2)
     >>> state, scales = rule.initial(), []
     >>> for finite in (True, True, True, False):
@@ -29,16 +42,18 @@ class DynamicScale:
     [1024.0, 2048.0, 2048.0, 1024.0]
     """
 
-    initial_scale: float = 2.0**15
-    growth_steps: int = 2000
-    growth_factor: float = 2.0
-    backoff_factor: float = 0.5
-    min_scale: float = 2.0**-14
-    max_scale: float = 2.0**32
-    hysteresis: int = 1
+    mode: ClassVar[str] = "dynamic"
+    probes: ClassVar[bool] = True
+
+    growth_steps: int = number(2000, "applied steps without overflow before the scale grows", at_least=1)
+    growth_factor: float = number(2.0, "factor of a growth", above=1, at_most=LARGEST_SCALE)
+    backoff_factor: float = number(0.5, "factor after an overflow", at_least=SMALLEST_SCALE, below=1)
+    min_scale: float = lowest_scale()
+    max_scale: float = highest_scale()
+    hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
 
     def __post_init__(self) -> None:
-        check_bounds(self.min_scale, self.initial_scale, self.max_scale)
+        super().__post_init__()
         check_scale("growth_factor", self.growth_factor)
         check_scale("backoff_factor", self.backoff_factor)
         check_count("dynamic_growth_steps", self.growth_steps)
@@ -49,14 +64,17 @@ class DynamicScale:
             raise ValueError(f"`backoff_factor` must be below 1. Received: backoff_factor={self.backoff_factor}.")
 
     def initial(self) -> RuleState:
+        import numpy as np
+
         return {
-            "scale": np.float32(self.initial_scale),
-            "counter": np.int32(0),
+            **super().initial(),
             "growth_steps": np.int32(self.growth_steps),
             "hysteresis_left": np.int32(self.hysteresis),
         }
 
-    def advance(self, state: RuleState, measured: Measured) -> RuleState:
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
         finite = measured.finite
         scale, applied, left = state["scale"], state["counter"] + 1, ops.maximum(state["hysteresis_left"] - 1, 0)
         grows = ops.logical_and(finite, applied >= state["growth_steps"])
@@ -71,3 +89,19 @@ class DynamicScale:
                 grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)
             ),
         }
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return f"{super().describe(scale, on_overflow)}, grows after {self.growth_steps} applied steps"
+
+    def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
+        """Overflows since the last growth count under a new hysteresis too."""
+        more = self.hysteresis - int(numbers_before.get("hysteresis", self.hysteresis))
+        left = max(int(saved["hysteresis_left"]) + more, 0)
+        return {"growth_steps": self.growth_steps, "hysteresis_left": left}
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Under Keras's names where Keras has one; a subclass is stored as itself."""
+        if type(self) is not DynamicScale:
+            return super().optimizer_config()
+        config = asdict(self)
+        return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}

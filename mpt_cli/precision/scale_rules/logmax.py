@@ -2,14 +2,19 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import numpy as np
-from keras import ops
+from mpt_cli.precision.scale_rules import (
+    RuleState,
+    ScaleRule,
+    check_scale,
+    highest_scale,
+    lowest_scale,
+    number,
+)
 
-from mpt_cli.precision.finite import Measured
-from mpt_cli.precision.gradients.custom_gradients import reinterpret
-from mpt_cli.precision.scale_rules import RuleState, check_bounds, check_scale
+if TYPE_CHECKING:
+    from mpt_cli.precision.finite import Measured
 
 EXPONENT_BITS_AT = 23  # float32: the biased exponent starts at this bit
 EXPONENT_BIAS = 127
@@ -17,7 +22,7 @@ SMALLEST_NORMAL = 2.0**-126
 
 
 @dataclass(frozen=True)
-class LogMaxScale:
+class LogMaxScale(ScaleRule):
     """Keeps the chance of an overflow small, taking the largest gradient of a step to be log-normal.
 
     With x = log2(largest magnitude of the true gradients), or x = log_max at an overflow:
@@ -34,6 +39,8 @@ class LogMaxScale:
 
     Raises TypeError or ValueError for a number out of range, by its name.
 
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
     >>> rule = LogMaxScale()
     >>> state = rule.initial()
     >>> for exponent in (-3, -1, -3, -1):
@@ -43,16 +50,21 @@ class LogMaxScale:
     16384.0
     """
 
-    initial_scale: float = 2.0**15
-    log_max: float = 16.0
-    beta1: float = 0.99
-    beta2: float = 0.999
-    deviations: float = 3.09
-    min_scale: float = 1.0
-    max_scale: float = 2.0**24
+    mode: ClassVar[str] = "logmax"
+    follows: ClassVar[str] = "the gradients"
+    no_use: ClassVar[str] = "it follows the gradients"
+
+    log_max: float = number(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
+    beta1: float = number(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
+    beta2: float = number(0.999, "logmax: decay of its variance", above=0, below=1)
+    deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
+    min_scale: float = lowest_scale()
+    max_scale: float = highest_scale()
 
     def __post_init__(self) -> None:
-        check_bounds(self.min_scale, self.initial_scale, self.max_scale)
+        import numpy as np
+
+        super().__post_init__()
         check_scale("deviations", self.deviations)
         for name in ("beta1", "beta2"):
             check_scale(name, getattr(self, name))
@@ -63,13 +75,17 @@ class LogMaxScale:
             raise ValueError(f"`log_max` must be at most 127, an exponent of 2. Received: log_max={self.log_max}.")
 
     def initial(self) -> RuleState:
+        import numpy as np
+
         zeros = dict.fromkeys(("fast", "slow", "square", "beta1_left", "beta2_left"), np.float32(0.0))
         return {
-            "scale": np.float32(self.initial_scale), "counter": np.int32(0), **zeros,
+            **super().initial(), **zeros,
             "beta1_left": np.float32(1.0), "beta2_left": np.float32(1.0),
         }  # fmt: skip
 
-    def advance(self, state: RuleState, measured: Measured) -> RuleState:
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
         exponent, informative = self._exponent(state["scale"], measured)
         moved = {
             "fast": _mean(state["fast"], exponent, self.beta1),
@@ -83,8 +99,13 @@ class LogMaxScale:
         still = ops.logical_and(measured.finite, ops.equal(new["scale"], state["scale"]))
         return {**new, "counter": ops.where(still, state["counter"] + 1, 0)}
 
-    def _exponent(self, scale: Any, measured: Measured) -> tuple[Any, Any]:
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return f"{super().describe(scale, on_overflow)}, follows the largest gradient"
+
+    def _exponent(self, scale: Any, measured: "Measured") -> tuple[Any, Any]:
         """log2 of the largest true gradient, and whether there is one to learn from."""
+        from keras import ops
+
         largest = measured.largest
         seen = ops.logical_and(measured.finite, largest >= SMALLEST_NORMAL)
         exponent = _log2(ops.where(seen, largest, scale)) - _log2(scale)  # the quotient itself may be flushed to 0
@@ -92,6 +113,8 @@ class LogMaxScale:
         return exponent, ops.logical_or(seen, ops.logical_not(measured.finite))
 
     def _wanted_exponent(self, moved: RuleState) -> Any:
+        from keras import ops
+
         mean = moved["fast"] / (1 - moved["beta1_left"])
         slow, square = (moved[name] / (1 - moved["beta2_left"]) for name in ("slow", "square"))
         deviation = ops.sqrt(ops.maximum(square - slow * slow, 0.0))
@@ -104,6 +127,10 @@ def _mean(before: Any, value: Any, beta: float) -> Any:
 
 def _log2(x: Any) -> Any:
     """Of a normal float32, the exponent from its bits: exact for powers of two, and 128 for inf."""
+    from keras import ops
+
+    from mpt_cli.precision.gradients.custom_gradients import reinterpret
+
     bits = reinterpret(x, "int32")
     exponent = ops.right_shift(bits, EXPONENT_BITS_AT) - EXPONENT_BIAS
     fraction = ops.bitwise_and(bits, 2**EXPONENT_BITS_AT - 1)
@@ -113,5 +140,9 @@ def _log2(x: Any) -> Any:
 
 def _power_of_two(exponent: Any) -> Any:
     """Exactly 2**floor(exponent), from the bits: a compiled `pow` may be off by a rounding."""
+    from keras import ops
+
+    from mpt_cli.precision.gradients.custom_gradients import reinterpret
+
     whole = ops.cast(ops.clip(ops.floor(exponent), 1 - EXPONENT_BIAS, EXPONENT_BIAS), "int32")
     return reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")

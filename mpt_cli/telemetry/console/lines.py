@@ -81,7 +81,8 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     parts.append(f"learning rate {snapshot.learning_rate:.3g}")
     if header.scaling.scales:
-        parts += [f"scale {format_scale(snapshot.loss_scale)}{format_growth_counter(snapshot, header, ' ({})')}"]
+        counter = header.scaling.rule.growth_counter(snapshot.scale_counter)
+        parts += [f"scale {format_scale(snapshot.loss_scale)}" + (f" ({counter})" if counter else "")]
         parts += [f"skipped {snapshot.skipped_steps}"]
     if snapshot.gradients is not None:
         parts += [f"{label} {value}" for label, value in format_sample(snapshot.gradients)]
@@ -96,13 +97,6 @@ def rate_parts(examples_per_second: float | None) -> list[str]:
 def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
     """The metrics, without a `loss` among them: the snapshot has its own."""
     return [(name, value) for name, value in snapshot.metrics.items() if name != "loss"]
-
-
-def format_growth_counter(snapshot: Snapshot, header: RunHeader, form: str = "{}") -> str:
-    """Applied steps since the last change of how many that make the scale grow; empty where it never grows."""
-    if not header.scaling.growth_steps:
-        return ""
-    return form.format(f"{snapshot.scale_counter}/{header.scaling.growth_steps}")
 
 
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
@@ -301,11 +295,7 @@ def _format_skips(skips: list[Event], scaling: Scaling) -> str:
 
 
 def _format_growths(growths: list[Event], scaling: Scaling) -> str:
-    if not scaling.growth_steps:
-        return "the scale follows the gradients"
-    if len(growths) > 1:
-        return f"{len(growths)} growths"
-    return f"{scaling.growth_steps} applied steps without overflow"
+    return scaling.rule.explain_moves(len(growths))
 
 
 def _format_where(skips: list[Event]) -> str:

@@ -17,7 +17,6 @@ from mpt_cli.telemetry.console.lines import (
     beside_loss,
     epoch_parts,
     final_rows,
-    format_growth_counter,
     header_rows,
 )
 from mpt_cli.telemetry.format import (
@@ -104,15 +103,10 @@ def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, 
     streak = snapshot.consecutive_skips
     return [
         ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
-        ("next growth", format_growth_counter(snapshot, header) or _format_movement(header), "magenta"),
+        ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), "magenta"),
         ("skipped", skipped, SKIPPED_STEP_STYLE if snapshot.skipped_steps else ""),
         ("skip streak", format_count(streak), "bold red" if streak > 1 else SKIPPED_STEP_STYLE if streak else ""),
     ]
-
-
-def _format_movement(header: RunHeader) -> str:
-    """When a scale that counts no steps will move."""
-    return "with the gradients" if header.scaling.moves else "never: fixed"
 
 
 def value_table(values: list[tuple[str, str, str]], width: int) -> Table:

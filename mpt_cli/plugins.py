@@ -1,0 +1,83 @@
+"""What other installed packages add: loss-scale modes, models, data sources and telemetry sinks, by entry points.
+
+    [project.entry-points."mpt.scale_rules"]
+    halving = "their_package.rules:HalvingScale"
+
+Names are read from the packages' metadata. A class is imported only where it is chosen or listed, so that a package
+that can't be imported breaks no run that does not use it.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+
+SCALE_RULES, MODELS, DATA, SINKS = "mpt.scale_rules", "mpt.models", "mpt.data", "mpt.sinks"
+GROUPS = {"loss_scale": SCALE_RULES, "model": MODELS, "data": DATA}  # by the group of the settings that chooses one
+
+
+class PluginError(Exception):
+    """A sentence: which package names what, and why it can't be used."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One entry point. `reference` is its module:name, `package` the installed package with its version."""
+
+    name: str
+    reference: str
+    package: str
+
+
+@cache
+def installed(group: str) -> dict[str, Plugin]:
+    """What the installed packages add to `group`, by name; of two with one name the first, see `load_plugin`."""
+    return {point.name: _described(point) for point in reversed(_entry_points(group))}
+
+
+def load_plugin(group: str, name: str, base: type) -> type:
+    """The class behind an entry point, a subclass of `base`; PluginError with a sentence where it is none."""
+    same = [point for point in _entry_points(group) if point.name == name]
+    if len({_described(point).reference for point in same}) > 1:
+        packages = " and ".join(_described(point).package for point in same)
+        raise PluginError(f"{packages} both have one of this name. Uninstall one of them.")
+    return _load(same[0], base)
+
+
+def loadable(group: str, base: type) -> dict[str, type]:
+    """Every class of `group` that can be used; those that can't are left out."""
+    found: dict[str, type] = {}
+    for name in installed(group):
+        try:
+            found[name] = load_plugin(group, name, base)
+        except PluginError:
+            continue
+    return found
+
+
+def _entry_points(group: str) -> list[EntryPoint]:
+    return [point for point in _all_entry_points() if point.group == group]
+
+
+@cache
+def _all_entry_points() -> list[EntryPoint]:
+    """Of all our groups: the metadata of every installed package is read once."""
+    found = entry_points()
+    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS) for point in found.select(group=group))
+    return sorted(mine, key=lambda point: (point.name, point.value))
+
+
+def _described(point: EntryPoint) -> Plugin:
+    package = f"{point.dist.name} {point.dist.version}" if point.dist is not None else "an installed package"
+    return Plugin(point.name, point.value, package)
+
+
+@cache
+def _load(point: EntryPoint, base: type) -> type:
+    source = f"{point.value} of {_described(point).package}"
+    try:
+        found = point.load()
+    except Exception as error:  # whatever the other package raises while it is imported
+        raise PluginError(f"{source} can't be imported: {type(error).__name__}: {error}.") from error
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PluginError(f"{source} must be a subclass of {base.__module__}.{base.__qualname__}.")
+    return found

@@ -1,0 +1,150 @@
+"""Modes, models, data sources and sinks of other installed packages: used from the shell as ours are, without a line
+of ours that knows them. The package of these tests is in `other_package.py`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from other_package import install
+
+RECIPE = """\
+defaults: [{policy: mixed_float16}, {model: wide}, {data: halves}, {loss_scale: linear}]
+loss_scale: {initial_scale: 2**10, rise: 8}
+trainer: {epochs: 2, batch_size: 16, log_every_steps: 5}
+logger: {step_file: true, console: plain}
+"""
+STEPS = 26  # 205 of 256 examples are trained on, in batches of 16, twice
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the recipe, and the package installed in a folder on the path."""
+    (tmp_path / "lib").mkdir()
+    install(tmp_path / "lib")
+    (tmp_path / "own.yaml").write_text(RECIPE)
+    monkeypatch.chdir(tmp_path)
+    root = Path(__file__).parents[2]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(root), str(tmp_path / "lib")]))
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    return tmp_path
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "mpt_cli", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def mpt(*words: str, code: int = 0) -> str:
+    """What the command prints; on standard error where it fails."""
+    process = start(*words)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, f"{' '.join(words)}: {process.returncode}\n{out}\n{err}"
+    return err if code else out
+
+
+def events(run: str) -> list[dict]:
+    return [json.loads(line) for line in Path(run, "events.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_a_run_of_another_packages_parts_is_killed_and_goes_on(backend: str, work: Path) -> None:
+    words = ["train", "conf=./own.yaml", f"backend={backend}", "run_dir=run", "trainer.checkpoint_every_steps=5",
+             "fault=overflow", "fault.slow_storage_seconds=0.2"]  # fmt: skip
+    first = start(*words)
+    while not list(Path("run").glob("checkpoints/*")) and first.poll() is None:
+        time.sleep(0.05)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    out = mpt(*words, "resume=run", "fault.slow_storage_seconds=0")
+    assert "linear from" in out and "rises by 8 a step" in out
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert (summary["steps_seen"], summary["applied_steps"], summary["skipped_steps"]) == (STEPS, STEPS - 2, 2)
+    scale = 1024.0
+    for step in range(1, STEPS + 1):  # halved in the steps in which gradients overflow
+        scale = scale / 2 if step in (5, 9) else scale + 8
+    assert summary["final_loss_scale"] == scale
+    assert [event["step"] for event in events("run") if event["kind"] == "overflow"] == [5, 9]
+    assert Path("run/step_file").read_text().split()[-1] == str(STEPS)
+    assert "linear" in Path("run/config.yaml").read_text()
+    mpt("report", "run")
+    assert Path("run/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_sweep_over_its_own_number_and_a_diagnosis(work: Path) -> None:
+    mpt("sweep", "conf=./own.yaml", "loss_scale.rise=4,16", "logger.console=quiet", "sweep_dir=sweep")
+    rows = json.loads(Path("sweep/results.json").read_text())
+    scales = [json.loads(path.read_text())["final_loss_scale"] for path in sorted(Path("sweep").rglob("summary.json"))]
+    assert rows and scales == [1024.0 + 4 * STEPS, 1024.0 + 16 * STEPS]
+    mpt("report", "sweep")
+    found = json.loads(mpt("diagnose", "conf=./own.yaml", "--at-steps", "1", "--batches", "1", "--json"))
+    assert found["recommended_initial_scale"] > 1
+
+
+@pytest.mark.slow
+def test_it_is_listed_shown_and_completed(work: Path) -> None:
+    assert "linear  Halved by every overflow" in " ".join(mpt("list", "modes").split(" " * 5)).replace("    ", "  ")
+    assert "wide" in mpt("list", "models") and "halves" in mpt("list", "data") and "step_file" in mpt("list", "sinks")
+    keys = mpt("list", "keys")
+    assert "added to the scale by an applied step (default 64.0; > 0 and <= 2**20; only linear)" in keys
+    assert "logger.step_file" in keys
+    shown = mpt("show", "conf=./own.yaml")
+    assert "# loss_scale.mode: this recipe imports tiny_mpt:LinearScale and runs it" in shown
+    assert "rise: 8.0" in shown and "step_file: true" in shown
+    assert mpt("__complete", "mpt train loss_scale=l").split() == ["loss_scale=linear", "loss_scale=logmax"]
+    assert mpt("__complete", "mpt train loss_scale=linear loss_scale.ri").split() == ["loss_scale.rise="]
+
+
+@pytest.mark.slow
+def test_its_numbers_are_checked_as_ours_are(work: Path) -> None:
+    assert "loss_scale.rise: must be > 0 and <= 2**20. Received: -3." in mpt(
+        "check", "conf=./own.yaml", "loss_scale.rise=-3", code=2)
+    assert "must be left out with loss_scale.mode=dynamic: only linear uses it" in mpt(
+        "check", "conf=./own.yaml", "loss_scale=dynamic", "loss_scale.rise=3", code=2)
+
+
+BROKEN = [
+    ("raise ImportError('no such library')", "mpt.scale_rules", "loss_scale=bad",
+     "loss_scale: bad can't be used: bad_mpt:Bad of bad-mpt 1.2 can't be imported: ImportError: no such library."),
+    ("Bad = 3", "mpt.scale_rules", "loss_scale=bad",
+     "loss_scale: bad can't be used: bad_mpt:Bad of bad-mpt 1.2 must be a subclass of "
+     "mpt_cli.precision.scale_rules.ScaleRule."),
+    ("from mpt_cli.precision.scale_rules.fixed import NoScale\nclass Bad(NoScale): mode = 'other'", "mpt.scale_rules",
+     "loss_scale=bad", "loss_scale: bad can't be used: Bad has mode='other', and its entry point is called bad."),
+    ("from mpt_cli.settings.variants import ModelSettings\nclass Bad(ModelSettings): pass", "mpt.models", "model=bad",
+     "model: bad can't be used: bad_mpt.Bad must be a dataclass with `name: str = 'bad'`."),
+    ("class Bad: pass", "mpt.sinks", "logger.bad=true",
+     "logger.bad: can't be used: bad_mpt:Bad of bad-mpt 1.2 must be a subclass of mpt_cli.telemetry.sink.Sink."),
+]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("source", "group", "word", "sentence"), BROKEN)
+def test_a_broken_one_is_a_sentence_where_it_is_chosen_and_nothing_elsewhere(
+    source: str, group: str, word: str, sentence: str, work: Path
+) -> None:
+    install(work / "lib", "bad-mpt", {group: {"bad": "bad_mpt:Bad"}}, source)
+    mpt("check", "conf=digits_mlp")
+    assert sentence in mpt("train", "conf=digits_mlp", word, code=2)
+    assert "bad" in mpt("list", {"mpt.models": "models", "mpt.sinks": "sinks"}.get(group, "modes"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("group", "name", "word"), [
+    ("mpt.scale_rules", "fixed", "loss_scale=fixed"), ("mpt.data", "digits", "data=digits"),
+    ("mpt.sinks", "tensorboard", "logger.tensorboard=true"),
+])  # fmt: skip
+def test_one_called_as_ours_is_a_sentence_where_that_name_is_chosen(
+    group: str, name: str, word: str, work: Path
+) -> None:
+    install(work / "lib", "bad-mpt", {group: {name: "bad_mpt:Bad"}}, "")
+    mpt("check", "conf=./own.yaml")
+    said = mpt("check", "conf=./own.yaml", word, code=2)
+    assert "bad-mpt 1.2 has" in said and "of this name too. Uninstall it, or have it renamed." in said
