@@ -32,13 +32,13 @@ def main(backend: str, recipe: str = "digits_resnet") -> None:
     examination = Examination(settings, platform, Request(batches=BATCHES))
     examination.measure_at(1)  # compiles both
     parts, course = examination.parts, examination._course
-    (batch,) = course.look_ahead(1)
+    (batch,) = course.peek_batches(1)
     course.begin()
     piece = parts.train_feed.take(BATCHES)
     assert piece is not None
 
     def train() -> None:
-        parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        parts.engine.train(piece.source, piece.batch_indices, piece.count).wait()
 
     train()
     rounds = [

@@ -94,7 +94,7 @@ def evaluate_model(settings: Settings, platform: Platform, trained: TrainedModel
     feed.start(1)
     engine.reset_metrics()
     while (piece := feed.take(plan.capacity)) is not None:
-        engine.evaluate(piece.source, piece.rows, piece.count)
+        engine.evaluate(piece.source, piece.batch_indices, piece.count)
     return engine.metrics()
 
 

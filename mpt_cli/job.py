@@ -32,12 +32,14 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.distribution import broadcast_from_rank0, receive_from_rank0, undistributed
+from mpt_cli.training.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.training.outcome import summarise, summarise_failure
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
     from mpt_cli.training.session import Session
+
+BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 
 @dataclass(frozen=True)
@@ -67,8 +69,8 @@ class Reporters:
     sinks: Sequence[Sink] = ()
 
 
-def train(settings: Settings, words: Sequence[str] = (), audience: Reporters = Reporters()) -> Summary:
-    """One run from start to end; `words` is the command line for the record.
+def train(settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters()) -> Summary:
+    """One run from start to end; `command_line` is for the record.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
@@ -78,15 +80,15 @@ def train(settings: Settings, words: Sequence[str] = (), audience: Reporters = R
     if earlier is not None:
         with earlier.lock():
             if (done := finished_summary(earlier, settings)) is not None:
-                print(f"{earlier.path} is finished: nothing is left to train", file=audience.stream or sys.stdout)
+                print(f"{earlier.path} is finished: nothing is left to train", file=reporters.stream or sys.stdout)
                 return done
-            return _train_from(_continue(earlier, settings), words, audience)
+            return _train_from(_continue(earlier, settings), command_line, reporters)
     settings = with_drawn_seed(settings)
     run = RunDirectory.create(settings.run_dir, settings.recipe)
     notes = ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
     with run.lock():
         try:
-            return _train_from(Start(settings, run, notes=notes), words, audience)
+            return _train_from(Start(settings, run, notes=notes), command_line, reporters)
         finally:
             if not run.config_yaml.exists():  # it ended before it started
                 run.discard()
@@ -123,22 +125,22 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     return start
 
 
-def _train_from(start: Start, words: Sequence[str], audience: Reporters) -> Summary:
+def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
     check_present(start.settings.data)  # before seconds are spent on importing Keras
-    with build_telemetry(start.run.telemetry_files, start.settings.logger, audience.stream) as telemetry:
-        telemetry.sinks += tuple(audience.sinks)
+    with build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream) as telemetry:
+        telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
         session = _prepare(start, telemetry)
-        _write_record(start, session, words)
+        _write_record(start, session, command_line)
         telemetry.start(session.header(start.run.path, start.attempt))
-        return _run(session, start.run, telemetry, words)
+        return _run(session, start.run, telemetry, command_line)
 
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(start.settings)  # chooses the Keras backend, so before anything that imports Keras
-    if platform.place is not None:
+    if platform.process_info is not None:
         broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
 
@@ -151,7 +153,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
-        telemetry.cut_back(*start.position)
+        telemetry.rewind(*start.position)
     changes = format_changes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)
@@ -168,7 +170,7 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.backend import prepare_backend
 
     platform = prepare_backend(settings)
-    told = receive_from_rank0()
+    told = broadcast_from_rank0(None)
     if not told["trains"]:
         return
     from mpt_cli.training.session import prepare
@@ -180,53 +182,6 @@ def follow(settings: Settings) -> None:
         assert checkpoint is not None
         session.resume(checkpoint)
     session.finish(session.fit(), None)
-
-
-def _write_record(start: Start, session: "Session", words: Sequence[str]) -> None:
-    parts, settings = session.assembly, start.settings
-    assert settings.seed is not None
-    facts = FrameworkFacts(
-        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
-        seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
-        distribute=settings.distribute.name,
-    )  # fmt: skip
-    environment = collect_environment(facts, list(words) or None)
-    attempt = {
-        "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
-        "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
-        "changes": start.changes, "without_effect": _without_effect(start, session),
-    }  # fmt: skip
-    environment["attempts"] = [*past_attempts(start.run), attempt]
-    write_json(start.run.environment_json, environment)
-    start.run.clear_ending()
-    if parts.data.preprocessing:
-        write_json(start.run.preprocessing_json, parts.data.preprocessing)
-    # where it ran is not part of what it was: the file can be run again as it is
-    write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(settings, run_dir=None, resume=None)))
-
-
-def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, words: Sequence[str]) -> Summary:
-    try:
-        outcome = session.fit()
-        session.finish(outcome, run.model_keras)
-        if outcome.stop is not None:
-            write_json(run.postmortem_json, session.examine(outcome.stop))
-    except BaseException as error:
-        summary = summarise_failure(session, run.path, error)
-        with suppress(DataError):  # what ended the run matters more
-            write_summary(run.summary_json, summary)
-        telemetry.finish(summary)
-        raise
-    summary = summarise(session, run.path, outcome)
-    if summary.status == "finished" and keeps_expectations(words):
-        for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
-            telemetry.message(line)
-    telemetry.finish(summary)
-    write_summary(run.summary_json, summary)
-    return summary
-
-
-BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 
 def check_build(settings: Settings) -> "BuildCheck":
@@ -245,3 +200,47 @@ def check_build(settings: Settings) -> "BuildCheck":
 
     built = try_build(settings, platform)
     return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
+
+
+def _write_record(start: Start, session: "Session", command_line: Sequence[str]) -> None:
+    parts, settings = session.assembly, start.settings
+    assert settings.seed is not None
+    facts = FrameworkFacts(
+        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
+        seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
+        distribute=settings.distribute.name,
+    )  # fmt: skip
+    environment = collect_environment(facts, list(command_line) or None)
+    attempt = {
+        "attempt": start.attempt, "started_at": environment["started_at"], "command_line": environment["command_line"],
+        "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
+        "changes": start.changes, "without_effect": _without_effect(start, session),
+    }  # fmt: skip
+    environment["attempts"] = [*past_attempts(start.run), attempt]
+    write_json(start.run.environment_json, environment)
+    start.run.clear_ending()
+    if parts.data.preprocessing:
+        write_json(start.run.preprocessing_json, parts.data.preprocessing)
+    # where it ran is not part of what it was: the file can be run again as it is
+    write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(settings, run_dir=None, resume=None)))
+
+
+def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:
+    try:
+        outcome = session.fit()
+        session.finish(outcome, run.model_keras)
+        if outcome.stop is not None:
+            write_json(run.postmortem_json, session.postmortem(outcome.stop))
+    except BaseException as error:
+        summary = summarise_failure(session, run.path, error)
+        with suppress(DataError):  # what ended the run matters more
+            write_summary(run.summary_json, summary)
+        telemetry.finish(summary)
+        raise
+    summary = summarise(session, run.path, outcome)
+    if summary.status == "finished" and keeps_expectations(command_line):
+        for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
+            telemetry.message(line)
+    telemetry.finish(summary)
+    write_summary(run.summary_json, summary)
+    return summary

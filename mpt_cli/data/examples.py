@@ -5,7 +5,7 @@ fingerprint.
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,14 @@ from mpt_cli.errors import DataError
 
 Array: TypeAlias = NDArray[Any]
 Arrays: TypeAlias = Any  # an Array, or a dict or tuple of Arrays; Any, so that users of a plain array need no casts
-Batch: TypeAlias = tuple[Arrays, Arrays, Array | None]
+
+
+class Batch(NamedTuple):
+    """The examples of a step; a tuple as Keras takes it."""
+
+    x: Arrays
+    y: Arrays
+    sample_weight: Array | None
 
 
 @dataclass(frozen=True)
@@ -27,6 +34,10 @@ class Examples:
 
     def __len__(self) -> int:
         return int(leaves(self.x, "x")[0][1].shape[0])
+
+    def as_batch(self) -> Batch:
+        """All of them as one batch, not copied."""
+        return Batch(self.x, self.y, self.sample_weight)
 
     def take(self, which: "Array | slice") -> "Examples":
         """These examples only: a copy for an array of indices, a view for a slice."""
@@ -57,7 +68,7 @@ class Stream:
         empty = True
         for batch in self.open(batch_size, shuffle_seed):
             empty = False
-            yield batch.x, batch.y, batch.sample_weight
+            yield batch.as_batch()
         if empty:
             raise DataError(f"The data gave no examples in epoch {epoch}. It must give the same examples each time "
                             "it is read.")

@@ -12,7 +12,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import Point
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
-from mpt_cli.telemetry.format import format_scale
+from mpt_cli.telemetry.format import format_fraction, format_scale
 
 NONE_IN_FLOAT16 = "nothing flows in float16"
 
@@ -73,17 +73,6 @@ def format_window(window: SafeScales | None) -> str:
     return "none" if window.empty else f"{lowest} … 2^{window.highest_power}"
 
 
-def format_share(share: float | None) -> str:
-    """
-    >>> format_share(0.12345), format_share(0.0), format_share(0.00004), format_share(None)
-    ('12.3%', '0%', '0.004%', '-')
-    """
-    if share is None:
-        return "-"
-    percent = 100 * share
-    return "0%" if percent == 0 else f"{percent:.1f}%" if percent >= 0.1 else f"{percent:.1g}%"
-
-
 def _examined(found: Diagnosis) -> str:
     steps = ", ".join(str(point.step) for point in found.points)
     what = f"{found.settings.recipe} under {found.policy.name}"
@@ -115,7 +104,7 @@ def _recommendation(found: Diagnosis) -> Iterator[str]:
         yield "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does"
     yield f"loss_scale.initial_scale={format_power(found.recommended)} recommended"
     now = found.points[0]
-    share = format_share(_flushed(now.layers, found.loss_scale))
+    share = format_fraction(_flushed(now.layers, found.loss_scale))
     mode = "without loss scaling" if found.loss_scale == 1 else f"at the run's own {format_scale(found.loss_scale)}"
     yield f"{mode}, {share} of the gradients in float16 become zero at step {now.step}"
 
@@ -128,7 +117,7 @@ def _verified(trial: ScaleTrial) -> str:
     if trial.overflows:
         return f"{format_scale(trial.scale)}: overflow in {trial.overflows} of {trial.passes} passes, {expected}"
     overflow = ", though overflow was predicted" if trial.predicted_overflow else ""
-    flushed = f"{format_share(trial.flushed)} flushed ({format_share(trial.predicted_flushed)} predicted)"
+    flushed = f"{format_fraction(trial.flushed)} flushed ({format_fraction(trial.predicted_flushed)} predicted)"
     return f"{format_scale(trial.scale)}: {flushed}, no overflow in {trial.passes} passes{overflow}"
 
 
@@ -143,7 +132,7 @@ def _edge(found: Diagnosis) -> Iterator[str]:
 def _bfloat16(found: Diagnosis) -> str:
     counts = [g.counts for layer in found.layers for g in layer.gradients]
     lost = _share([share_flushed(c, dtype="bfloat16") for c in counts], [float(c[:INFS].sum()) for c in counts])
-    return f"mixed_bfloat16 needs no loss scaling: {format_share(lost)} flushed, its range is that of float32"
+    return f"mixed_bfloat16 needs no loss scaling: {format_fraction(lost)} flushed, its range is that of float32"
 
 
 def _updates(found: Diagnosis) -> Iterator[str]:
@@ -158,8 +147,8 @@ def _updates(found: Diagnosis) -> Iterator[str]:
         kept = sorted({layer.variable_dtype for layer in point.layers if layer.weights is not None})
         where = f"weights are {' and '.join(kept)} here"
         none = ", so none is lost" if kept == ["float32"] else ""
-        yield (f"at step {point.step} rounding would lose {format_share(lost16)} of the updates in float16 weights, "
-               f"{format_share(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
+        yield (f"at step {point.step} rounding would lose {format_fraction(lost16)} of the updates in float16 weights, "
+               f"{format_fraction(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
         return
     yield "none: the learning rate is 0 at these steps"
 

@@ -63,7 +63,7 @@ class RunStepper:
         self.begin()
         return bool(self._train(1).finite[0])
 
-    def look_ahead(self, count: int, whole: bool = True) -> list[Any]:
+    def peek_batches(self, count: int, whole: bool = True) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.
 
         With `whole` smaller ones, at the end of an epoch, are passed over where there are whole ones.
@@ -82,7 +82,7 @@ class RunStepper:
 
     def _train(self, most: int) -> StepRecords:
         piece = self._next_piece(most)
-        block = self.parts.engine.train(piece.source, piece.rows, piece.count).wait()
+        block = self.parts.engine.train(piece.source, piece.batch_indices, piece.count).wait()
         self.step += piece.count
         self.step_in_epoch += piece.count
         return block
@@ -104,13 +104,13 @@ class RunStepper:
 
 def batch_of(piece: Piece, index: int) -> Any:
     """The examples of one step, as tensors of the backend."""
-    rows = keras.ops.convert_to_tensor(piece.rows[index])
-    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, rows, axis=0), piece.source)
+    wanted = keras.ops.convert_to_tensor(piece.batch_indices[index])
+    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, wanted, axis=0), piece.source)
 
 
 def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
     size = parts.settings.trainer.batch_size
-    return [batch for batch in batches if np.shape(keras.tree.flatten(batch[0])[0])[0] == size]
+    return [batch for batch in batches if np.shape(keras.tree.flatten(batch.x)[0])[0] == size]
 
 
 FLOAT32 = PolicySettings("float32", head=None)
@@ -234,24 +234,24 @@ class Examination:
         self.data = load_data(settings.data, settings.seed)
         self.parts = assemble(settings, platform, self.data)
         self.policy = examined_policy(settings, self.parts.model)
-        self._course = RunStepper(self.parts)
+        self._stepper = RunStepper(self.parts)
         self._shadow = build_shadow(settings, self.data)
-        self._watch = Probes(parts_of(self._shadow))
+        self._probes = Probes(parts_of(self._shadow))
         self._rule = build_update_rule(self.parts, self._shadow)
-        self._shadow_pass = build_pass(self._shadow, self._watch, PassOptions(self._rule))
+        self._shadow_pass = build_pass(self._shadow, self._probes, PassOptions(self._rule))
         self._measured: list[_Measurement] = []
-        self._build_trial()
+        self._build_examined()
 
     def measure_at(self, step: int) -> None:
         """Train up to `step` and measure there; NumericalError where float32 itself is not finite."""
-        self._course.train_to(step)
+        self._stepper.train_to(step)
         copy_weights(self.parts.model, self._shadow)
         copy_optimizer(self.parts.optimizer.inner_optimizer, self._rule)
-        batches = self._course.look_ahead(self.request.batches)
+        batches = self._stepper.peek_batches(self.request.batches)
         counted = add_up([self._shadow_pass(batch) for batch in batches])
         _check_finite(counted, step)
         if not self._measured:
-            self._trace_trial(batches[0])
+            self._trace_examined(batches[0])
         scale = float(self.parts.optimizer.loss_scale) if self.parts.scaling.scales else 1.0
         self._measured.append(_Measurement(step, scale, counted, batches, collect_weights(self._shadow)))
         binding = self._binding()
@@ -268,22 +268,22 @@ class Examination:
     def keep_in_float32(self, names: Sequence[str]) -> None:
         """Examine the model with these layers in float32 from now on."""
         self.policy = replace(self.policy, overrides={**self.policy.overrides, **dict.fromkeys(names, "float32")})
-        self._build_trial()
-        self._trace_trial(self._binding().batches[0])
+        self._build_examined()
+        self._trace_examined(self._binding().batches[0])
 
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """The layers among `names`, those that take an output of `sent_back`, and those around their plain operations.
 
         An operation such as x * 2 computes in the dtype of what it is given, and so do those that follow it.
         """
-        parts = parts_of(self._trial)
+        parts = parts_of(self._examined)
         places = {name_of(part): index for index, part in enumerate(parts)}
         around = {places[name] for name in names}
-        around |= {taker for name in sent_back for taker in self._watch.consumers.get(places[name], ())}
+        around |= {taker for name in sent_back for taker in self._probes.consumers.get(places[name], ())}
         for _ in parts:
             plain = {index for index in around if not isinstance(parts[index], keras.Layer)}
-            makers = {maker for maker, takers in self._watch.consumers.items() if takers & plain}
-            more = makers | {taker for index in plain for taker in self._watch.consumers.get(index, ())}
+            makers = {maker for maker, takers in self._probes.consumers.items() if takers & plain}
+            more = makers | {taker for index in plain for taker in self._probes.consumers.get(index, ())}
             if more <= around:
                 break
             around |= more
@@ -293,8 +293,8 @@ class Examination:
         """Tries scales with the weights and batches of the binding point."""
         binding = self._binding()
         restore_weights(self._shadow, binding.weights)
-        copy_weights(self._shadow, self._trial)
-        return Verifier(self._trial_pass, binding.batches, Reference(self._point(binding).layers, binding.counted))
+        copy_weights(self._shadow, self._examined)
+        return Verifier(self._examined_pass, binding.batches, Reference(self._point(binding).layers, binding.counted))
 
     def _binding(self) -> _Measurement:
         def highest(measured: _Measurement) -> int:
@@ -305,22 +305,22 @@ class Examination:
 
     def _point(self, measured: _Measurement) -> Point:
         counted = measured.counted
-        layers = ExaminedModel(self._trial, self._trial_watch.dtypes).layer_ranges(self._watch, counted)
+        layers = ExaminedModel(self._examined, self._examined_probes.dtypes).layer_ranges(self._probes, counted)
         return Point(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
-    def _build_trial(self) -> None:
-        self._trial = build_examined(replace(self.settings, policy=self.policy), self.data)
-        self._trial_watch = Probes(parts_of(self._trial))
-        self._trial_pass = build_pass(self._trial, self._trial_watch)
+    def _build_examined(self) -> None:
+        self._examined = build_examined(replace(self.settings, policy=self.policy), self.data)
+        self._examined_probes = Probes(parts_of(self._examined))
+        self._examined_pass = build_pass(self._examined, self._examined_probes)
 
-    def _trace_trial(self, batch: Any) -> None:
+    def _trace_examined(self, batch: Any) -> None:
         """One pass, which shows in which dtypes the outputs of its layers flow.
 
         ConfigError where the device can't do it: JAX on a CPU has no float16 attention.
         """
-        copy_weights(self._shadow, self._trial)
+        copy_weights(self._shadow, self._examined)
         try:
-            self._trial_pass(batch)
+            self._examined_pass(batch)
         except (ValueError, NotImplementedError) as error:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
             raise ConfigError(Problem("policy.name", f"can't be computed on this device: {reason}.", self.policy.name,

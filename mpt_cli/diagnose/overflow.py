@@ -30,6 +30,7 @@ from mpt_cli.diagnose.passes import (
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
+from mpt_cli.precision.policy import inner_layers
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
@@ -47,7 +48,7 @@ class ReplayedRun:
     run: RunDirectory
     overflow: OverflowEvent
     parts: Assembly
-    course: RunStepper
+    stepper: RunStepper
     from_step: int
 
 
@@ -59,15 +60,15 @@ def replay(
     parts = assemble(settings, platform, load_data(settings.data, settings.seed))
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
-    course = RunStepper(parts)
+    stepper = RunStepper(parts)
     if checkpoint is not None:
         restore_state(parts.model, checkpoint.arrays)
-        course = _stepper_at(parts, checkpoint)
-    origin = f"from the checkpoint of step {course.step}" if checkpoint else "from its beginning"
+        stepper = _stepper_at(parts, checkpoint)
+    origin = f"from the checkpoint of step {stepper.step}" if checkpoint else "from its beginning"
     say(f"{run.path}: training again {origin} up to step {overflow.step}")
-    from_step = course.step
-    course.train_to(overflow.step - 1)
-    return ReplayedRun(run, overflow, parts, course, from_step)
+    from_step = stepper.step
+    stepper.train_to(overflow.step - 1)
+    return ReplayedRun(run, overflow, parts, stepper, from_step)
 
 
 def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:
@@ -149,13 +150,13 @@ class OverflowDiagnosis:
 def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     """Train the step again, then look at it with probes in every layer; the run's state is that before the step."""
     parts, model = replayed.parts, replayed.parts.model
-    batch = replayed.course.look_ahead(1, whole=False)[0]
+    batch = replayed.stepper.peek_batches(1, whole=False)[0]
     scale, state = float(parts.optimizer.loss_scale), collect_state(model)
-    again = not replayed.course.train_step()
+    again = not replayed.stepper.train_step()
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
     counted, sightings, in_run_mode = _look(replayed, batch)
-    inputs = [_on_host(x) for x in keras.tree.flatten(batch[0])]
+    inputs = [_on_host(x) for x in keras.tree.flatten(batch.x)]
     first = _first(sightings, isfinite(counted.losses[0]))
     return OverflowDiagnosis(
         replayed.overflow, again, counted.losses[0], scale, sightings, first, in_run_mode, bad_weights,
@@ -167,11 +168,11 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], b
     """What the probes see, compiled like the run; where all is finite so, with float16 rounded everywhere."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
-    around = injector.around if injector else None
+    step_wrapper = injector.wrap_step if injector else None
     for jit_compile in (True, False) if parts.jit_compile else (False,):
-        watch = Probes(parts_of(model), inputs=True, values=True)
-        counted = build_pass(model, watch, PassOptions(None, jit_compile, around))(batch)
-        sightings = [*_forward(model, watch, counted), *_backward(model, watch, counted)]
+        probes = Probes(parts_of(model), inputs=True, values=True)
+        counted = build_pass(model, probes, PassOptions(None, jit_compile, step_wrapper))(batch)
+        sightings = [*_forward(model, probes, counted), *_backward(model, probes, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
             break
     return counted, sightings, jit_compile == parts.jit_compile
@@ -183,44 +184,40 @@ def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | No
     return next((seen for phase in phases for seen in sightings if seen.phase == phase and not seen.is_finite), None)
 
 
-def _forward(model: Any, watch: Probes, counted: Counted) -> Iterator[Sighting]:
+def _forward(model: Any, probes: Probes, counted: Counted) -> Iterator[Sighting]:
     """Of the innermost parts, their inputs and outputs as they were called."""
-    parts, inputs = parts_of(model), counted.sinks[: len(watch.parts), VALUE]
-    outputs = counted.sinks[len(watch.parts) :, VALUE]
-    for index in _innermost(parts, watch):
+    parts, inputs = parts_of(model), counted.sinks[: len(probes.parts), VALUE]
+    outputs = counted.sinks[len(probes.parts) :, VALUE]
+    for index in _innermost(parts, probes):
         for place, counts in ((INPUT, inputs[index]), (OUTPUT, outputs[index])):
-            yield _sighting(FORWARD, parts[index], watch.dtypes.get(index, ""), place, counts)
+            yield _sighting(FORWARD, parts[index], probes.dtypes.get(index, ""), place, counts)
 
 
-def _backward(model: Any, watch: Probes, counted: Counted) -> Iterator[Sighting]:
+def _backward(model: Any, probes: Probes, counted: Counted) -> Iterator[Sighting]:
     """The same backwards: what arrives at an output, then what is made of it for weights and input."""
-    parts, inputs = parts_of(model), counted.sinks[: len(watch.parts), GRADIENT]
-    outputs, owners = counted.sinks[len(watch.parts) :, GRADIENT], owners_of_weights(model)
-    for index in reversed(_innermost(parts, watch)):
-        dtype = watch.dtypes.get(index, "")
-        if index in watch.trained:
+    parts, inputs = parts_of(model), counted.sinks[: len(probes.parts), GRADIENT]
+    outputs, owners = counted.sinks[len(probes.parts) :, GRADIENT], owners_of_weights(model)
+    for index in reversed(_innermost(parts, probes)):
+        dtype = probes.dtypes.get(index, "")
+        if index in probes.trained:
             yield _sighting(BACKWARD, parts[index], dtype, OUTPUT, outputs[index])
         own = [place for place, owner in enumerate(owners) if owner == index]
         if own:
             yield _sighting(BACKWARD, parts[index], dtype, WEIGHTS, counted.weights[own].sum(axis=0))
-        if index in watch.trained_inputs:
+        if index in probes.trained_inputs:
             yield _sighting(BACKWARD, parts[index], dtype, INPUT, inputs[index])
 
 
-def _innermost(parts: Sequence[Any], watch: Probes) -> list[int]:
+def _innermost(parts: Sequence[Any], probes: Probes) -> list[int]:
     """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
-    owning = {index for index in watch.order if not _inner_layers(parts[index])}
-    own_weights = {index for index in watch.order if index not in owning and _has_own_weights(parts[index])}
-    return [index for index in watch.order if index in owning | own_weights]
+    owning = {index for index in probes.order if not inner_layers(parts[index])}
+    own_weights = {index for index in probes.order if index not in owning and _has_own_weights(parts[index])}
+    return [index for index in probes.order if index in owning | own_weights]
 
 
 def _has_own_weights(layer: Any) -> bool:
-    inner = {id(v) for part in _inner_layers(layer) for v in part.variables}
+    inner = {id(v) for part in inner_layers(layer) for v in part.variables}
     return any(id(v) not in inner for v in layer.trainable_variables)
-
-
-def _inner_layers(part: Any) -> list[Any]:
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []
 
 
 def _sighting(phase: str, part: Any, dtype: str, place: str, counts: Counts) -> Sighting:

@@ -29,7 +29,7 @@ GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and, where it h
 
 
 class Probes:
-    """Probes around `parts` (layers, operations of a functional model), on while `around` lasts.
+    """Probes around `parts` (layers, operations of a functional model), on while `installed` lasts.
 
     What tracing shows is kept: `order`, the indices of the parts in the order they are called; `dtypes` of their
     outputs; `consumers`, which parts take the output of a part; `trained`, the parts whose output depends on a
@@ -56,7 +56,7 @@ class Probes:
         return [ops.zeros((self.rows, SINK_SIZE), "float32") for _ in range(self.sink_count)]
 
     @contextmanager
-    def around(self, sinks: Sequence[Tensor]) -> Iterator[None]:
+    def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
         """The parts call through probes inside; afterwards each has the `call` it had."""
         self._traces = _TensorOrigins()
         with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
@@ -199,7 +199,7 @@ LOST_BELOW = {LOST_FLOAT16: 2.0**-11, LOST_BFLOAT16: 2.0**-8}  # of the weight: 
 class Counted:
     """What passes found. Sums of several add up with `+`.
 
-    `sinks` has shape (sinks of the watch, its rows, SINK_SIZE), `weights` (trainable weights, SINK_SIZE): counts of
+    `sinks` has shape (sinks of the probes, its rows, SINK_SIZE), `weights` (trainable weights, SINK_SIZE): counts of
     the gradients. `updates` (trainable weights, 3), where an optimizer was given: elements that the optimizer would
     move, and of those the ones whose weight would stay what it is if it were float16 or bfloat16. `losses` are those
     of the passes, float32 and unscaled.
@@ -230,15 +230,15 @@ class GradientPass(Protocol):
 
 @dataclass(frozen=True)
 class PassOptions:
-    """`optimizer` (not wrapped, built) says by how much weights would move. `around` puts faults into the pass, as into
-    a training step."""
+    """`optimizer` (not wrapped, built) says by how much weights would move. `step_wrapper` puts faults into the pass,
+    as into a training step."""
 
     optimizer: Any = None
     jit_compile: bool = False
-    around: StepWrapper | None = None
+    step_wrapper: StepWrapper | None = None
 
 
-def build_pass(model: Any, watch: Probes, options: PassOptions = PassOptions()) -> GradientPass:
+def build_pass(model: Any, probes: Probes, options: PassOptions = PassOptions()) -> GradientPass:
     """The pass for a model with a loss. Where the model has an optimizer, that one's loss scale counts as well.
 
     float16 is rounded where the layers round it, also between fused operations: TensorFlow's kernels do so, JAX is
@@ -247,10 +247,10 @@ def build_pass(model: Any, watch: Probes, options: PassOptions = PassOptions()) 
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.diagnose.passes_tensorflow import TensorFlowPass
 
-        return TensorFlowPass(model, watch, options)
+        return TensorFlowPass(model, probes, options)
     from mpt_cli.diagnose.passes_jax import JaxPass
 
-    return JaxPass(model, watch, options)
+    return JaxPass(model, probes, options)
 
 
 def weights_of(model: Any) -> list[Any]:
@@ -287,7 +287,3 @@ def owners_of_weights(model: Any) -> list[int | None]:
         holding = [(len(variables), index) for variables, index in held if id(variable) in variables]
         owners.append(min(holding)[1] if holding else None)
     return owners
-
-
-def inner_layers(part: Any) -> list[Any]:
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []

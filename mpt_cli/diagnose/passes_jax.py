@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
+from mpt_cli.precision.backend_jax import TrainState
 
 Tensor = Any
 
@@ -14,9 +15,9 @@ Tensor = Any
 class JaxPass:
     """See `passes.GradientPass`."""
 
-    def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
-        self.model, self.watch, self.optimizer = model, watch, options.optimizer
-        self._step = options.around(self._pass) if options.around else self._pass
+    def __init__(self, model: Any, probes: Probes, options: PassOptions) -> None:
+        self.model, self.probes, self.optimizer = model, probes, options.optimizer
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
         self._scale: Tensor = None  # of the pass that is being traced
         # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
         precision: dict[str, Any] = {} if options.jit_compile else {"xla_allow_excess_precision": False}
@@ -27,27 +28,27 @@ class JaxPass:
         rule = self.optimizer or model.optimizer
         own = [] if rule is None else rule.variables
         lists = (model.trainable_variables, model.non_trainable_variables, own, model.metrics_variables)
-        state = tuple([variable.value for variable in variables] for variables in lists)
+        state = TrainState(*([variable.value for variable in variables] for variables in lists))
         loss, sinks, weights, updates = jax.device_get(self._run(state, batch, jnp.float32(scale)))
         return Counted((float(loss),), sinks, weights, None if self.optimizer is None else updates)
 
-    def _scaled_pass(self, state: Any, batch: Any, scale: Tensor) -> Any:
+    def _scaled_pass(self, state: TrainState, batch: Any, scale: Tensor) -> Any:
         self._scale = scale
         return self._step(self.model, state, batch)
 
-    def _pass(self, model: Any, state: Any, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def _pass(self, model: Any, state: TrainState, batch: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         weights, frozen, own, metrics = state
         given = keras.utils.unpack_x_y_sample_weight(batch)
 
         def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            with self.watch.around(sinks):
+            with self.probes.installed(sinks):
                 scaled, (loss, *_) = model.compute_loss_and_updates(
                     weights, frozen, metrics, *given, training=True, optimizer_variables=own
                 )
             return jnp.asarray(scaled, "float32") * self._scale, jnp.asarray(loss, "float32")
 
         differentiated = jax.value_and_grad(scaled_loss, argnums=(0, 1), has_aux=True)
-        (_, loss), (gradients, sinks) = differentiated(weights, self.watch.sinks())
+        (_, loss), (gradients, sinks) = differentiated(weights, self.probes.sinks())
         moved = {id(variable) for variable in weights_of(model)}
         chosen = [id(variable) in moved for variable in model.trainable_variables]
         counts = count_weights([g for g, is_moved in zip(gradients, chosen, strict=True) if is_moved])

@@ -13,9 +13,9 @@ Tensor = Any
 class TensorFlowPass:
     """See `passes.GradientPass`. Whatever the pass writes into variables is put back at its end."""
 
-    def __init__(self, model: Any, watch: Probes, options: PassOptions) -> None:
-        self.model, self.watch, self.optimizer = model, watch, options.optimizer
-        self._step = options.around(self._pass) if options.around else self._pass
+    def __init__(self, model: Any, probes: Probes, options: PassOptions) -> None:
+        self.model, self.probes, self.optimizer = model, probes, options.optimizer
+        self._step = options.step_wrapper(self._pass) if options.step_wrapper else self._pass
         self._run = tf.function(self._scaled_pass, autograph=False, jit_compile=options.jit_compile)
         self._scale: Tensor = None  # of the pass that is being traced
 
@@ -33,8 +33,8 @@ class TensorFlowPass:
         weights = weights_of(model)
         touched = [*model.non_trainable_variables, *model.metrics_variables]
         before = _read(touched)
-        sinks = self.watch.sinks()
-        with self.watch.around(sinks), tf.GradientTape() as tape:
+        sinks = self.probes.sinks()
+        with self.probes.installed(sinks), tf.GradientTape() as tape:
             tape.watch(sinks)
             y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
             loss = tf.cast(model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True), "float32")

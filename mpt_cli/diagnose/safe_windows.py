@@ -17,7 +17,6 @@ from mpt_cli.diagnose.passes import (
     GradientPass,
     Probes,
     add_up,
-    inner_layers,
     name_of,
     owners_of_weights,
     parts_of,
@@ -34,6 +33,7 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
+from mpt_cli.precision.policy import inner_layers
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
@@ -116,18 +116,18 @@ class ExaminedModel:
     model: Any
     output_dtypes: dict[int, str]
 
-    def layer_ranges(self, watch: Probes, counted: Counted) -> list[LayerRange]:
+    def layer_ranges(self, probes: Probes, counted: Counted) -> list[LayerRange]:
         """A row for each part that has gradients of its own, in the order in which they are called."""
         parts = parts_of(self.model)
         owners = owners_of_weights(self.model)
-        uncalled = [index for index in range(len(parts)) if index not in watch.order]
-        rows = [self._row(parts[i], i, watch, counted, owners) for i in [*watch.order, *uncalled]]
+        uncalled = [index for index in range(len(parts)) if index not in probes.order]
+        rows = [self._row(parts[i], i, probes, counted, owners) for i in [*probes.order, *uncalled]]
         return [row for row in rows if row.gradients]
 
-    def _row(self, part: Any, index: int, watch: Probes, counted: Counted, owners: list[int | None]) -> LayerRange:
+    def _row(self, part: Any, index: int, probes: Probes, counted: Counted, owners: list[int | None]) -> LayerRange:
         own = [i for i, owner in enumerate(owners) if owner == index]
         through = counted.sinks[index, GRADIENT]
-        has_output = index in watch.trained and through.sum() > 0 and (bool(own) or not inner_layers(part))
+        has_output = index in probes.trained and through.sum() > 0 and (bool(own) or not inner_layers(part))
         compute_dtype = getattr(part, "compute_dtype", None) or self.output_dtypes.get(index, "float32")
         dtype = self.output_dtypes.get(index, compute_dtype)
         return LayerRange(
@@ -187,8 +187,8 @@ class Reference:
 class Verifier:
     """Tries scales on the model in float16."""
 
-    def __init__(self, trial_pass: GradientPass, batches: Sequence[Any], reference: Reference) -> None:
-        self.trial_pass, self.batches, self.reference = trial_pass, batches, reference
+    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], reference: Reference) -> None:
+        self.examined_pass, self.batches, self.reference = examined_pass, batches, reference
         self.bound = [g for layer in reference.layers for g in layer.gradients if g.is_bound]
         self.done: dict[float, ScaleTrial] = {}
 
@@ -222,7 +222,7 @@ class Verifier:
         return -126 <= power <= 127 and self.try_scale(2.0**power).overflows == 0
 
     def _try(self, scale: float) -> ScaleTrial:
-        found = [self.trial_pass(batch, scale) for batch in self.batches]
+        found = [self.examined_pass(batch, scale) for batch in self.batches]
         overflows = sum(holds_non_finite(counted.weights) for counted in found)
         total = add_up(found)
         values = [float(np.sum(g.counts[:INFS])) for g in self.bound]

@@ -102,7 +102,7 @@ def _start(
 ) -> "subprocess.Popen[str]":
     environment = {**os.environ, **share, PROCESS_VARIABLE: str(place)}
     command = [sys.executable, "-P", "-m", "mpt_cli", "train", *arguments]
-    heard, said = (None, None) if place.leads else (subprocess.DEVNULL, words_of_others)
+    heard, said = (None, None) if place.is_rank0 else (subprocess.DEVNULL, words_of_others)
     return subprocess.Popen(command, env=environment, process_group=0, text=True, stdout=heard, stderr=said)
 
 

@@ -1,14 +1,4 @@
-"""The shipped networks: mlp, cnn, resnet and transformer, of Keras's own layers, so that a file opens without mpt.
-
-`resnet` (He et al. 2016) has the stride in the 3x3 convolution ("v1.5"). With `bottleneck: true`, `stem: imagenet`,
-filters 64…512 and blocks 3, 4, 6, 3 it is ResNet-50: 25,557,032 trainable parameters on 1000 classes. Convolutions have
-no bias, since BatchNormalization follows. The moving statistics forget at 0.9 a step, not Keras's 0.99: a run of a few
-hundred steps would be validated on stale ones.
-
-`transformer` is a GPT as in Radford et al. 2019: pre-LayerNorm, learned positions, causal attention. The head is not
-tied to the embedding: 12 layers of width 768 over 50,257 tokens and 1024 positions are 163,037,184 parameters, not
-GPT-2's 124M.
-"""
+"""The shipped networks: mlp, cnn, resnet and transformer, of Keras's own layers, so that a file opens without mpt."""
 
 import keras
 from keras import layers, ops
@@ -70,7 +60,13 @@ EXPANSION = 4  # filters of a bottleneck's last convolution over those of its mi
 
 
 def build_resnet(settings: ResNet, shapes: Shapes) -> keras.Model:
-    """A stem, then stages of residual blocks; each stage but the first halves the image."""
+    """A stem, then stages of residual blocks (He et al. 2016); each stage but the first halves the image.
+
+    The stride is in the 3x3 convolution ("v1.5"). With `bottleneck: true`, `stem: imagenet`, filters 64…512 and blocks
+    3, 4, 6, 3 it is ResNet-50: 25,557,032 trainable parameters on 1000 classes. Convolutions have no bias, since
+    BatchNormalization follows. The moving statistics forget at 0.9 a step, not Keras's 0.99: a run of a few hundred
+    steps would be validated on stale ones.
+    """
     inputs, image = image_input(shapes, "resnet")
     x = _stem(image, settings)
     for stage, (filters, blocks) in enumerate(zip(settings.filters, settings.blocks, strict=True), start=1):
@@ -118,7 +114,12 @@ def _conv_norm(
 
 
 def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
-    """Tokens (batch, sequence_length) → logits (batch, sequence_length, num_classes) of each next token."""
+    """Tokens (batch, sequence_length) → logits (batch, sequence_length, num_classes) of each next token.
+
+    A GPT as in Radford et al. 2019: pre-LayerNorm, learned positions, causal attention. The head is not tied to the
+    embedding: 12 layers of width 768 over 50,257 tokens and 1024 positions are 163,037,184 parameters, not GPT-2's
+    124M.
+    """
     tokens = token_input(shapes)
     x = _embed(tokens, settings, count_outputs(shapes))
     for number in range(1, settings.layers + 1):

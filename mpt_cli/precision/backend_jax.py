@@ -57,17 +57,17 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         optimizer.inner_optimizer.iterations.assign_add(1)
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
-    _assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
     own, variables = optimizer.variables, gradients.variables
     values = [v.value for v in variables]
     new_values, new_own = stateless_apply(optimizer, [v.value for v in own], gradients, values)
-    _assign([*variables, *own], [*new_values, *new_own])
+    assign([*variables, *own], [*new_values, *new_own])
 
 
-def _assign(variables: list[Any], values: list[Tensor]) -> None:
+def assign(variables: list[Any], values: list[Tensor]) -> None:
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 
@@ -118,12 +118,17 @@ def _inner_stateless_apply(
     return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
 
 
-TrainState = tuple[list[Tensor], list[Tensor], list[Tensor], list[Tensor]]
+class TrainState(NamedTuple):
+    """The values of a model's variables, each in the order of the model's own list."""
+
+    trainable: list[Tensor]
+    non_trainable: list[Tensor]
+    optimizer: list[Tensor]
+    metrics: list[Tensor]
 
 
 def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
-    """New state after one batch; `state` holds the values of the trainable, non-trainable, optimizer and metric
-    variables, in the order of the model's own lists."""
+    """Metrics so far, new state and record of one batch."""
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
@@ -144,13 +149,16 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
 
     new_metrics = cond(applied, update_metrics, lambda: list(metrics))
-    detail = describe_gradients(grads, measured, cond)
+    defects = describe_gradients(grads, measured, cond)
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):
         logs = metrics_of(model)
-    record = StepRecord(jnp.asarray(loss, "float32"), scale, scale_after, rate, finite, counter, detail)
-    return logs, (new_weights, new_frozen, new_own, new_metrics), record
+    record = StepRecord(
+        loss=jnp.asarray(loss, "float32"), scale_before=scale, scale_after=scale_after, learning_rate=rate,
+        finite=finite, counter=counter, **defects._asdict(),
+    )  # fmt: skip
+    return logs, TrainState(new_weights, new_frozen, new_own, new_metrics), record
 
 
 def _scope(variables: list[Any], values: list[Tensor]) -> Any:

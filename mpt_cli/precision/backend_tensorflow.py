@@ -162,9 +162,11 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         update_metrics()
     else:
         _update_or_put_back(finite, update_metrics, kept, before)
-    detail = describe_gradients(grads, measured._replace(finite=finite), tf.cond)
-    record = StepRecord(tf.cast(true_loss, tf.float32), scale, optimizer.loss_scale, rate, finite,
-                        optimizer.scale_state.counter.value, detail)
+    defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond)
+    record = StepRecord(
+        loss=tf.cast(true_loss, tf.float32), scale_before=scale, scale_after=optimizer.loss_scale, learning_rate=rate,
+        finite=finite, counter=optimizer.scale_state.counter.value, **defects._asdict(),
+    )  # fmt: skip
     return metrics_of(model), record
 
 

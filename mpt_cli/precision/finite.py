@@ -11,7 +11,7 @@ from keras import ops
 SMALL_ELEMENTS = 2**12
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
-Cond = Callable[[Tensor, Callable[[], Tensor], Callable[[], Tensor]], Tensor]
+Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
 
 
 class Measured(NamedTuple):
@@ -121,26 +121,39 @@ def _packed(gradients: list[Tensor]) -> list[_Pack]:
     return packs
 
 
-def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1, all are 0]`.
+class GradientDefects(NamedTuple):
+    """What is wrong with a step's gradients, as int32 scalars on the device.
 
-    The elements are counted only where the gradients are not finite.
+    How many elements are `nan` and `inf`, the index of the `first_bad` gradient that holds one, or -1, and whether
+    every element of all is `zero` (0 or 1).
     """
-    zero = ops.cast(ops.equal(measured.largest, 0), "int32")
-    nothing = ops.convert_to_tensor([0, 0, -1], dtype="int32")
-    return ops.append(cond(measured.finite, lambda: nothing, lambda: describe_non_finite(gradients)), zero)
+
+    nan: Tensor
+    inf: Tensor
+    first_bad: Tensor
+    zero: Tensor
 
 
-def describe_non_finite(gradients: list[Tensor]) -> Tensor:
-    """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
+def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> GradientDefects:
+    """The elements are counted only where the gradients are not finite."""
+    nan, inf, first_bad = cond(measured.finite, _none_bad, lambda: describe_non_finite(gradients))
+    return GradientDefects(nan, inf, first_bad, ops.cast(ops.equal(measured.largest, 0), "int32"))
+
+
+def describe_non_finite(gradients: list[Tensor]) -> tuple[Tensor, ...]:
+    """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1."""
     packs, none = _packed(gradients), len(gradients)
     if not packs:
-        return ops.convert_to_tensor([0, 0, -1], dtype="int32")
+        return _none_bad()
     nan, inf = (ops.stack([_count(kind(pack.values)) for pack in packs]) for kind in (ops.isnan, ops.isinf))
     # one minimum: in a chain of `where(bad, minimum(first, index), first)` XLA's simplifier follows both uses of
     # `first`, and the time to compile doubles with each pack
     first = ops.min(ops.where(nan + inf > 0, ops.stack([_first_bad(pack) for pack in packs]), none))
-    return ops.stack([ops.sum(nan), ops.sum(inf), ops.where(first < none, first, -1)])
+    return ops.sum(nan), ops.sum(inf), ops.where(first < none, first, -1)
+
+
+def _none_bad() -> tuple[Tensor, ...]:
+    return tuple(ops.convert_to_tensor(number, dtype="int32") for number in (0, 0, -1))
 
 
 def _first_bad(pack: _Pack) -> Tensor:

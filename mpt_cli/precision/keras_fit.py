@@ -20,8 +20,8 @@ class StepRecord(NamedTuple):
     """What one step reports, as scalars on the device; telemetry is made of it.
 
     `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
-    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; `detail` is the int32 vector
-    of `finite.describe_gradients`.
+    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last four are the
+    `finite.GradientDefects` of the step.
     """
 
     loss: Tensor
@@ -30,7 +30,10 @@ class StepRecord(NamedTuple):
     learning_rate: Tensor
     finite: Tensor
     counter: Tensor
-    detail: Tensor
+    nan: Tensor
+    inf: Tensor
+    first_bad: Tensor
+    zero: Tensor
 
 
 def state_to_keep(model: Any) -> list[Any]:
@@ -92,7 +95,8 @@ def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
     from mpt_cli.precision import backend_jax
 
-    return backend_jax.train_step(model, state, data)[:2]
+    logs, new_state, _ = backend_jax.train_step(model, backend_jax.TrainState(*state), data)
+    return logs, tuple(new_state)
 
 
 def metrics_of(model: Any) -> dict[str, Tensor]:

@@ -84,7 +84,7 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
 
     copy = keras.models.clone_model(model, clone_function=clone, recursive=True)
     copy.set_weights(model.get_weights())
-    for layer, twin in zip(_inner_layers(model), _inner_layers(copy), strict=True):
+    for layer, twin in zip(inner_layers(model), inner_layers(copy), strict=True):
         if layer in policies and twin.dtype_policy.name != policies[layer]:
             _set_policy(twin, policies[layer])
     return copy
@@ -116,8 +116,9 @@ def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None
         _set_inner_policies(copied, part, policies)
 
 
-def _inner_layers(layer: Any) -> list[Any]:
-    return list(layer._flatten_layers(include_self=False, recursive=True))
+def inner_layers(part: Any) -> list[Any]:
+    """Every layer inside a layer, at any depth; an operation that is no layer has none."""
+    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []
 
 
 def _set_policy(layer: Any, policy: str) -> None:

@@ -45,7 +45,7 @@ class ResultPrinter:
         for result in results:
             for check in result.checks:
                 verdict = Text("ok", "green") if check.passed else Text("MISSED", "bold red")
-                table.add_row(result.target.name, check.name, Text(check.expected), check.got_words, verdict)
+                table.add_row(result.target.name, check.name, Text(check.expected), check.got_text, verdict)
         self.console.print()
         self.console.print(table)
         for result in results:

@@ -26,7 +26,7 @@ NEUTRAL_KEYS = (
 
 @dataclass(frozen=True)
 class ExpectationCheck:
-    """One expectation: `expected` in words, `got` the run's value.
+    """One expectation: `expected` as text, `got` the run's value.
 
     Where the run reported none of that name, `got` is None and `unreported` says so, with the names it has.
     """
@@ -38,7 +38,7 @@ class ExpectationCheck:
     unreported: str = ""
 
     @property
-    def got_words(self) -> str:
+    def got_text(self) -> str:
         return "not reported" if self.unreported else format_expected_value(self.got)
 
     def __str__(self) -> str:
@@ -46,9 +46,9 @@ class ExpectationCheck:
         return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
 
 
-def keeps_expectations(words: Sequence[str]) -> bool:
+def keeps_expectations(command_line: Sequence[str]) -> bool:
     """Whether no key on the command line changes what the recipe was expected to reach."""
-    return all(word.partition("=")[0].split(".")[0] in NEUTRAL_KEYS for word in words if "=" in word)
+    return all(text.partition("=")[0].split(".")[0] in NEUTRAL_KEYS for text in command_line if "=" in text)
 
 
 def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:

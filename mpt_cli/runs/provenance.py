@@ -37,10 +37,10 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     return {"commit": commit.decode().strip(), "modified": modified, "diff_hash": digest}
 
 
-def _git(folder: Path, *words: str) -> bytes | None:
+def _git(folder: Path, *arguments: str) -> bytes | None:
     try:
         done = subprocess.run(
-            ["git", *HARMLESS, "-C", str(folder), *words], capture_output=True, timeout=GIT_SECONDS, check=False
+            ["git", *HARMLESS, "-C", str(folder), *arguments], capture_output=True, timeout=GIT_SECONDS, check=False
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
@@ -160,13 +160,18 @@ def format_environment(environment: Mapping[str, Any]) -> str:
 def _facts_that_explain(environment: Mapping[str, Any]) -> dict[str, Any]:
     machine = environment.get("machine") or {}
     facts = {name: environment[name] for name in _EXPLAINING if name in environment}
-    return _flatten({**facts, "machine": {name: machine[name] for name in _OF_THE_MACHINE if name in machine}})
+    return flatten({**facts, "machine": {name: machine[name] for name in _OF_THE_MACHINE if name in machine}})
 
 
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Every leaf by its dotted key; an empty mapping has none.
+
+    >>> flatten({"seed": 1, "policy": {"name": "float32"}})
+    {'seed': 1, 'policy.name': 'float32'}
+    """
     flat: dict[str, Any] = {}
     for name, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return flat
 
 

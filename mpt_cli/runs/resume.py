@@ -11,6 +11,11 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
+<<<<<<< HEAD
+=======
+from mpt_cli.runs.provenance import flatten
+from mpt_cli.settings import load_settings
+>>>>>>> origin/main
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
@@ -64,7 +69,7 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
     """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
     if now.seed is None:
         now = replace(now, seed=before.seed)  # the one that was drawn
-    old, new = _flatten(asdict(before)), _flatten(asdict(now))
+    old, new = flatten(asdict(before)), flatten(asdict(now))
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
         key: (old.get(key), new.get(key))
@@ -167,16 +172,6 @@ def _is_finished(run: RunDirectory) -> bool:
         return bool(read_summary(run.summary_json)["status"] == "finished")
     except DataError:
         return False
-
-
-def _flatten(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat.update(_flatten(value, f"{prefix}{name}."))
-        else:
-            flat[f"{prefix}{name}"] = value
-    return flat
 
 
 def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:

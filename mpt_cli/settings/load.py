@@ -60,14 +60,14 @@ def compose_tree(
 ) -> dict[str, Any]:
     """The composed plain tree. `bodies` are recipes without their defaults list, later ones win.
 
-    A recipe or word that Hydra cannot merge becomes a problem, and the rest is composed without it.
+    A recipe or override that Hydra cannot merge becomes a problem, and the rest is composed without it.
     """
     try:
         composed = _compose(choices, bodies, overrides)
     except _FAULTS:
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
-        composed = _compose(choices, sound_bodies, [word for word in overrides if _can_be_set(trial, word, problems)])
+        composed = _compose(choices, sound_bodies, [text for text in overrides if _can_be_set(trial, text, problems)])
     return {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
 
 
@@ -107,14 +107,14 @@ def _can_be_composed(choices: dict[str, str], body: dict[str, Any], problems: li
         return False
 
 
-def _can_be_set(trial: DictConfig, word: str, problems: list[Problem]) -> bool:
-    """Whether one word can be applied after those before it: tried out on `trial`, as Hydra would do it."""
-    override = OverridesParser.create().parse_override(word)
+def _can_be_set(trial: DictConfig, text: str, problems: list[Problem]) -> bool:
+    """Whether one override can be applied after those before it: tried out on `trial`, as Hydra would do it."""
+    override = OverridesParser.create().parse_override(text)
     key, value = override.key_or_group, override.value()
     if override.is_delete():
         if OmegaConf.select(trial, key, throw_on_missing=False) is not None and value is None:
             return True
-        problems.append(Problem(word, "there is nothing to take back: neither recipe nor group file gives it."))
+        problems.append(Problem(text, "there is nothing to take back: neither recipe nor group file gives it."))
         return False
     try:
         OmegaConf.update(trial, key, value, merge=True, force_add=True)
@@ -210,7 +210,7 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) ->
 _OF_ONE_RECIPE = ("recipe", "description", "expect")  # not passed on to recipes that start from it
 
 
-def load_settings(words: list[str]) -> Settings:
+def load_settings(overrides: list[str]) -> Settings:
     """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
     Precedence: schema < group file < recipe < command line.
@@ -218,7 +218,7 @@ def load_settings(words: list[str]) -> Settings:
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
     """
-    given = parse_overrides(words)
+    given = parse_overrides(overrides)
     recipe, problems = _read_recipe(given.conf)
     problems += recipe.problems + given.problems
     choices, unsure = _sound_choices(recipe, given, problems)
@@ -234,7 +234,7 @@ def load_settings(words: list[str]) -> Settings:
 
 
 def _read_recipe(conf: str | None) -> tuple[Recipe, list[Problem]]:
-    """The recipe, or an empty one with the reason, so that the other words are checked all the same."""
+    """The recipe, or an empty one with the reason, so that the other overrides are checked all the same."""
     try:
         if conf is None:
             raise ConfigError(_no_recipe())

@@ -25,8 +25,8 @@ _BORDERS = (OverrideLexer.EQUAL, OverrideLexer.COMMA, OverrideLexer.BRACKET_OPEN
             Token.EOF)  # fmt: skip
 
 
-def parse_override(word: str) -> Override:
-    """The word, with numbers and truth values as the text they were written as where its key takes text.
+def parse_override(text: str) -> Override:
+    """The override, with numbers and truth values as the text they were written as where its key takes text.
 
     Raises HydraException for what Hydra can't read.
 
@@ -34,13 +34,13 @@ def parse_override(word: str) -> Override:
     ('2024_11_21', 20241121)
     """
     parser = OverridesParser.create()
-    override = parser.parse_override(word)
+    override = parser.parse_override(text)
     key = find_key(override.key_or_group)
-    return parser.parse_override(_numbers_quoted(word)) if key is not None and _takes_text(key) else override
+    return parser.parse_override(_numbers_quoted(text)) if key is not None and _takes_text(key) else override
 
 
 def format_override(key: str, text: str) -> str:
-    """The word that sets `key` to `text`, in quotes where Hydra would read something else.
+    """The override that sets `key` to `text`, in quotes where Hydra would read something else.
 
     >>> format_override("run_dir", "runs/1"), format_override("run_dir", "my run")
     ('run_dir=runs/1', 'run_dir="my run"')
@@ -59,9 +59,9 @@ def _takes_text(key: Key) -> bool:
     return key.options == (str,) or (key.is_list and get_args(key.options[0]) == (str,))
 
 
-def _numbers_quoted(word: str) -> str:
+def _numbers_quoted(text: str) -> str:
     """Each number or truth value that stands alone in quotes; those between parentheses belong to a function."""
-    lexer = OverrideLexer(InputStream(word))
+    lexer = OverrideLexer(InputStream(text))
     tokens = lexer.getAllTokens()
     kinds = [token.type for token in tokens]
     written, depth = "", 0
@@ -87,52 +87,52 @@ class ParsedOverrides:
     problems: list[Problem] = field(default_factory=list)
 
 
-def parse_overrides(words: list[str]) -> ParsedOverrides:
-    """Sorts the words into recipe, choices and overrides; what fits nowhere becomes a problem."""
-    sorted_words = ParsedOverrides()
-    for word in words:
-        if word.startswith("conf="):
-            _take_conf(word, sorted_words)
-        elif (override := _parse(word, sorted_words.problems)) is not None:
-            _take_override(override, sorted_words)
-    _add_implied(sorted_words)
-    return sorted_words
+def parse_overrides(overrides: list[str]) -> ParsedOverrides:
+    """Sorts them into recipe, choices and overrides; what fits nowhere becomes a problem."""
+    parsed = ParsedOverrides()
+    for text in overrides:
+        if text.startswith("conf="):
+            _take_conf(text, parsed)
+        elif (override := _parse(text, parsed.problems)) is not None:
+            _take_override(override, parsed)
+    _add_implied(parsed)
+    return parsed
 
 
-def _take_conf(word: str, result: ParsedOverrides) -> None:
-    conf = without_quotes(word.removeprefix("conf="))
+def _take_conf(text: str, result: ParsedOverrides) -> None:
+    conf = without_quotes(text.removeprefix("conf="))
     if result.conf is not None:
         result.problems.append(Problem("conf", f"must be given once; conf={result.conf} was given before.", conf))
     result.conf = result.conf or conf
 
 
-def _parse(word: str, problems: list[Problem]) -> Override | None:
+def _parse(text: str, problems: list[Problem]) -> Override | None:
     try:
-        return parse_override(word)
+        return parse_override(text)
     except HydraException as error:
-        quoted = _quote_plain_text(word)
+        quoted = _quote_plain_text(text)
         if quoted:
             return parse_override(quoted)
-        problems.append(_syntax_problem(word, error))
+        problems.append(_syntax_problem(text, error))
         return None
 
 
-def _quote_plain_text(word: str) -> str | None:
-    """The word with its value in quotes where the key takes text and nothing in it belongs to Hydra's grammar.
+def _quote_plain_text(text: str) -> str | None:
+    """The override with its value in quotes where the key takes text and nothing in it belongs to Hydra's grammar.
 
     Paths with letters like ß or with a second `=` would otherwise need quotes within quotes.
     """
-    parts = _KEY_AND_TEXT.fullmatch(word)
+    parts = _KEY_AND_TEXT.fullmatch(text)
     if parts is None or _GRAMMAR_SIGNS & set(parts[2]):
         return None
     key = find_key(parts[1].lstrip("+"))
     return f'{parts[1]}="{parts[2]}"' if key and str in key.options else None
 
 
-def _syntax_problem(word: str, error: HydraException) -> Problem:
-    key, equals, value = word.partition("=")
+def _syntax_problem(text: str, error: HydraException) -> Problem:
+    key, equals, value = text.partition("=")
     if not equals:
-        return Problem(word, "must be of the form key=value.", None, _no_value_remedy(word))
+        return Problem(text, "must be of the form key=value.", None, _no_value_remedy(text))
     if unknown := unknown_key_problem(key.lstrip("+"), value):
         return unknown
     if "^" in value:
@@ -142,15 +142,15 @@ def _syntax_problem(word: str, error: HydraException) -> Problem:
     return Problem(key, f"cannot be read: {reason}.", value, f"Text with special signs is written '{quoted}'.")
 
 
-def _no_value_remedy(word: str) -> str:
-    if word in recipe_paths():
-        return f"Write conf={word}."
-    if Path(word).is_file():
-        return f"Write {shlex.quote(conf_override(Path(word)))}."
-    own = Path(word) / "config.yaml"
+def _no_value_remedy(text: str) -> str:
+    if text in recipe_paths():
+        return f"Write conf={text}."
+    if Path(text).is_file():
+        return f"Write {shlex.quote(conf_override(Path(text)))}."
+    own = Path(text) / "config.yaml"
     if own.is_file():
         return f"It is the directory of a run; write {shlex.quote(conf_override(own))} for its configuration."
-    return "" if "." in word or find_key(word) else recipe_remedy(word)
+    return "" if "." in text or find_key(text) else recipe_remedy(text)
 
 
 def _take_override(override: Override, result: ParsedOverrides) -> None:
@@ -171,7 +171,7 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
     else:
         emptied = [path for path in emptied_paths(key, override.value()) if _PATH.fullmatch(path)]
         # merging would leave what the recipe has in them: they are made where it has none, taken away, and set
-        result.overrides += [word for path in emptied for word in (f"++{path}={{}}", f"~{path}")]
+        result.overrides += [change for path in emptied for change in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
 

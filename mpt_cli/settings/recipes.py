@@ -31,7 +31,7 @@ IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.load
 
 @dataclass(frozen=True)
 class GroupChoice:
-    """One file of a group, and the words that chose it (for messages)."""
+    """One file of a group, and how it was chosen (for messages)."""
 
     group: str
     name: Any
@@ -165,10 +165,10 @@ def _add_group_choice(recipe: Recipe, written: str, name: Any) -> None:
         recipe.choices[group] = GroupChoice(group, name, "defaults." + group)
 
 
-def _add_base(recipe: Recipe, word: str, seen: tuple[Path, ...]) -> None:
-    path = find_recipe(word if not word.startswith(".") else str(recipe.path.parent / word))
+def _add_base(recipe: Recipe, name_or_path: str, seen: tuple[Path, ...]) -> None:
+    path = find_recipe(str(recipe.path.parent / name_or_path) if name_or_path.startswith(".") else name_or_path)
     if path.resolve() in seen:
-        recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", word))
+        recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name_or_path))
     else:
         recipe.bases.append(read_recipe(path, seen))
 
@@ -200,7 +200,7 @@ def _fits(path: str, value: Any, problems: list[Problem]) -> bool:
 
 
 def applicable_bodies(
-    chain: list[Recipe], choices: dict[str, str], chosen_by_words: Collection[str]
+    chain: list[Recipe], choices: dict[str, str], chosen_by_overrides: Collection[str]
 ) -> list[dict[str, Any]]:
     """The body of each recipe, without what a choice of a later level decides (`keys_left`); and of a dictionary that
     a later recipe gives as {}, nothing.
@@ -213,7 +213,8 @@ def applicable_bodies(
     bodies: list[dict[str, Any]] = []
     chosen = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
     for index, recipe in enumerate(chain):
-        later = {*chosen_by_words, *(group for other in chain[index + 1 :] for group in other.choices)} - set(VARIANTS)
+        later = {*chosen_by_overrides, *(group for other in chain[index + 1 :] for group in other.choices)}
+        later -= set(VARIANTS)
         chosen |= {group: choice.name for group, choice in recipe.choices.items()}
         replaced = {section for section in VARIANTS if choices.get(section, chosen[section]) != chosen[section]}
         overruled = {group: choices[group] for group in later | replaced if group in choices}

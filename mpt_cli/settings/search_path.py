@@ -10,22 +10,22 @@ from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 
 
-def shell_command(*words: str | Path) -> str:
-    """The command of these words. A path can't be taken for an option, a home directory or key=value.
+def shell_command(*arguments: str | Path) -> str:
+    """The command with these arguments. A path can't be taken for an option, a home directory or key=value.
 
     >>> shell_command("train", conf_override(Path("my run/config.yaml")))
     "mpt train 'conf=my run/config.yaml'"
     """
-    return shlex.join(["mpt", *(_only_path(word) if isinstance(word, Path) else word for word in words)])
+    return shlex.join(["mpt", *(_only_path(part) if isinstance(part, Path) else part for part in arguments)])
 
 
 def conf_override(path: Path) -> str:
-    """The word that names this file, and no shipped recipe."""
+    """The override that names this file, and no shipped recipe."""
     return f"conf={explicit_path(path)}"
 
 
 def explicit_path(path: Path) -> str:
-    """The path as a word that is no name of a shipped recipe.
+    """The path written so that it is no name of a shipped recipe.
 
     >>> explicit_path(Path("digits_mlp")), explicit_path(Path("runs/digits_mlp"))
     ('./digits_mlp', 'runs/digits_mlp')
@@ -66,51 +66,51 @@ def group_choices(group: str) -> list[str]:
     return sorted(files.union(plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()))
 
 
-def find_recipe(word: str) -> Path:
-    """The file that `conf=word` names: a shipped recipe, or the path of the user's own YAML.
+def find_recipe(name_or_path: str) -> Path:
+    """The file that `conf=name_or_path` names: a shipped recipe, or the path of the user's own YAML.
 
     ConfigError when there is no such file; a bare name never means a file of the working directory, so that a
     file lying about cannot change what a shipped name does.
     """
-    shipped = recipe_paths().get(word)
+    shipped = recipe_paths().get(name_or_path)
     if shipped:
         return shipped
-    path = Path(word).expanduser()
-    if _is_path(word) and path.is_file():
+    path = Path(name_or_path).expanduser()
+    if _is_path(name_or_path) and path.is_file():
         return path
-    raise ConfigError(Problem("conf", *_why_not(word, path)))
+    raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
 
 
-def _is_path(word: str) -> bool:
-    return "/" in word or "\\" in word or word.endswith(_SUFFIXES)
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(_SUFFIXES)
 
 
-def _why_not(word: str, path: Path) -> tuple[str, str, str]:
-    if not word:
-        return "must be given.", word, recipe_remedy(word)
+def _why_not(name_or_path: str, path: Path) -> tuple[str, str, str]:
+    if not name_or_path:
+        return "must be given.", name_or_path, recipe_remedy(name_or_path)
     if path.is_dir():
         inside = path / "config.yaml"
         remedy = (
             f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
         )
-        return "must name a recipe or a YAML file.", word, remedy
-    if _is_path(word):
+        return "must name a recipe or a YAML file.", name_or_path, remedy
+    if _is_path(name_or_path):
         known = did_you_mean(path.stem, recipe_paths())
-        return "there is no such file.", word, known.replace("mean ", "mean conf=")
+        return "there is no such file.", name_or_path, known.replace("mean ", "mean conf=")
     for own in (path.with_suffix(suffix) for suffix in _SUFFIXES if path.name):
         if own.is_file():
             return (
                 "no shipped recipe has this name.",
-                word,
+                name_or_path,
                 f"For your own file write {shlex.quote(conf_override(own))}.",
             )
-    return "no shipped recipe has this name.", word, recipe_remedy(word)
+    return "no shipped recipe has this name.", name_or_path, recipe_remedy(name_or_path)
 
 
-def recipe_remedy(word: str) -> str:
+def recipe_remedy(name_or_path: str) -> str:
     """The nearest recipe, else all of them."""
     names = recipe_paths()
-    suggestion = did_you_mean(word, names)
+    suggestion = did_you_mean(name_or_path, names)
     return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."
 
 

@@ -89,11 +89,13 @@ def format_share(part: int, whole: int) -> str:
     return format_fraction(part / whole if whole else 0.0)
 
 
-def format_fraction(fraction: float) -> str:
+def format_fraction(fraction: float | None) -> str:
     """
-    >>> format_fraction(0.025), format_fraction(0.00011), format_fraction(0.0)
-    ('2.5%', '0.011%', '0%')
+    >>> format_fraction(0.025), format_fraction(0.00011), format_fraction(0.0), format_fraction(None)
+    ('2.5%', '0.011%', '0%', '-')
     """
+    if fraction is None:
+        return "-"
     share = 100 * fraction
     return "0%" if share == 0 else f"{share:.1f}%" if share >= 0.1 else f"{share:.2g}%"
 

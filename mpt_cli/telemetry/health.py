@@ -56,7 +56,7 @@ class EventTally:
         self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
 
 
-NO_STREAKS = StreakCounts(0, 0, 0, 0, 0)
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
 
@@ -76,8 +76,8 @@ class Signs:
     loss: float | None = None  # mean over the last applied steps; None when there were none
     flushed_share: float | None = None  # of gradient elements, where it was sampled
     sample_is_new: bool = False  # whether that was after the last step
-    streaks: StreakCounts = NO_STREAKS  # after the last step
-    peaks: StreakCounts = NO_STREAKS  # the highest of the last call
+    streaks: StreakCounts[int] = NO_STREAKS  # after the last step
+    peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
     peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps
     window_steps: int = 0
     window_skips: int = 0

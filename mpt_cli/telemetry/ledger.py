@@ -22,25 +22,26 @@ class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
     `zero` is 1 where every element of every gradient was 0.
 
-    `metrics` are the epoch's running metrics after the last step, `lines` those after each step that has a line of the
-    log, by its number in the block, counted from 1.
+    `metrics` are the epoch's running metrics after the last step, `logged` those after each step that has a line of
+    the log, by its number in the call, counted from 1.
     """
 
     floats: Floats
     ints: Ints
     metrics: dict[str, float]
-    lines: dict[int, dict[str, float]] = field(default_factory=dict)
+    logged: dict[int, dict[str, float]] = field(default_factory=dict)
 
     def parts(self) -> list[Self]:
         """Cut after each step that has a line; the metrics of a part are those after its last step.
 
-        >>> block = StepRecords(np.zeros((5, 4)), np.zeros((5, 6)), {"loss": 5.0}, {2: {"loss": 2.0}, 4: {"loss": 4.0}})
-        >>> [(len(part), part.metrics["loss"]) for part in block.parts()]
+        >>> logged = {2: {"loss": 2.0}, 4: {"loss": 4.0}}
+        >>> records = StepRecords(np.zeros((5, 4)), np.zeros((5, 6)), {"loss": 5.0}, logged)
+        >>> [(len(part), part.metrics["loss"]) for part in records.parts()]
         [(2, 2.0), (2, 4.0), (1, 5.0)]
         """
-        ends = sorted({*self.lines, len(self)})
+        ends = sorted({*self.logged, len(self)})
         return [
-            type(self)(self.floats[first:last], self.ints[first:last], self.lines.get(last, self.metrics))
+            type(self)(self.floats[first:last], self.ints[first:last], self.logged.get(last, self.metrics))
             for first, last in pairwise([0, *ends])
         ]
 
@@ -170,7 +171,7 @@ class Ledger:
                 setattr(self, name, float(value) if isinstance(value, str) else value)
 
     @property
-    def streaks(self) -> StreakCounts:
+    def streaks(self) -> StreakCounts[int]:
         """After the last step; those of a call begin with it."""
         return StreakCounts(
             skips=self.consecutive_skips, floor_skips=self.floor_skips, non_finite_losses=self.non_finite_losses,
@@ -178,7 +179,7 @@ class Ledger:
         )  # fmt: skip
 
     @property
-    def peaks(self) -> StreakCounts:
+    def peaks(self) -> StreakCounts[int]:
         """The highest of the last call; how many it skipped in all is not told."""
         return StreakCounts(
             skips=self.peak_skips, floor_skips=self.peak_floor_skips, non_finite_losses=self.peak_bad_losses,

@@ -4,12 +4,19 @@ The trainer makes records and events, console and files show them; limits and lo
 """
 
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.fixed import NoScale
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
+
+# the kinds of an Event
+OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
+ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
+
+NEVER = 2**30  # a step or count that is not reached
 
 
 @dataclass(frozen=True)
@@ -182,14 +189,6 @@ class Summary:
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
 
 
-OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
-ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
-DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
-
-
-NEVER = 2**30
-
-
 class LoggedSteps(NamedTuple):
     """After which steps of a call there is a line of the log: the `first`, counted from 1, and each `every` further."""
 
@@ -197,31 +196,34 @@ class LoggedSteps(NamedTuple):
     every: int = NEVER
 
 
-class StreakCounts(NamedTuple):
-    """Counts of bad steps, or the counts at which a call ends early.
+Count = TypeVar("Count")
+
+
+class StreakCounts(NamedTuple, Generic[Count]):
+    """Counts of bad steps, or the counts at which a call ends early. Vectors of them have this order everywhere.
 
     Steps skipped in a row; skipped since the scale came to its floor; applied in a row with a loss that was not finite;
     with gradients that were all zero; and all steps skipped in this call.
     """
 
-    skips: int
-    floor_skips: int
-    non_finite_losses: int
-    zero_steps: int
-    skips_in_call: int
+    skips: Count
+    floor_skips: Count
+    non_finite_losses: Count
+    zero_steps: Count
+    skips_in_call: Count
 
 
 class StopLimits(NamedTuple):
     """`streaks` before a call, and their `limits`."""
 
-    streaks: StreakCounts = StreakCounts(0, 0, 0, 0, 0)
-    limits: StreakCounts = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
+    streaks: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+    limits: StreakCounts[int] = StreakCounts(NEVER, NEVER, NEVER, NEVER, NEVER)
 
-    def numbers(self) -> list[int]:
-        """The streaks, then the limits; a streak at its limit already (of a resumed run, say) leaves a step.
+    def reachable(self) -> StreakCounts[int]:
+        """The limits, each above its streak: one that is at its limit already (of a resumed run, say) leaves a step.
 
-        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).numbers()
-        [0, 12, 0, 0, 0, 50, 13, 1073741824, 50, 3]
+        >>> StopLimits(StreakCounts(0, 12, 0, 0, 0), StreakCounts(50, 10, NEVER, 50, 3)).reachable()
+        StreakCounts(skips=50, floor_skips=13, non_finite_losses=1073741824, zero_steps=50, skips_in_call=3)
         """
         pairs = zip(self.streaks, self.limits, strict=True)
-        return [*self.streaks, *(max(limit, streak + 1) for streak, limit in pairs)]
+        return StreakCounts(*(max(limit, streak + 1) for streak, limit in pairs))

@@ -29,17 +29,17 @@ class Sink:
     def snapshot(self, snapshot: Snapshot) -> None:
         """One logged interval or, with `epoch_end`, one epoch."""
 
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         """Why lines wait in memory instead of being written; None when all is well."""
         return None
 
     def flush(self) -> None:
         """Everything so far into the files."""
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         """Let go of files whose lines after a certain step are about to be cut off, everything so far in them."""
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         """Go on in them: the run is back at `step`, with so many skipped steps before it."""
 
     def message(self, text: str) -> None:
@@ -75,7 +75,7 @@ class Telemetry:
         self.sinks = tuple(sinks)
         self.tally = EventTally()
         self.cut_files: CutFiles = _cut_nothing  # what takes lines out of the files of the run
-        self._trouble: str | None = None
+        self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
         for sink in self.sinks:
@@ -85,7 +85,7 @@ class Telemetry:
         """Where the run is. `phase` says what it is busy with beside training, such as "validating"."""
         for sink in self.sinks:
             sink.progress(step, epoch, phase)
-        self._tell_trouble()
+        self._report_write_error()
 
     def events(self, events: Sequence[Event]) -> None:
         if not events:
@@ -98,27 +98,27 @@ class Telemetry:
         for sink in self.sinks:
             sink.snapshot(snapshot)
 
-    def _tell_trouble(self) -> None:
-        trouble = next(filter(None, (sink.trouble() for sink in self.sinks)), None)
-        if (trouble is None) == (self._trouble is None):
+    def _report_write_error(self) -> None:
+        error = next(filter(None, (sink.write_error() for sink in self.sinks)), None)
+        if (error is None) == (self._write_error is None):
             return
-        self._trouble = trouble
-        waiting = f"{trouble}; its lines wait in memory, training goes on"
-        self.message("files can be written again" if trouble is None else waiting)
+        self._write_error = error
+        waiting = f"{error}; its lines wait in memory, training goes on"
+        self.message("files can be written again" if error is None else waiting)
 
     def flush(self) -> None:
         """Everything so far into the files: a checkpoint must not be ahead of the record."""
         for sink in self.sinks:
             sink.flush()
 
-    def cut_back(self, step: int, epochs_completed: int) -> None:
+    def rewind(self, step: int, epochs_completed: int) -> None:
         """Forget what was reported after `step`, in the files too: the run goes on from there a second time."""
         for sink in self.sinks:
-            sink.release()
+            sink.suspend()
         self.tally = EventTally()
         self.tally.add(self.cut_files(step, epochs_completed))
         for sink in self.sinks:
-            sink.take_up(step, len(self.tally.skip_steps))
+            sink.rewind(step, len(self.tally.skip_steps))
 
     def message(self, text: str) -> None:
         for sink in self.sinks:

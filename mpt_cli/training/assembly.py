@@ -83,7 +83,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     ]  # fmt: skip
     jit_compile = choose_jit(settings, platform, model)
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit_compile, distribution, injector.around if injector else None)
+    engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
     total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
@@ -140,9 +140,9 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
     """Give `model` its loss, metrics and optimizer, with all variables made."""
-    objective = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
+    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    model.compile(optimizer=optimizer, loss=objective.loss, metrics=objective.metrics, auto_scale_loss=False)
+    model.compile(optimizer=optimizer, loss=compiled.loss, metrics=compiled.metrics, auto_scale_loss=False)
     if optimizer is not None:
         optimizer.build(model.trainable_variables)
 
@@ -220,9 +220,9 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     """
     batch = first_batch(data, batch_size)
     try:
-        model._symbolic_build(data_batch=batch if batch[2] is not None else batch[:2])
+        model._symbolic_build(data_batch=batch if batch.sample_weight is not None else (batch.x, batch.y))
     except (ValueError, TypeError, RuntimeError) as error:
-        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch[1]))
+        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch.y))
         raise ConfigError(Problem(
             "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",

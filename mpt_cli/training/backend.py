@@ -36,7 +36,7 @@ class Platform:
     device: str  # "CPU (2 cores)" or the GPU's name
     devices: tuple[str, ...]
     gpus: int
-    place: ProcessInfo | None = None  # among several processes
+    process_info: ProcessInfo | None = None  # among several processes
 
 
 def prepare_backend(settings: Settings) -> Platform:
@@ -163,18 +163,18 @@ def _jax(settings: Settings) -> Platform:
     import jax
     import keras
 
-    place = find_process_info(settings)
+    process_info = find_process_info(settings)
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.distribute.name != "none" and settings.distribute.devices:
         jax.config.update("jax_num_cpu_devices", settings.distribute.devices)  # used where there is no GPU
-    with _hidden_output() if place else nullcontext():
-        if place is not None:
-            connect(place)
+    with _hidden_output() if process_info else nullcontext():
+        if process_info is not None:
+            connect(process_info)
         devices = jax.devices()
     names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
-    return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), place=place)
+    return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:

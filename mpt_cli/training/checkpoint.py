@@ -418,17 +418,17 @@ class Origin:
 
 
 class Checkpointer:
-    """Saves a run at its rhythm. A save that fails is said, and training goes on with the checkpoint before it."""
+    """Saves a run by its schedule. A save that fails is said, and training goes on with the checkpoint before it."""
 
     def __init__(
         self,
         store: CheckpointStore,
-        rhythm: CheckpointSchedule,
+        schedule: CheckpointSchedule,
         model: Any,
         origin: Origin,
         before_save: Callable[[], None],
     ) -> None:
-        self.store, self.rhythm, self.model = store, rhythm, model
+        self.store, self.schedule, self.model = store, schedule, model
         self.origin, self.before_save = origin, before_save
         self.stopwatch = Stopwatch()  # of the run, which counts on from a checkpoint
         self.saved_step: int | None = None
@@ -451,10 +451,10 @@ class Checkpointer:
 
     def steps_until_due(self, seen: int) -> int | None:
         """Steps to the next checkpoint by steps, so that a call into the compiled loop ends there."""
-        return None if self.rhythm.steps is None else self.rhythm.steps - seen % self.rhythm.steps
+        return None if self.schedule.steps is None else self.schedule.steps - seen % self.schedule.steps
 
     def save_if_due(self, progress: Progress, ledger: Ledger) -> None:
-        in_trouble = self.rhythm.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
+        in_trouble = self.schedule.settled_only and (ledger.consecutive_skips > 0 or ledger.zero_steps > 0)
         if self._is_due(progress, ledger) and not in_trouble:
             self.save(progress, ledger)
 
@@ -472,7 +472,7 @@ class Checkpointer:
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
-        if self.rhythm.monitor in improved:
+        if self.schedule.monitor in improved:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
 
     def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
@@ -480,7 +480,7 @@ class Checkpointer:
         if not ledger.is_sound:
             raise DataError("the loss or a gradient of the last applied step was not finite")
         position = {"progress": asdict(progress), "ledger": ledger.position(), **asdict(self.origin),
-                    "monitor": self.rhythm.monitor, "times": self.stopwatch.position()}
+                    "monitor": self.schedule.monitor, "times": self.stopwatch.position()}
         return Checkpoint(ledger.seen, arrays, position)
 
     def _try(self, save: Callable[[], None]) -> bool:
@@ -502,9 +502,9 @@ class Checkpointer:
         return True
 
     def _is_due(self, progress: Progress, ledger: Ledger) -> bool:
-        rhythm = self.rhythm
-        by_steps = rhythm.steps is not None and ledger.seen % rhythm.steps == 0
+        schedule = self.schedule
+        by_steps = schedule.steps is not None and ledger.seen % schedule.steps == 0
         at_epoch_end = progress.step_in_epoch == 0
-        by_epochs = rhythm.epochs is not None and at_epoch_end and progress.epochs_completed % rhythm.epochs == 0
-        wait = None if rhythm.seconds is None else max(rhythm.seconds, self._save_seconds / MOST_SAVING_SHARE)
+        by_epochs = schedule.epochs is not None and at_epoch_end and progress.epochs_completed % schedule.epochs == 0
+        wait = None if schedule.seconds is None else max(schedule.seconds, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)

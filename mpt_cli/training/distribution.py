@@ -22,25 +22,25 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.checks import check_several_processes
 from mpt_cli.settings.schema import DistributeSettings, Settings
 
-PROCESS_VARIABLE = "MPT_PROCESS"  # "INDEX/COUNT@HOST:PORT", set by `mpt train` for the processes it starts
-MOST_MESSAGE_BYTES = 4096  # of what one process tells another at once
+PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by `mpt train` for the processes it starts
+MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
 
 
 @dataclass(frozen=True)
 class ProcessInfo:
     """Which of how many processes this is. `coordinator` is where they meet; None lets JAX ask Slurm."""
 
-    index: int
-    count: int
+    rank: int
+    world_size: int
     coordinator: str | None = None
 
     @property
-    def leads(self) -> bool:
+    def is_rank0(self) -> bool:
         """Whether this process writes the run directory and decides."""
-        return self.index == 0
+        return self.rank == 0
 
     def __str__(self) -> str:
-        return f"{self.index}/{self.count}@{self.coordinator}"
+        return f"{self.rank}/{self.world_size}@{self.coordinator}"
 
 
 def find_process_info(settings: Settings, environment: Mapping[str, str] = os.environ) -> ProcessInfo | None:
@@ -53,33 +53,34 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
     return ProcessInfo(int(environment["SLURM_PROCID"]), count) if count > 1 else None
 
 
-def check_process_info(settings: Settings, place: ProcessInfo) -> None:
+def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
     """ConfigError, with all problems, where these settings can't be trained with at this place.
 
     To be called by every process before the first goes its own way: one that stopped later would leave the others
     waiting. What `mpt train` starts passes; a Slurm step reads settings that nobody held against its tasks.
     """
     problems, asked = list(check_several_processes(settings)), settings.distribute.processes
-    if asked not in (None, place.count):
-        rule = f"must be null or {place.count}, the number of processes that were started."
+    started = process_info.world_size
+    if asked not in (None, started):
+        rule = f"must be null or {started}, the number of processes that were started."
         problems.append(Problem("distribute.processes", rule, asked, "Leave it out, or start that many tasks."))
     if settings.seed is None:
-        rule = f"must be a number where {place.count} processes start by themselves: each would draw another."
+        rule = f"must be a number where {started} processes start by themselves: each would draw another."
         problems.append(Problem("seed", rule, "null", "For example seed=0."))
     if problems:
         raise ConfigError(problems)
 
 
-def connect(place: ProcessInfo) -> None:
+def connect(process_info: ProcessInfo) -> None:
     """Meet the other processes; to be called before JAX looks at its devices. Blocks until all are there."""
     import jax
     from jax.experimental import multihost_utils
 
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    if place.coordinator is None:
+    if process_info.coordinator is None:
         jax.distributed.initialize()
     else:
-        jax.distributed.initialize(place.coordinator, place.count, place.index)
+        jax.distributed.initialize(process_info.coordinator, process_info.world_size, process_info.rank)
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 
@@ -126,19 +127,17 @@ class ProcessGroup:
         return int(count)
 
 
-def broadcast_from_rank0(message: dict[str, Any]) -> None:
-    """Said by the first process right after they met, while the others hear it."""
-    text = json.dumps(message).encode()
+def broadcast_from_rank0(message: dict[str, Any] | None) -> dict[str, Any]:
+    """The `message` of rank 0, in every process. All must call it, right after they met, the others with None.
+
+    DataError where it is longer than `MOST_MESSAGE_BYTES` as JSON.
+    """
+    text = b"" if message is None else json.dumps(message).encode()
     if len(text) > MOST_MESSAGE_BYTES:
         raise DataError("The path of the run directory is too long for several processes.")
-    _broadcast_array(np.frombuffer(text.ljust(MOST_MESSAGE_BYTES), np.uint8))
-
-
-def receive_from_rank0() -> dict[str, Any]:
-    """What the first process tells."""
-    text = _broadcast_array(np.zeros(MOST_MESSAGE_BYTES, np.uint8))
-    heard: dict[str, Any] = json.loads(np.asarray(text, np.uint8).tobytes())
-    return heard
+    heard = _broadcast_array(np.frombuffer(text.ljust(MOST_MESSAGE_BYTES), np.uint8))
+    received: dict[str, Any] = json.loads(np.asarray(heard, np.uint8).tobytes())
+    return received
 
 
 def _broadcast_array(values: Any) -> Any:
@@ -184,10 +183,10 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
     """Devices of all processes together; without a GPU a process has one where nothing else is said."""
-    wanted, place = settings.distribute, find_process_info(settings)
-    if place is None:
+    wanted, process_info = settings.distribute, find_process_info(settings)
+    if process_info is None:
         return wanted.devices or gpus
-    return wanted.devices * place.count if wanted.devices else gpus or place.count
+    return wanted.devices * process_info.world_size if wanted.devices else gpus or process_info.world_size
 
 
 def check_device_count(settings: Settings, gpus: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision import LossScaleOptimizer, layers_of
+from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
 from mpt_cli.training.distribution import Distribution
@@ -19,34 +19,47 @@ BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
+class LoopRecords(NamedTuple):
+    """One row per step of a call, on the device: `floats` and `ints` as in `StepRecords`, float32 (capacity, 4) and
+    int32 (capacity, 6), and `metrics`, float32 (capacity, metrics), zeros where the log has no line."""
+
+    floats: Any
+    ints: Any
+    metrics: Any
+
+
+class LoopResult(NamedTuple):
+    """What a call leaves on the device: how many steps were `done`, their records, the `metric_vector` after them and
+    whether the weights are finite."""
+
+    done: Any
+    records: LoopRecords
+    metrics: Any
+    weights_are_finite: Any
+
+
 class LoopCall:
-    """A call into the compiled loop, which may still be running on the device.
+    """A call into the compiled loop, which may still be running on the device."""
 
-    `records` are the floats and ints of each step, and the metrics after each that has a line of the log, all on the
-    device, as are the number of steps that were `done`, the metrics after them and whether the weights are finite.
-    """
-
-    def __init__(
-        self, lines: LoggedSteps, names: list[str], records: Any, done: Any, metrics: Any, weights_are_finite: Any
-    ) -> None:
-        self.lines, self.names, self.records, self.done = lines, names, records, done
-        self.metrics, self.weights_are_finite = metrics, weights_are_finite
+    def __init__(self, logged: LoggedSteps, names: list[str], result: LoopResult) -> None:
+        self.logged, self.names, self.result = logged, names, result
 
     def wait(self) -> StepRecords:
         """Block until the steps are done and bring their records to the host."""
-        floats, ints, vectors = (np.asarray(record) for record in self.records)
-        count = int(self.done)
+        records = LoopRecords(*(np.asarray(array) for array in self.result.records))
+        count = int(self.result.done)
         inner = {
-            number: named_metrics(self.names, vectors[number - 1])
-            for number in range(self.lines.first, count + 1, self.lines.every)
+            number: named_metrics(self.names, records.metrics[number - 1])
+            for number in range(self.logged.first, count + 1, self.logged.every)
         }
-        return StepRecords(floats[:count], ints[:count], named_metrics(self.names, self.metrics), inner)
+        last = named_metrics(self.names, self.result.metrics)
+        return StepRecords(records.floats[:count], records.ints[:count], last, inner)
 
 
 class Engine(ABC):
     """Runs training and evaluation steps on a compiled Keras model, several per call.
 
-    `source` is what `place` returned: all examples on the device, or a chunk of a stream. `rows` has shape
+    `source` is what `to_device` returned: all examples, or a chunk of a stream. `batch_indices` has shape
     (capacity, batch) and type int32: the examples of each step; only the first `count` rows are used, so that one
     compilation serves every count. The results do not depend on how steps are divided into calls.
 
@@ -62,28 +75,28 @@ class Engine(ABC):
         self._resets = False  # whether the metrics begin anew with the next call
 
     @abstractmethod
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         """Examples `(x, y, sample_weight)` of NumPy arrays, moved to the device."""
 
     @abstractmethod
     def train(
         self,
         source: Any,
-        rows: BatchIndices,
+        batch_indices: BatchIndices,
         count: int,
-        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
-        watch: StopLimits = StopLimits(),  # noqa: B008
+        logged: LoggedSteps = LoggedSteps(),  # noqa: B008
+        stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
-        """Start `count` training steps, or fewer where a streak of `watch` reaches its limit.
+        """Start `count` training steps, or fewer where a streak of `stop_limits` reaches its limit.
 
-        After those of `lines` the metrics are recorded as well.
+        After the `logged` ones the metrics are recorded as well.
         """
 
-    def evaluate(self, source: Any, rows: BatchIndices, count: int) -> None:
+    def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._reset_now()
         self._latest = None
-        self._add_to_metrics(source, rows, count)
+        self._add_to_metrics(source, batch_indices, count)
 
     @abstractmethod
     def recompile(self) -> None:
@@ -94,8 +107,8 @@ class Engine(ABC):
         """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
 
     @abstractmethod
-    def compare(self, base: list[Any], raised: list[Any]) -> list[float]:
-        """`gradients.compare` as plain numbers."""
+    def compare_gradients(self, base: list[Any], raised: list[Any]) -> list[float]:
+        """`gradient_samples.compare_gradients` as plain numbers."""
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
@@ -104,19 +117,19 @@ class Engine(ABC):
     def metrics(self) -> dict[str, float]:
         """The metrics since the last reset; loss among them."""
         self._reset_now()
-        vector = self._compute_metrics() if self._latest is None else self._latest.metrics
+        vector = self._compute_metrics() if self._latest is None else self._latest.result.metrics
         return named_metrics(self._names, vector)
 
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
-        return bool(self._check_weights() if self._latest is None else self._latest.weights_are_finite)
+        return bool(self._check_weights() if self._latest is None else self._latest.result.weights_are_finite)
 
     def forget(self) -> None:
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""
         self._latest, self._resets = None, False
 
     @abstractmethod
-    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
+    def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """`evaluate` itself."""
 
     @abstractmethod
@@ -142,16 +155,16 @@ class Engine(ABC):
 
 
 def build_engine(
-    model: Any, jit_compile: bool, distribution: Distribution, around: StepWrapper | None = None
+    model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: StepWrapper | None = None
 ) -> Engine:
-    """The engine of the running backend for a built `model`; `around` wraps its training step (`faults`)."""
+    """The engine of the running backend for a built `model`; `step_wrapper` is put around its training step."""
     if keras.backend.backend() == "tensorflow":
         from mpt_cli.training.engine_tensorflow import TensorFlowEngine
 
-        return TensorFlowEngine(model, jit_compile, distribution.strategy, around)
+        return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
     from mpt_cli.training.engine_jax import JaxEngine
 
-    return JaxEngine(model, jit_compile, distribution.mesh, around)
+    return JaxEngine(model, jit_compile, distribution.mesh, step_wrapper)
 
 
 def metric_vector(results: dict[str, Any]) -> Any:
@@ -172,45 +185,76 @@ def named_metrics(names: list[str], vector: Any) -> dict[str, float]:
     return dict(zip(names, np.asarray(vector).tolist(), strict=True))
 
 
-def control_vector(count: int, resets: bool, lines: LoggedSteps, watch: StopLimits) -> NDArray[np.int32]:
-    """A call's orders as one vector, int32 (4 + 10,): see `Orders`."""
-    return np.array([count, resets, *lines, *watch.numbers()], np.int32)
-
-
 class LoopControl(NamedTuple):
-    """The vector of `order_of` on the device: scalars, and the streaks before the call and their limits."""
+    """What a call is told: how many steps, whether the metrics begin anew, after which steps the log has a line
+    (`LoggedSteps`), and the streaks before the call and their limits, int32 in the order of `StreakCounts`.
+
+    It goes to the device as one int32 vector, since each array costs the host a transfer.
+
+    >>> control = LoopControl.of(8, False, LoggedSteps(2, 4), StopLimits())
+    >>> control.pack().tolist()
+    [8, 0, 2, 4, 0, 0, 0, 0, 0, 1073741824, 1073741824, 1073741824, 1073741824, 1073741824]
+    >>> LoopControl.unpack(control.pack()).limits.tolist() == list(control.limits)
+    True
+    """
 
     count: Any
     resets: Any
-    first_line: Any
+    first_logged: Any
     every: Any
     streaks: Any
     limits: Any
 
     @classmethod
-    def read(cls, vector: Any) -> "LoopControl":
-        kinds = len(StreakCounts._fields)
-        return cls(vector[0], vector[1], vector[2], vector[3], vector[4 : 4 + kinds], vector[4 + kinds :])
+    def of(cls, count: int, resets: bool, logged: LoggedSteps, stop_limits: StopLimits) -> "LoopControl":
+        """On the host. A streak at its limit already (of a resumed run, say) leaves a step."""
+        return cls(count, resets, logged.first, logged.every, stop_limits.streaks, stop_limits.reachable())
+
+    def pack(self) -> NDArray[np.int32]:
+        """All fields, one after the other."""
+        return np.hstack(self).astype(np.int32)
+
+    @classmethod
+    def unpack(cls, vector: Any) -> "LoopControl":
+        """The fields of a vector that `pack` made, on the host or the device."""
+        fields, end = dict[str, Any](), 0
+        for name in cls._fields:
+            start, end = end, end + (len(StreakCounts._fields) if name in ("streaks", "limits") else 1)
+            fields[name] = vector[start:end] if end - start > 1 else vector[start]
+        return cls(**fields)
 
     def go_on(self, done: Any, streaks: Any) -> Any:
         """Boolean scalar: whether there is a step after `done` of them."""
         return (done < self.count) & keras.ops.all(streaks < self.limits)
 
-    def has_line(self, done: Any) -> Any:
-        """Boolean scalar: whether there is a line of the log after `done` steps of the call (`Lines`)."""
-        return (done >= self.first_line) & ((done - self.first_line) % self.every == 0)
+    def is_logged(self, done: Any) -> Any:
+        """Boolean scalar: whether the log has a line after `done` steps of the call."""
+        return (done >= self.first_logged) & ((done - self.first_logged) % self.every == 0)
 
 
-def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, floats: Any, ints: Any) -> Any:
-    """`Streaks`, int32 (5,), after the step with this record on the device, as `Ledger` counts them."""
+def pack_record(record: StepRecord) -> tuple[Any, Any]:
+    """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
+    ops = keras.ops
+    floats = ops.stack([getattr(record, name) for name in FLOAT_FIELDS])
+    return floats, ops.stack([ops.cast(getattr(record, name), "int32") for name in INT_FIELDS])
+
+
+def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepRecord) -> Any:
+    """The streaks, int32 (5,) in the order of `StreakCounts`, after this step, as `Ledger` counts them."""
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
-    lost, zero = ~ops.isfinite(floats[FLOAT_FIELDS.index("loss")]), ints[INT_FIELDS.index("zero")] > 0
-    applied = (ints[INT_FIELDS.index("finite")] > 0) | (optimizer.on_overflow == "apply")
-    at_floor = floats[FLOAT_FIELDS.index("scale_before")] <= (state.rule.floor or 0.0)
-    longer = ops.stack([~applied, ~applied, applied & lost, applied & zero, ~applied])
-    broken = ops.stack([applied, ~at_floor, applied & ~lost, applied & ~zero, applied & ~applied])
-    return ops.where(broken, 0, streaks + ops.cast(longer, "int32"))
+    lost, zero = ~ops.isfinite(record.loss), record.zero > 0
+    applied = record.finite | (optimizer.on_overflow == "apply")
+    at_floor = record.scale_before <= (state.rule.floor or 0.0)
+    longer: StreakCounts[Any] = StreakCounts(
+        skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,
+        skips_in_call=~applied,
+    )  # fmt: skip
+    broken: StreakCounts[Any] = StreakCounts(
+        skips=applied, floor_skips=~at_floor, non_finite_losses=applied & ~lost, zero_steps=applied & ~zero,
+        skips_in_call=applied & ~applied,
+    )  # fmt: skip
+    return ops.where(ops.stack(broken), 0, streaks + ops.cast(ops.stack(longer), "int32"))
 
 
 def convolves(model: Any) -> bool:

@@ -16,9 +16,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.precision.backend_jax import cond, train_step
+from mpt_cli.precision.backend_jax import TrainState, assign, cond, train_step
 from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import StepRecord, metrics_of
+from mpt_cli.precision.keras_fit import metrics_of
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.distribution import replicate_array
@@ -27,10 +27,12 @@ from mpt_cli.training.engine import (
     Engine,
     LoopCall,
     LoopControl,
+    LoopRecords,
+    LoopResult,
     StepWrapper,
-    control_vector,
     convolves,
     metric_vector,
+    pack_record,
     update_streaks,
 )
 from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
@@ -39,24 +41,22 @@ Tensor = Any
 
 
 class Carry(NamedTuple):
-    """What goes from step to step: their number in this call, the state of `step_jax`, the records so far and the
-    `Streaks`.
-
-    `records` are the floats and ints of each step, and the metrics after each that has a line of the log.
-    """
+    """What goes from step to step: their number in this call, the variables, the records so far and the streaks."""
 
     i: Tensor
-    state: Any
-    records: tuple[Tensor, Tensor, Tensor]
+    state: TrainState
+    records: LoopRecords
     streaks: Tensor
 
 
 class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
-    def __init__(self, model: Any, jit_compile: bool, mesh: Any = None, around: StepWrapper | None = None) -> None:
+    def __init__(
+        self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
+    ) -> None:
         super().__init__(model)
-        self._step = around(train_step) if around else train_step
+        self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
@@ -68,7 +68,7 @@ class JaxEngine(Engine):
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
         self._compare = jax.jit(partial(compare_gradients, model))
         self._begin = jax.jit(self._first_carry, donate_argnums=0)
-        self._end = jax.jit(self._said_of)
+        self._end = jax.jit(self._look_back)
         self._results = jax.jit(self._metric_vector)
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
@@ -78,45 +78,46 @@ class JaxEngine(Engine):
         self._train_many = self._compiled(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compiled(lambda *given: self._train_step(*given), donate_argnums=0)
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
     def train(
         self,
         source: Any,
-        rows: BatchIndices,
+        batch_indices: BatchIndices,
         count: int,
-        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
-        watch: StopLimits = StopLimits(),  # noqa: B008
+        logged: LoggedSteps = LoggedSteps(),  # noqa: B008
+        stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
         model = self.model
-        lists = (model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-                 model.metrics_variables)
-        state = tuple([v.value for v in variables] for variables in lists)
-        run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, count, watch)
-        given = rows, control_vector(count, self._take_reset(), lines, watch)
+        lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
+                           model.metrics_variables)
+        state = TrainState(*([v.value for v in variables] for variables in lists))
+        control = LoopControl.of(count, self._take_reset(), logged, stop_limits)
+        run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
+        given = batch_indices, control.pack()
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
-            given = self.place(given)
-        done, state, records, said = run(state, source, *given)
+            given = self.to_device(given)
+        state, result = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
-            _assign(variables, values)
-        self._latest = LoopCall(lines, self._names, records, done, *said)
+            assign(variables, values)
+        self._latest = LoopCall(logged, self._names, result)
         return self._latest
 
-    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
+    def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         model = self.model
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
         metrics = [v.value for v in model.metrics_variables]
         if self._loops_on_device:
-            metrics = self._evaluate_many(weights, frozen, metrics, source, self.place(rows), count)
+            metrics = self._evaluate_many(weights, frozen, metrics, source, self.to_device(batch_indices), count)
         else:
-            for row in self.place(rows[:count]):
+            for row in self.to_device(batch_indices[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
-        _assign(model.metrics_variables, metrics)
+        assign(model.metrics_variables, metrics)
 
     def _clear_metrics(self) -> None:
-        _assign(self.model.metrics_variables, self._fresh())
+        assign(self.model.metrics_variables, self._fresh())
 
     def _compute_metrics(self) -> Tensor:
         return self._results([v.value for v in self.model.metrics_variables])
@@ -128,9 +129,9 @@ class JaxEngine(Engine):
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         state = tuple([v.value for v in variables] for variables in lists)
-        return self._gradients(state, source, self.place(row), np.float32(scale))
+        return self._gradients(state, source, self.to_device(row), np.float32(scale))
 
-    def compare(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
+    def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
         return [float(value) for value in np.asarray(self._compare(base, raised))]
 
     def _gradients_of(self, state: Any, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
@@ -159,84 +160,74 @@ class JaxEngine(Engine):
 
         return jax.tree.map(take, source)
 
-    def _first_carry(self, state: Any, rows: Tensor, order: Tensor) -> Carry:
+    def _first_carry(self, state: TrainState, batch_indices: Tensor, packed: Tensor) -> Carry:
         """Before the first step of a call: nothing recorded, and the metrics fresh where that was asked for."""
-        orders = LoopControl.read(order)
-        *others, metrics = state
-        fresh = self._fresh_metrics()
-        metrics = [jnp.where(orders.resets > 0, new, old) for new, old in zip(fresh, metrics, strict=True)]
-        width = self._metric_vector(fresh).shape[0]
-        steps = len(rows)
-        records = (
-            jnp.zeros((steps, len(FLOAT_FIELDS))),
-            jnp.zeros((steps, len(INT_FIELDS)), "int32"),
-            jnp.zeros((steps, width)),
+        control, fresh = LoopControl.unpack(packed), self._fresh_metrics()
+        metrics = [jnp.where(control.resets > 0, new, old) for new, old in zip(fresh, state.metrics, strict=True)]
+        steps = len(batch_indices)
+        records = LoopRecords(
+            floats=jnp.zeros((steps, len(FLOAT_FIELDS))),
+            ints=jnp.zeros((steps, len(INT_FIELDS)), "int32"),
+            metrics=jnp.zeros((steps, *self._metric_vector(fresh).shape)),
         )
-        return Carry(jnp.int32(0), (*others, metrics), records, orders.streaks)
+        return Carry(jnp.int32(0), state._replace(metrics=metrics), records, control.streaks)
 
-    def _train_step(self, carry: Carry, source: Any, rows: Tensor, order: Tensor) -> Carry:
-        i, state, (floats, ints, vectors), streaks = carry
-        _, state, record = self._step(self.model, state, self._batch(source, rows[i]))
-        is_wanted = LoopControl.read(order).has_line(i + 1)
-        metrics = cond(is_wanted, lambda: self._metric_vector(state[3]), lambda: jnp.zeros_like(vectors[0]))
-        row = _floats(record), _ints(record)
-        records = floats.at[i].set(row[0]), ints.at[i].set(row[1]), vectors.at[i].set(metrics)
-        return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, *row))
+    def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor, packed: Tensor) -> Carry:
+        i, state, records, streaks = carry
+        _, state, record = self._step(self.model, state, self._batch(source, batch_indices[i]))
+        metrics = cond(LoopControl.unpack(packed).is_logged(i + 1), lambda: self._metric_vector(state.metrics),
+                       lambda: jnp.zeros_like(records.metrics[0]))
+        floats, ints = pack_record(record)
+        records = LoopRecords(
+            records.floats.at[i].set(floats), records.ints.at[i].set(ints), records.metrics.at[i].set(metrics)
+        )
+        return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, record))
 
-    def _said_of(self, state: Any) -> tuple[Tensor, Tensor]:
-        return self._metric_vector(state[3]), all_finite(state[0])
+    def _look_back(self, state: TrainState) -> tuple[Tensor, Tensor]:
+        """The last two fields of a `LoopResult`."""
+        return self._metric_vector(state.metrics), all_finite(state.trainable)
 
-    def _train_loop(self, state: Any, source: Any, rows: Tensor, order: Tensor) -> Any:
-        orders = LoopControl.read(order)
+    def _train_loop(
+        self, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor
+    ) -> tuple[TrainState, LoopResult]:
+        control = LoopControl.unpack(packed)
         carry = jax.lax.while_loop(
-            lambda carry: orders.go_on(carry.i, carry.streaks),
-            lambda carry: self._train_step(carry, source, rows, order),
-            self._first_carry(state, rows, order),
+            lambda carry: control.go_on(carry.i, carry.streaks),
+            lambda carry: self._train_step(carry, source, batch_indices, packed),
+            self._first_carry(state, batch_indices, packed),
         )
-        return carry.i, carry.state, carry.records, self._said_of(carry.state)
+        return carry.state, LoopResult(carry.i, carry.records, *self._look_back(carry.state))
 
     def _train_in_a_row(
-        self, count: int, watch: StopLimits, state: Any, source: Any, rows: Tensor, order: Tensor
-    ) -> Any:
+        self, control: LoopControl, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor
+    ) -> tuple[TrainState, LoopResult]:
         """As `_train_loop`, from the host, which looks at the streaks only where one could be at its limit."""
-        carry, done = self._begin(state, rows, order), 0
-        streaks, limits = np.array(watch.numbers()).reshape(2, -1)
-        while done < count and (streaks < limits).all():
-            sure = min(count - done, int((limits - streaks).min()))
+        carry, done = self._begin(state, batch_indices, packed), 0
+        streaks, limits = np.array(control.streaks), np.array(control.limits)
+        while done < control.count and (streaks < limits).all():
+            sure = min(control.count - done, int((limits - streaks).min()))
             for _ in range(sure):
-                carry = self._train_one(carry, source, rows, order)
+                carry = self._train_one(carry, source, batch_indices, packed)
             done += sure
-            if done < count:
+            if done < control.count:
                 streaks = np.asarray(carry.streaks)
-        return done, carry.state, carry.records, self._end(carry.state)
+        return carry.state, LoopResult(done, carry.records, *self._end(carry.state))
 
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        return list(self.model.test_step((weights, frozen, metrics), self._batch(source, row))[1][2])
+        _, (_, _, metrics) = self.model.test_step((weights, frozen, metrics), self._batch(source, row))
+        return list(metrics)
 
     def _evaluate_loop(
-        self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, rows: Tensor, count: Any
-    ) -> list[Tensor]:
+        self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, batch_indices: Tensor,
+        count: Any,
+    ) -> list[Tensor]:  # fmt: skip
         def body(i: Tensor, metrics: list[Tensor]) -> list[Tensor]:
-            return self._evaluate_step(weights, frozen, metrics, source, rows[i])
+            return self._evaluate_step(weights, frozen, metrics, source, batch_indices[i])
 
         return list(jax.lax.fori_loop(0, count, body, metrics))
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:
     return function
-
-
-def _assign(variables: list[Any], values: list[Tensor]) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
-
-
-def _floats(record: StepRecord) -> Tensor:
-    return jnp.stack([record.loss, record.scale_before, record.scale_after, record.learning_rate])
-
-
-def _ints(record: StepRecord) -> Tensor:
-    head = jnp.stack([record.finite.astype("int32"), record.counter.astype("int32")])
-    return jnp.concatenate([head, record.detail])

@@ -16,9 +16,11 @@ from mpt_cli.training.engine import (
     Engine,
     LoopCall,
     LoopControl,
+    LoopRecords,
+    LoopResult,
     StepWrapper,
-    control_vector,
     metric_vector,
+    pack_record,
     update_streaks,
 )
 from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
@@ -32,10 +34,12 @@ class TensorFlowEngine(Engine):
     Under a `strategy` each replica takes its share of the rows of a step.
     """
 
-    def __init__(self, model: Any, jit_compile: bool, strategy: Any = None, around: StepWrapper | None = None) -> None:
+    def __init__(
+        self, model: Any, jit_compile: bool, strategy: Any = None, step_wrapper: StepWrapper | None = None
+    ) -> None:
         super().__init__(model)
         self.strategy, self.jit_compile = strategy, jit_compile
-        self._step = around(train_step) if around else train_step
+        self._step = step_wrapper(train_step) if step_wrapper else train_step
         self.recompile()
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
         self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
@@ -47,24 +51,24 @@ class TensorFlowEngine(Engine):
     def recompile(self) -> None:
         self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
 
     def train(
         self,
         source: Any,
-        rows: BatchIndices,
+        batch_indices: BatchIndices,
         count: int,
-        lines: LoggedSteps = LoggedSteps(),  # noqa: B008
-        watch: StopLimits = StopLimits(),  # noqa: B008
+        logged: LoggedSteps = LoggedSteps(),  # noqa: B008
+        stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
-        order = tf.constant(control_vector(count, self._take_reset(), lines, watch))
-        results = self._train(source, tf.convert_to_tensor(rows), order)
-        self._latest = LoopCall(lines, self._names, *results)  # the first call finds the names
+        packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
+        result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
+        self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
         return self._latest
 
-    def _add_to_metrics(self, source: Any, rows: BatchIndices, count: int) -> None:
-        self._evaluate(source, tf.convert_to_tensor(rows), tf.constant(count))
+    def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
+        self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count))
 
     def reset_metrics(self) -> None:
         super().reset_metrics()
@@ -83,7 +87,7 @@ class TensorFlowEngine(Engine):
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
 
-    def compare(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
+    def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
         return [float(value) for value in self._compare(base, raised).numpy()]
 
     def _gradients_of(self, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
@@ -100,13 +104,13 @@ class TensorFlowEngine(Engine):
 
         return list(self._on_replicas(differentiate, source, row))
 
-    def _train_loop(self, source: Any, rows: Tensor, order: Tensor) -> tuple[Any, Tensor, Tensor, Tensor]:
-        orders = LoopControl.read(order)
+    def _train_loop(self, source: Any, batch_indices: Tensor, packed: Tensor) -> LoopResult:
+        control = LoopControl.unpack(packed)
         if self.strategy is None:
-            tf.cond(orders.resets > 0, self._reset_metrics, lambda: tf.constant(0))
+            tf.cond(control.resets > 0, self._reset_metrics, lambda: tf.constant(0))
         latest = self._metric_vector()
         arrays = [
-            tf.TensorArray(dtype, rows.shape[0], element_shape=shape)
+            tf.TensorArray(dtype, batch_indices.shape[0], element_shape=shape)
             for dtype, shape in (
                 (tf.float32, (len(FLOAT_FIELDS),)),
                 (tf.int32, (len(INT_FIELDS),)),
@@ -115,14 +119,16 @@ class TensorFlowEngine(Engine):
         ]
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
-            row = self._on_replicas(self._train_one, source, rows[i])
-            metrics = tf.cond(orders.has_line(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
-            written = [array.write(i, part) for array, part in zip(arrays, (*row, metrics), strict=True)]
-            return i + 1, update_streaks(streaks, self.model.optimizer, *row), *written
+            record = self._on_replicas(self._train_one, source, batch_indices[i])
+            metrics = tf.cond(control.is_logged(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
+            row = *pack_record(record), metrics
+            written = [array.write(i, part) for array, part in zip(arrays, row, strict=True)]
+            return i + 1, update_streaks(streaks, self.model.optimizer, record), *written
 
-        done, _, *arrays = tf.while_loop(lambda i, streaks, *_: orders.go_on(i, streaks), body,
-                                         (tf.constant(0), orders.streaks, *arrays), parallel_iterations=1)
-        return [array.stack() for array in arrays], done, self._metric_vector(), self._weights_all_finite()
+        done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
+                                         (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
+        records = LoopRecords(*(array.stack() for array in arrays))
+        return LoopResult(done, records, self._metric_vector(), self._weights_all_finite())
 
     def _metric_vector(self) -> Tensor:
         results = self.model.get_metrics_result()
@@ -136,16 +142,16 @@ class TensorFlowEngine(Engine):
     def _weights_all_finite(self) -> Tensor:
         return all_finite([variable.value for variable in self.model.trainable_variables])
 
-    def _evaluate_loop(self, source: Any, rows: Tensor, count: Tensor) -> None:
+    def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> None:
         def body(i: Tensor) -> tuple[Tensor]:
-            self._on_replicas(self._evaluate_one, source, rows[i])
+            self._on_replicas(self._evaluate_one, source, batch_indices[i])
             return (i + 1,)
 
         tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)
 
-    def _train_one(self, source: Any, row: Tensor) -> tuple[Tensor, Tensor]:
+    def _train_one(self, source: Any, row: Tensor) -> StepRecord:
         _, record = self._step(self.model, _batch(source, row))
-        return _shared(_floats(record), _ints(record))
+        return _reduced(record)
 
     def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:
         self.model.test_step(_batch(source, row))
@@ -153,7 +159,7 @@ class TensorFlowEngine(Engine):
 
     def _on_replicas(self, step: Callable[..., Any], source: Any, row: Tensor) -> Any:
         """The result of `step` on this batch; of several replicas that of the first, with mean losses and all nan
-        and inf counted (`_shared` makes them equal)."""
+        and inf counted (`_reduced` makes them equal)."""
         if self.strategy is None:
             return step(source, row)
         share = row.shape[0] // self.strategy.num_replicas_in_sync
@@ -170,23 +176,15 @@ def _batch(source: Any, rows: Tensor) -> Any:
     return tf.nest.map_structure(lambda a: None if a is None else tf.gather(a, rows), source)
 
 
-def _shared(floats: Tensor, ints: Tensor) -> tuple[Tensor, Tensor]:
+def _reduced(record: StepRecord) -> StepRecord:
     """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable,
     whether the gradients of all were zero."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        return floats, ints
-    loss = context.all_reduce("mean", floats[0])
-    gathered = context.all_gather(ints[None, 2:], axis=0)
-    first = tf.reduce_max(gathered[:, 2])
-    counts = tf.reduce_sum(gathered[:, :2], axis=0)
-    zero = tf.reduce_min(gathered[:, 3])
-    return tf.concat([[loss], floats[1:]], 0), tf.concat([ints[:2], counts, [first, zero]], 0)
-
-
-def _floats(record: StepRecord) -> Tensor:
-    return tf.stack([record.loss, record.scale_before, record.scale_after, record.learning_rate])
-
-
-def _ints(record: StepRecord) -> Tensor:
-    return tf.concat([[tf.cast(record.finite, tf.int32), record.counter], record.detail], axis=0)
+        return record
+    defects = tf.stack([record.nan, record.inf, record.first_bad, record.zero])
+    nan, inf, first_bad, zero = tf.unstack(context.all_gather(defects[None], axis=0), axis=1)  # of each replica
+    return record._replace(
+        loss=context.all_reduce("mean", record.loss), nan=tf.reduce_sum(nan), inf=tf.reduce_sum(inf),
+        first_bad=tf.reduce_max(first_bad), zero=tf.reduce_min(zero),
+    )  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream
+from mpt_cli.data.examples import Array, Batch, DataSet, Examples, Stream
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import scale_gradient
 from mpt_cli.settings.schema import FaultSettings
@@ -31,33 +31,33 @@ def build_injector(fault: FaultSettings, model: Any, data: DataSet, replicas: in
 
 def warn_of_fault(fault: FaultSettings) -> list[str]:
     """Sentences for the header: nobody should take a rehearsal for the real thing."""
-    words = []
+    sentences = []
     if fault.kind != "none":
-        words.append(f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, "
-                     f"{_when(fault)}). fault=none ends it.")
+        sentences.append(f"fault.kind={fault.kind}: THIS IS A REHEARSAL. Numbers go wrong on purpose ({fault.place}, "
+                         f"{_when(fault)}). fault=none ends it.")
     if fault.slow_storage_seconds:
-        words.append(f"fault.slow_storage_seconds={fault.slow_storage_seconds:g}: THIS IS A REHEARSAL. Each batch is "
-                     "read slowly on purpose.")
-    return words
+        sentences.append(f"fault.slow_storage_seconds={fault.slow_storage_seconds:g}: THIS IS A REHEARSAL. Each batch "
+                         "is read slowly on purpose.")
+    return sentences
 
 
 def _when(fault: FaultSettings) -> str:
     parts = [f"step {step}" for step in fault.at_steps]
     if fault.every_steps is not None:
         parts.append("every step" if fault.every_steps == 1 else f"every {fault.every_steps} steps")
-    words = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
+    text = " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
     if fault.until_step is not None:
-        words += f" until step {fault.until_step}"
+        text += f" until step {fault.until_step}"
     if fault.above_scale is not None:
-        words += f" while the loss scale is above {fault.above_scale:g}"
-    return words if fault.replica is None else f"{words} on device {fault.replica}"
+        text += f" while the loss scale is above {fault.above_scale:g}"
+    return text if fault.replica is None else f"{text} on device {fault.replica}"
 
 
 class Injector:
     """Spoils the training steps of one model as a `FaultSettings` says; evaluation is left alone.
 
-    `around` wraps a `precision` train step. What decides is the number of the step, read from the optimizer's own count
-    on the device, so that neither steps per call nor a resumed run make a difference.
+    `wrap_step` takes a `precision` train step. What decides is the number of the step, read from the optimizer's own
+    count on the device, so that neither steps per call nor a resumed run make a difference.
     """
 
     def __init__(self, fault: FaultSettings, model: Any, replicas: int = 1) -> None:
@@ -66,22 +66,23 @@ class Injector:
         self._compute_loss = model.compute_loss
         model.compute_loss = self._spoiled_loss
 
-    def around(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         """`train_step` of the running backend with the fault in it, called the same way."""
         if keras.backend.backend() == "tensorflow":
             return lambda model, data: self._run(lambda spoiled: train_step(model, spoiled), data)
 
-        def with_state(model: Any, state: Any, data: Any) -> Any:
-            with keras.StatelessScope(state_mapping=list(zip(model.optimizer.variables, state[2], strict=True))):
+        def with_state(model: Any, state: Any, data: Batch) -> Any:
+            mapping = list(zip(model.optimizer.variables, state.optimizer, strict=True))
+            with keras.StatelessScope(state_mapping=mapping):
                 factor = self._factor()
             return self._run(lambda spoiled: train_step(model, state, spoiled), data, factor)
 
         return with_state
 
-    def _run(self, step: Callable[[Any], Any], data: Any, factor: Tensor | None = None) -> Any:
+    def _run(self, step: Callable[[Batch], Any], data: Batch, factor: Tensor | None = None) -> Any:
         with self._spoiling(self._factor() if factor is None else factor) as now:
             if self.fault.place == "data":
-                data = (keras.tree.map_structure(lambda x: self._spoiled_input(x, now), data[0]), *data[1:])
+                data = data._replace(x=keras.tree.map_structure(lambda x: self._spoiled_input(x, now), data.x))
             return step(data)
 
     @contextmanager

@@ -20,16 +20,16 @@ CHUNK_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Piece:
-    """Steps for one call: `rows[:count]` of `source`."""
+    """Steps for one call: `batch_indices[:count]` of `source`."""
 
-    source: Any
-    rows: BatchIndices
+    source: Batch  # on the device
+    batch_indices: BatchIndices
     count: int
 
     def divide(self, done: int) -> "tuple[Piece, Piece]":
         """The first `done` of its steps, and the others."""
-        rest = np.roll(self.rows, -done, axis=0) if done < self.count else self.rows
-        return Piece(self.source, self.rows, done), Piece(self.source, rest, self.count - done)
+        rest = np.roll(self.batch_indices, -done, axis=0) if done < self.count else self.batch_indices
+        return Piece(self.source, self.batch_indices, done), Piece(self.source, rest, self.count - done)
 
 
 @dataclass(frozen=True)
@@ -87,8 +87,7 @@ def byte_size(data: Examples | Stream | None) -> int | None:
         return 0
     if isinstance(data, Stream):
         return None
-    parts = tuple(part for part in (data.x, data.y, data.sample_weight) if part is not None)
-    return sum(int(array.nbytes) for _, array in leaves(parts, "data"))
+    return _batch_bytes(data.as_batch())
 
 
 class ResidentFeed:
@@ -97,7 +96,7 @@ class ResidentFeed:
     def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
         self.plan, self.examples = plan, len(data)
         self.steps: int | None = plan.steps_of(len(data))
-        self._source = engine.place((data.x, data.y, data.sample_weight))
+        self._source = engine.to_device(data.as_batch())
         self._order = np.zeros(0, np.int32)
         self._next = 0
 
@@ -152,7 +151,7 @@ class ChunkFeed:
         piece, first = self._piece, self._used
         count = min(most, piece.count - first)
         self._used += count
-        return Piece(piece.source, np.roll(piece.rows, -first, axis=0), count)
+        return Piece(piece.source, np.roll(piece.batch_indices, -first, axis=0), count)
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
         batches: list[Batch] = []
@@ -177,32 +176,34 @@ class ChunkFeed:
             return
         order = plan.order(len(self.data), epoch)
         for first in range(0, len(order), plan.batch_size):
-            part = self.data.take(order[first : first + plan.batch_size])
-            yield part.x, part.y, part.sample_weight
+            yield self.data.take(order[first : first + plan.batch_size]).as_batch()
 
     def _chunk_steps(self, batch: Batch) -> int:
-        size = sum(array.nbytes for _, array in leaves(tuple(part for part in batch if part is not None), "batch"))
-        return max(1, min(self.plan.capacity, CHUNK_BYTES // max(size, 1)))
+        return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_batch_bytes(batch), 1)))
 
     def _piece_of(self, batches: list[Batch]) -> Piece:
         """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero."""
         count, size = len(batches), _length(batches[0])
         slots = 1 if size != self.plan.batch_size else self._chunk_steps(batches[0])
-        source = self.engine.place(_joined(batches, slots * size))
-        rows = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
-        return Piece(source, rows, count)
+        source = self.engine.to_device(_joined(batches, slots * size))
+        batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
+        return Piece(source, batch_indices, count)
 
 
 def _length(batch: Batch) -> int:
-    return len(leaves(batch[0], "x")[0][1])
+    return len(Examples(*batch))
+
+
+def _batch_bytes(batch: Batch) -> int:
+    parts = tuple(part for part in batch if part is not None)
+    return sum(int(array.nbytes) for _, array in leaves(parts, "data"))
 
 
 def _cut(batch: Batch, length: int) -> Batch:
-    cut = Examples(*batch).take(slice(0, length))
-    return cut.x, cut.y, cut.sample_weight
+    return Examples(*batch).take(slice(0, length)).as_batch()
 
 
-def _joined(batches: list[Batch], length: int) -> Any:
+def _joined(batches: list[Batch], length: int) -> Batch:
     """The batches one after the other in arrays of `length` examples, zeros behind them; None stays None."""
 
     def join(parts: list[Any]) -> Any:
@@ -216,7 +217,7 @@ def _joined(batches: list[Batch], length: int) -> Any:
         np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
         return whole
 
-    return tuple(join([batch[i] for batch in batches]) for i in range(3))
+    return Batch(*(join(list(parts)) for parts in zip(*batches, strict=True)))
 
 
 def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:
@@ -229,8 +230,7 @@ def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
     """The first `batch_size` examples, or all where there are fewer, in the order of the source."""
     if isinstance(data, Stream):
         return next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
-    first = data.take(slice(0, batch_size))
-    return first.x, first.y, first.sample_weight
+    return data.take(slice(0, batch_size)).as_batch()
 
 
 def shuffle_check(data: Examples | Stream, first: Batch) -> list[str]:

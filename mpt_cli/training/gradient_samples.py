@@ -85,8 +85,8 @@ class GradientEngine(Protocol):
     def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
         """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
 
-    def compare(self, base: list[Any], raised: list[Any]) -> list[float]:
-        """`gradients.compare` as plain numbers."""
+    def compare_gradients(self, base: list[Any], raised: list[Any]) -> list[float]:
+        """`compare_gradients` as plain numbers."""
 
 
 class GradientSampler:
@@ -111,7 +111,7 @@ class GradientSampler:
 
     def take(self, piece: Piece, step: int, scale: float) -> GradientSample | None:
         """The sample of the last batch of `piece` at this loss scale; None where its gradients overflow."""
-        row = piece.rows[piece.count - 1]
+        row = piece.batch_indices[piece.count - 1]
         try:
             return sample_gradients(self.engine, piece.source, row, (step, scale))
         except Exception as error:  # a look must never end what it looks at
@@ -132,7 +132,7 @@ def sample_gradients(
     """
     step, scale = position
     base = engine.gradients(source, row, scale)
-    found = dict(zip(MEASURES, engine.compare(base, base), strict=True))
+    found = dict(zip(MEASURES, engine.compare_gradients(base, base), strict=True))
     if found["non_finite"]:
         return None
     norm, largest = math.sqrt(found["squares"]) / scale, found["largest"]
@@ -141,7 +141,7 @@ def sample_gradients(
     room = headroom
     for _ in range(TRIES):
         raised = engine.gradients(source, row, scale * 2.0**doublings)
-        found = dict(zip(MEASURES, engine.compare(base, raised), strict=True))
+        found = dict(zip(MEASURES, engine.compare_gradients(base, raised), strict=True))
         if not found["non_finite"] or doublings == 1:
             break
         doublings = max(1, doublings // 2)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 
@@ -48,16 +48,25 @@ class Interruption:
         self.requested = signal.Signals(number)
 
 
-def summarise(session: "Session", run_dir: Path, outcome: "Outcome") -> Summary:
+@dataclass(frozen=True)
+class Outcome:
+    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
+
+    progress: Progress
+    stop: Stop | None = None
+    signal: Signals | None = None
+
+
+def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     """The summary of a run that came to an end of its own, by a health rule or by a signal."""
     verdict, explanation = judge(session.trainer.signs())
     rollbacks = len(session.trainer.telemetry.tally.rollbacks)
-    words = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
+    rollback_text = f"{rollbacks} rollback{'' if rollbacks == 1 else 's'}"
     if outcome.stop is not None:
-        explanation = f"Stopped after {words}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
+        explanation = f"Stopped after {rollback_text}: {outcome.stop}" if rollbacks else f"Stopped: {outcome.stop}"
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
     elif rollbacks:
-        explanation += f" That is after {words} to a good checkpoint."
+        explanation += f" That is after {rollback_text} to a good checkpoint."
     status, exit_code = _status(outcome, verdict)
     unsaved = session.trainer.checkpointer.failure
     if unsaved is not None and outcome.stop is None:
@@ -65,7 +74,7 @@ def summarise(session: "Session", run_dir: Path, outcome: "Outcome") -> Summary:
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
-    summary = _summary(session, run_dir, (status, exit_code, verdict, explanation))
+    summary = _summary(session, run_dir, _Ending(status, exit_code, verdict, explanation))
     return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
 
 
@@ -75,10 +84,10 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
     if isinstance(error, KeyboardInterrupt):
         exit_code = INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, ("failed", exit_code, judge(session.trainer.signs())[0], explanation))
+    return _summary(session, run_dir, _Ending("failed", exit_code, judge(session.trainer.signs())[0], explanation))
 
 
-def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
+def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
     """A run that never trained or collapsed is never a success."""
     if outcome.stop is not None:
         return "stopped", NUMERICAL
@@ -87,13 +96,20 @@ def _status(outcome: "Outcome", verdict: str) -> tuple[str, int]:
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
 
 
-def _summary(session: "Session", run_dir: Path, ending: tuple[str, int, str, str]) -> Summary:
-    status, exit_code, verdict, explanation = ending
+class _Ending(NamedTuple):
+    """The first fields of a `Summary`."""
+
+    status: str
+    exit_code: int
+    verdict: str
+    explanation: str
+
+
+def _summary(session: "Session", run_dir: Path, ending: _Ending) -> Summary:
     trainer, ledger = session.trainer, session.trainer.ledger
     seen = ledger.seen > 0
     return Summary(
-        status=status, exit_code=exit_code, verdict=verdict, explanation=explanation, steps_seen=ledger.seen,
-        applied_steps=ledger.applied, skipped_steps=ledger.skipped,
+        **ending._asdict(), steps_seen=ledger.seen, applied_steps=ledger.applied, skipped_steps=ledger.skipped,
         final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
         max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
         best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
@@ -144,9 +160,9 @@ def _describe_batch(trainer: "Trainer") -> dict[str, Any]:
     piece = trainer.last_piece
     if piece is None:
         return {}
-    rows = piece.rows[piece.count - 1]
-    named = leaves(piece.source[0], "x") + leaves(piece.source[1], "y")
-    return {name: describe_numbers(_on_host(keras.ops.take(array, rows, axis=0))) for name, array in named}
+    last = piece.batch_indices[piece.count - 1]
+    named = leaves(piece.source.x, "x") + leaves(piece.source.y, "y")
+    return {name: describe_numbers(_on_host(keras.ops.take(array, last, axis=0))) for name, array in named}
 
 
 def _describe_layer(layer: Any) -> dict[str, Any]:
@@ -164,12 +180,3 @@ def _on_host(value: Any) -> Any:
     is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
     narrow = is_float and str(keras.backend.standardize_dtype(value.dtype)) not in ("float16", "float32", "float64")
     return keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if narrow else value)
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
-
-    progress: Progress
-    stop: Stop | None = None
-    signal: Signals | None = None

@@ -49,7 +49,7 @@ class Session:
         trainer.stopwatch.begin()
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with framework_errors(trainer.together is not None):
+        with framework_errors(trainer.process_group is not None):
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> None:
@@ -65,7 +65,7 @@ class Session:
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
             save_for_inference(model, model_path)
 
-    def examine(self, stop: Stop) -> dict[str, Any]:
+    def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
         return build_postmortem(self.trainer, self.assembly.model, stop)
 
@@ -98,9 +98,9 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
     data = load_data(settings.data, settings.seed)
-    if platform.place is not None:
+    if platform.process_info is not None:
         check_same_data(data.fingerprint)
-    with framework_errors(platform.place is not None):
+    with framework_errors(platform.process_info is not None):
         parts = assemble(settings, platform, data)
     rules = LedgerOptions(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),
@@ -114,17 +114,17 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
-    rhythm = CheckpointSchedule.from_settings(trainer, names)
+    schedule = CheckpointSchedule.from_settings(trainer, names)
     origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule))
-    checkpointer = Checkpointer(store, rhythm, parts.model, origin, telemetry.flush)
+    checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     if trainer.gradient_health_every_steps is not None and computes_in_float16(parts.model):
         runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
-    if platform.place is not None:
-        runner.together = ProcessGroup()
+    if platform.process_info is not None:
+        runner.process_group = ProcessGroup()
     return Session(parts, runner)
 
 
@@ -168,8 +168,8 @@ def _describe_device(parts: Assembly) -> str:
     if wanted.name == "none":
         return parts.platform.device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
-    place = parts.platform.place
-    of_all = f" of {place.count} processes" if place else ""
+    process_info = parts.platform.process_info
+    of_all = f" of {process_info.world_size} processes" if process_info else ""
     return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
@@ -237,11 +237,11 @@ class Rollback:
             return False
         self.done += 1
         event = self._event(stop, checkpoint)
-        trainer.telemetry.cut_back(checkpoint.step, checkpoint.position["progress"]["epochs_completed"])
+        trainer.telemetry.rewind(checkpoint.step, checkpoint.position["progress"]["epochs_completed"])
         trainer.telemetry.events([event])
         if restore(self.parts, trainer, checkpoint):
             trainer.engine.recompile()
-        trainer.telemetry.message(self._words(stop, event))
+        trainer.telemetry.message(self._format_message(stop, event))
         return True
 
     def _last_good(self) -> Checkpoint | None:
@@ -263,14 +263,14 @@ class Rollback:
         )  # fmt: skip
         return replace(event, scale_after=scale_at(self.parts, checkpoint, [*trainer.telemetry.tally.rollbacks, event]))
 
-    def _words(self, stop: Stop, event: Event) -> str:
+    def _format_message(self, stop: Stop, event: Event) -> str:
         trainer = self.parts.settings.trainer
-        words = (
+        sentence = (
             f"step {event.from_step}: {stop.evidence} (rule {stop.key}). Rollback {self.done} of "
             f"{trainer.max_rollbacks}: going on at step {event.step}, learning rate "
             f"{trainer.rollback_learning_rate_factor**self.done:g} of the configured one"
         )
-        return f"{words}, loss scale {format_scale(event.scale_after)}" if self.parts.scaling.scales else words
+        return f"{sentence}, loss scale {format_scale(event.scale_after)}" if self.parts.scaling.scales else sentence
 
 
 def _is_finite(checkpoint: Checkpoint) -> bool:

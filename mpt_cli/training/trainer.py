@@ -46,7 +46,7 @@ class Trainer:
         self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing computes in float16
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
-        self.together: ProcessGroup | None = None  # where several processes train, whose calls must be the same
+        self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -76,7 +76,7 @@ class Trainer:
         self.engine.reset_metrics()
         self.validation_feed.start(1)
         while (piece := self.validation_feed.take(self.plan.capacity)) is not None:
-            self.engine.evaluate(piece.source, piece.rows, piece.count)
+            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
         return {f"val_{name}": value for name, value in self.engine.metrics().items()}
 
     def signs(self) -> Signs:
@@ -91,7 +91,7 @@ class Trainer:
         return self._stop is not None or self._signal() is not None
 
     def _signal(self) -> Signals | None:
-        return self.interruption.requested if self.together is None else self.together.signal
+        return self.interruption.requested if self.process_group is None else self.process_group.signal
 
     def _steps_left(self) -> int | None:
         return None if self.plan.max_steps is None else max(0, self.plan.max_steps - self.ledger.seen)
@@ -122,8 +122,8 @@ class Trainer:
     def _next_piece(self) -> Piece | None:
         """None at the end of the epoch, or when another process was asked to stop."""
         count = self._next_count()
-        if self.together is not None:
-            count = self.together.agree(count, self.interruption.requested)
+        if self.process_group is not None:
+            count = self.process_group.agree(count, self.interruption.requested)
         return None if self._must_stop() else self.train_feed.take(count)
 
     def _next_count(self) -> int:
@@ -150,15 +150,15 @@ class Trainer:
     def _run_call(self, piece: Piece) -> Piece:
         """Returns what is left of the piece."""
         every = self.plan.log_every_steps
-        lines = LoggedSteps(every - self.ledger.seen % every, every)
+        logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
         self.stopwatch.start()
-        call = self.engine.train(piece.source, piece.rows, piece.count, lines, limits)
-        block = call.wait()
-        self.stopwatch.stop(len(block), piece.rows.shape[1])
-        done, left = piece.divide(len(block))
+        call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
+        records = call.wait()
+        self.stopwatch.stop(len(records), piece.batch_indices.shape[1])
+        done, left = piece.divide(len(records))
         self.last_piece = done
-        for part in block.parts():
+        for part in records.parts():
             self._take_in(part)
         return left
 

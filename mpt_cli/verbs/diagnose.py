@@ -41,7 +41,8 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
     """Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
-    run_dirs = [word for word in arguments.words if "=" not in word.split("/")[0] and Path(word).expanduser().is_dir()]
+    given = arguments.overrides
+    run_dirs = [text for text in given if "=" not in text.split("/")[0] and Path(text).expanduser().is_dir()]
     _check(arguments, run_dirs)
     if run_dirs:
         return diagnose_run(run_dirs[0], arguments, _progress_printer(arguments))
@@ -55,7 +56,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     from mpt_cli.settings import load_settings
 
     steps = _read_steps(arguments.at_steps)
-    settings = with_drawn_seed(on_one_device(load_settings(arguments.words), say))
+    settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
         found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
@@ -63,7 +64,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     if arguments.write:
         from mpt_cli.diagnose.recipe_copy import write_recipe_copy
 
-        write_recipe_copy(arguments.write, arguments.words, found)
+        write_recipe_copy(arguments.write, arguments.overrides, found)
         files.append(arguments.write)
     if arguments.json:
         print_json(content)
@@ -103,7 +104,7 @@ def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
 
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
-    problems = _missing_directories(arguments.words)
+    problems = _missing_directories(arguments.overrides)
     for_runs = {"--step": arguments.step}
     for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
     for name, value in (for_recipes if run_dirs else for_runs).items():
@@ -111,8 +112,8 @@ def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
             own = f"a recipe: {_of_configuration(run_dirs[0])}" if run_dirs else ""
             needed = own or "a run directory: mpt diagnose RUN_DIR"
             problems.append(Problem(name, f"must be given with {needed}.", value))
-    if run_dirs and len(arguments.words) > 1:
-        others = [word for word in arguments.words if word != run_dirs[0]]
+    if run_dirs and len(arguments.overrides) > 1:
+        others = [text for text in arguments.overrides if text != run_dirs[0]]
         problems.append(Problem("RUN_DIR", "must stand alone: a run has its own configuration.", " ".join(others)))
     if arguments.batches is not None and arguments.batches < 1:
         problems.append(Problem("--batches", "must be at least 1.", arguments.batches))
@@ -126,14 +127,14 @@ def _of_configuration(run_dir: str) -> str:
     return shell_command("diagnose", conf_override(Path(run_dir) / "config.yaml"))
 
 
-def _missing_directories(words: list[str]) -> list[Problem]:
-    """Words that can only be meant as run directories, and that lie nowhere."""
-    if any(word.startswith("conf=") for word in words):
+def _missing_directories(given: list[str]) -> list[Problem]:
+    """Those that can only be meant as run directories, and that lie nowhere."""
+    if any(text.startswith("conf=") for text in given):
         return []
-    bare = [word for word in words if "=" not in word and word[:1] != "~" and word not in recipe_paths()]
+    bare = [text for text in given if "=" not in text and text[:1] != "~" and text not in recipe_paths()]
     remedy = "A configuration is given as conf=RECIPE or conf=path/to/own.yaml."
-    return [Problem(word, "there is no such directory.", None, remedy)
-            for word in bare if not Path(word).expanduser().exists()]  # fmt: skip
+    return [Problem(text, "there is no such directory.", None, remedy)
+            for text in bare if not Path(text).expanduser().exists()]  # fmt: skip
 
 
 def _read_steps(text: str | None) -> tuple[int, ...]:
@@ -141,11 +142,11 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
     >>> _read_steps("0,100"), _read_steps(None)
     ((0, 100), (0,))
     """
-    words = [word.strip() for word in (text or "0").split(",")]
-    if not all(word.isdigit() for word in words):
+    steps = [step.strip() for step in (text or "0").split(",")]
+    if not all(step.isdigit() for step in steps):
         rule = "must be whole numbers with commas between them, as in 0,100,500."
         raise ConfigError(Problem("--at-steps", rule, text))
-    return tuple(sorted({int(word) for word in words}))
+    return tuple(sorted({int(step) for step in steps}))
 
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:

@@ -225,7 +225,7 @@ def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
     from mpt_cli.settings import load_settings, resolved_yaml
 
-    settings = load_settings(arguments.words)
+    settings = load_settings(arguments.overrides)
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "settings": asdict(settings)})
@@ -266,7 +266,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
     from mpt_cli.settings import load_settings
 
-    settings = load_settings(arguments.words)
+    settings = load_settings(arguments.overrides)
     built = None
     if arguments.build:
         from mpt_cli import job

@@ -45,7 +45,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "words",
+        "overrides",
         nargs="*",
         metavar=OVERRIDES,
         help="conf= takes a recipe's name (`mpt list`) or the path of your own YAML; each key=value changes one key, "

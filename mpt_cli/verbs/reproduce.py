@@ -23,7 +23,7 @@ _REPRODUCE_EXAMPLES = """examples:
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar=TARGETS,
+    parser.add_argument("given", nargs="*", metavar=TARGETS,
                         help="recipes, recipe files, run directories (./NAME where a recipe is called "
                         "NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every shipped recipe that can run on this machine")
@@ -69,8 +69,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 def _read_targets(arguments: argparse.Namespace) -> "tuple[list[ReproduceTarget], dict[str, str]]":
     from mpt_cli.reproduce.reproduction import all_targets, find_target, names_run
 
-    changes = [word for word in arguments.words if "=" in word and not Path(word).exists()]
-    names = [word for word in arguments.words if word not in changes]
+    changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
+    names = [text for text in arguments.given if text not in changes]
     problems = _problems(arguments, names, any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)

@@ -73,7 +73,7 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
 
 def run_sweep(arguments: argparse.Namespace) -> int:
     """Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
-    words, launcher_words = split_launcher_overrides(arguments.words)
+    words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments, words)
     launcher = _launcher(arguments, launcher_words)
     from mpt_cli.sweep.progress import Screen
@@ -223,7 +223,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
         found, code = resume_compare(arguments.resume, options, screen)
     else:
         measure = CompareSettings(arguments.seeds, arguments.tolerance)
-        found, code = start_compare(arguments.words, measure, options, screen)
+        found, code = start_compare(arguments.overrides, measure, options, screen)
     if arguments.json:
         print_json(comparison_dict(found))
     else:
@@ -239,7 +239,7 @@ def _check_compare(arguments: argparse.Namespace) -> None:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
     if arguments.tolerance is not None and not arguments.tolerance >= 0:
         problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
-    fixed = (arguments.words or None, arguments.jobs, arguments.seeds, arguments.tolerance)
+    fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
         remedy = "The comparison's own stand in its compare.json."
         problems.append(Problem("--resume", "must be given without words, -j, --seeds and --tolerance.", None, remedy))

@@ -38,16 +38,16 @@ def configure_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
-    words = with_configuration_of_run(arguments.words)
-    settings = load_settings(words)
-    if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, words)) is not None:
+    overrides = with_configuration_of_run(arguments.overrides)
+    settings = load_settings(overrides)
+    if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
     from mpt_cli import job
     from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
     from mpt_cli.verbs.parser import print_json
 
-    command = ["mpt", "train", *words]
+    command = ["mpt", "train", *overrides]
     with open(os.devnull, "w") as nowhere, launch.others_released(settings):
         stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
         summary = job.train(settings, command, job.Reporters(stream))
@@ -66,7 +66,7 @@ def _format_ending(status: str, explanation: str) -> str:
     return explanation if explanation.lower().startswith(status) else f"{status}: {explanation}"
 
 
-def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words: list[str]) -> int | None:
+def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overrides: list[str]) -> int | None:
     """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
     from mpt_cli.jobs import launch
     from mpt_cli.training.distribution import check_process_info, find_process_info
@@ -75,11 +75,11 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
         from mpt_cli.job import with_seed_of_run
 
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
-        return launch.launch(settings, [*words, f"seed={with_seed_of_run(settings).seed}", *flags])
-    place = find_process_info(settings)
-    if place is not None:
-        check_process_info(settings, place)
-    if place is None or place.leads:
+        return launch.launch(settings, [*overrides, f"seed={with_seed_of_run(settings).seed}", *flags])
+    process_info = find_process_info(settings)
+    if process_info is not None:
+        check_process_info(settings, process_info)
+    if process_info is None or process_info.is_rank0:
         return None
     from mpt_cli import job
 
@@ -87,14 +87,14 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, words:
     return OK
 
 
-def with_configuration_of_run(words: list[str]) -> list[str]:
+def with_configuration_of_run(overrides: list[str]) -> list[str]:
     """`resume=RUN_DIR` without `conf=` goes on with the configuration of that run."""
-    resumed = [word.removeprefix("resume=").strip("'\"") for word in words if word.startswith("resume=")]
-    if not resumed or resumed[-1] in ("auto", "null", "") or any(word.startswith("conf=") for word in words):
-        return words
+    resumed = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
+    if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
+        return overrides
     from mpt_cli.runs.directory import RunDirectory
 
-    return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *words]
+    return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *overrides]
 
 
 class KillAt(Sink):
@@ -118,9 +118,9 @@ def run_killed(arguments: argparse.Namespace) -> int:
     """Train until a step, then kill this very process as `kill -9` would; `mpt verify-resume` calls it."""
     from mpt_cli import job
 
-    settings = load_settings(arguments.words)
-    audience = job.Reporters(sys.stderr, [KillAt(arguments.at)])
-    return job.train(settings, ["mpt", "train", *arguments.words], audience).exit_code
+    settings = load_settings(arguments.overrides)
+    reporters = job.Reporters(sys.stderr, [KillAt(arguments.at)])
+    return job.train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
 
 _VERIFY_RESUME_EXAMPLES = """examples:
@@ -141,15 +141,15 @@ def run_verify_resume(arguments: argparse.Namespace) -> int:
     from mpt_cli.job import with_drawn_seed
     from mpt_cli.reproduce.resume_proof import verify_resume
 
-    settings = with_drawn_seed(load_settings(arguments.words))
+    settings = with_drawn_seed(load_settings(arguments.overrides))
     if (settings.distribute.processes or 1) > 1:
         rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
         raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
-    words = [*arguments.words, f"seed={settings.seed}"]  # the same for both runs
+    overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
     if arguments.output:
-        return _print_proof(verify_resume(words, Path(arguments.output), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
-        return _print_proof(verify_resume(words, Path(folder), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
 
 
 def _print_proof(proof: "ResumeProof", arguments: argparse.Namespace) -> int:

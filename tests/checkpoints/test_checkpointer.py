@@ -43,8 +43,8 @@ def said() -> list[str]:
 
 
 def _checkpointer(folder: Path, said: list[str], flush=lambda: None, dataset: str = "a" * 64) -> Checkpointer:
-    rhythm = CheckpointSchedule(10, 1, None, "val_loss")
-    return Checkpointer(CheckpointStore(folder, 2, said.append), rhythm, _model(), Origin("dynamic", dataset), flush)
+    schedule = CheckpointSchedule(10, 1, None, "val_loss")
+    return Checkpointer(CheckpointStore(folder, 2, said.append), schedule, _model(), Origin("dynamic", dataset), flush)
 
 
 def _at(step: int, epochs: int = 0, in_epoch: int = 1) -> tuple[Progress, Ledger]:
@@ -105,7 +105,7 @@ def test_a_spoiled_state_is_not_saved_and_that_is_said(tmp_path: Path, said) -> 
 
 def test_a_run_that_may_go_back_saves_nothing_among_zeros(tmp_path: Path, said) -> None:
     checkpointer = _checkpointer(tmp_path / "c", said)
-    checkpointer.rhythm = replace(checkpointer.rhythm, settled_only=True)
+    checkpointer.schedule = replace(checkpointer.schedule, settled_only=True)
     progress, ledger = _at(10)
     ledger.zero_steps = 1
     checkpointer.save_if_due(progress, ledger)

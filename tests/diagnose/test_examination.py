@@ -90,7 +90,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
 
     settings = net_settings("sequential")
     examination = Examination(settings, PLATFORM, Request(batches=1))
-    monkeypatch.setattr(examination, "_trial_pass", refuse)
+    monkeypatch.setattr(examination, "_examined_pass", refuse)
     rule = "policy.name: can't be computed on this device: The precision 'F16_F16_F32' is not supported by dot_general"
     with pytest.raises(ConfigError, match=rule):
         examination.measure_at(0)

@@ -37,17 +37,17 @@ def compiled_with_loss(model: keras.Model) -> keras.Model:
     return model
 
 
-def names(watch: Probes, indices: Any) -> set[str]:
+def names(probes: Probes, indices: Any) -> set[str]:
     """Without the path, and without the number that Keras counts on for operations."""
-    return {name_of(watch.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
+    return {name_of(probes.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
 
 
 @pytest.mark.parametrize("net", SAMPLE)
 def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
     model, x = built(net), batch()[0]
-    watch = Probes(parts_of(model), inputs=True, values=True)
+    probes = Probes(parts_of(model), inputs=True, values=True)
     plain = gradients(model, x)[0], model(x)
-    with watch.around(watch.sinks()):
+    with probes.installed(probes.sinks()):
         probed = gradients(model, x)[0], model(x)
     for before, after in zip(plain, probed, strict=True):
         np.testing.assert_array_equal(ops.convert_to_numpy(before), ops.convert_to_numpy(after))
@@ -56,22 +56,22 @@ def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
 @pytest.mark.parametrize("net", NETS)
 def test_each_part_has_its_own_call_back_also_after_an_error(net):
     model = built(net)
-    watch = Probes(parts_of(model))
-    calls = [vars(part).get("call") for part in watch.parts]
-    with pytest.raises(RuntimeError), watch.around(watch.sinks()):
-        assert all("call" in vars(part) for part in watch.parts)
+    probes = Probes(parts_of(model))
+    calls = [vars(part).get("call") for part in probes.parts]
+    with pytest.raises(RuntimeError), probes.installed(probes.sinks()):
+        assert all("call" in vars(part) for part in probes.parts)
         raise RuntimeError
-    assert [vars(part).get("call") for part in watch.parts] == calls
+    assert [vars(part).get("call") for part in probes.parts] == calls
 
 
 @pytest.mark.slow
 def test_only_what_depends_on_a_weight_has_a_gradient_to_count():
     model = compiled_with_loss(built("functional"))
-    watch = Probes(parts_of(model))
-    build_pass(model, watch)(batch())
-    assert names(watch, watch.trained) == {"far", "gate", "near", "add", "head"}
-    far = next(index for index in watch.order if names(watch, [index]) == {"far"})
-    assert names(watch, watch.consumers[far]) == {"gate"}
+    probes = Probes(parts_of(model))
+    build_pass(model, probes)(batch())
+    assert names(probes, probes.trained) == {"far", "gate", "near", "add", "head"}
+    far = next(index for index in probes.order if names(probes, [index]) == {"far"})
+    assert names(probes, probes.consumers[far]) == {"gate"}
 
 
 @pytest.mark.slow
@@ -79,23 +79,23 @@ def test_a_layer_that_is_called_twice_counts_both_calls():
     inputs = keras.Input((3,))
     shared = layers.Dense(3, name="shared")
     model = compiled_with_loss(keras.Model(inputs, layers.Dense(10, name="head")(shared(shared(inputs)))))
-    watch = Probes(parts_of(model))
-    counted = build_pass(model, watch)(batch(3))
+    probes = Probes(parts_of(model))
+    counted = build_pass(model, probes)(batch(3))
     assert counted.sinks[0, GRADIENT].sum() == 2 * 6 * 3
 
 
 @pytest.mark.slow
 def test_layers_within_a_recurrent_loop_are_seen():
     model = keras.Sequential([keras.Input((5, 4)), layers.RNN(layers.GRUCell(3, name="cell")), layers.Dense(10)])
-    watch = Probes(parts_of(compiled_with_loss(model)))
-    build_pass(model, watch)(batch(5, 4))
-    assert "cell" in names(watch, watch.trained)
+    probes = Probes(parts_of(compiled_with_loss(model)))
+    build_pass(model, probes)(batch(5, 4))
+    assert "cell" in names(probes, probes.trained)
 
 
 def test_values_and_gradients_are_counted_apart():
     model = compiled_with_loss(keras.Sequential([keras.Input((4,)), layers.Dense(10, kernel_initializer="zeros")]))
-    watch = Probes(parts_of(model), values=True)
-    counted = build_pass(model, watch)(batch(4))
+    probes = Probes(parts_of(model), values=True)
+    counted = build_pass(model, probes)(batch(4))
     assert counted.sinks[0, VALUE, ZEROS] == 60  # all logits are 0
     # softmax of equal logits: 0.1 / 6 from 2**-6 on for 9 of 10, 0.9 / 6 from 2**-3 on for the label
     assert counted.sinks[0, GRADIENT, EXPONENT_BIAS - 6] == 54

@@ -39,7 +39,7 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
     assert find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": "1", "SLURM_PROCID": "0"}) is None
     assert find_process_info(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
     assert str(ProcessInfo(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
-    assert ProcessInfo(0, 2).leads and not ProcessInfo(1, 2).leads
+    assert ProcessInfo(0, 2).is_rank0 and not ProcessInfo(1, 2).is_rank0
 
 
 ROLLBACK = ("trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back "

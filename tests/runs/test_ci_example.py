@@ -15,6 +15,6 @@ def test_the_commands_of_the_workflow_are_understood() -> None:
     steps = yaml.safe_load(WORKFLOW.read_text())["jobs"]["reproduce"]["steps"]
     commands = [shlex.split(step["run"])[1:] for step in steps if step.get("run", "").startswith("mpt ")]
     reproduced, verified = (verb_parser(verb).parse_intermixed_args(words) for verb, *words in commands)
-    assert set(reproduced.words) <= set(recipe_paths())
+    assert set(reproduced.given) <= set(recipe_paths())
     assert (reproduced.jobs, reproduced.junit) == (2, "reproduce.xml")
-    assert verified.words[0].removeprefix("conf=") in recipe_paths()
+    assert verified.overrides[0].removeprefix("conf=") in recipe_paths()

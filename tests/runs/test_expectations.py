@@ -54,13 +54,13 @@ def test_an_expectation_is_met_or_missed(name: str, wanted: Any, passed: bool, w
 )
 def test_a_metric_that_the_run_did_not_report_is_named_with_those_it_has(name: str, hint: str) -> None:
     (check,) = check_expectations(SUMMARY, {name: 1})
-    assert (check.passed, check.got, check.got_words) == (False, None, "not reported")
+    assert (check.passed, check.got, check.got_text) == (False, None, "not reported")
     assert str(check) == f"MISS {name}: expected exactly 1, but the run reported no {name}; {hint}"
 
 
 def test_a_value_of_the_run_that_is_null_is_not_one_that_is_missing() -> None:
     (check,) = check_expectations(SUMMARY, {"final_loss_scale": 1})
-    assert (check.got_words, check.unreported) == ("nothing", "")
+    assert (check.got_text, check.unreported) == ("nothing", "")
 
 
 def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:

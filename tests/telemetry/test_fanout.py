@@ -42,7 +42,7 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         telemetry.snapshot(snapshot)
         telemetry.message("hello")
         telemetry.finish(summary)
-    expected = ["start", "progress", "trouble", "events", "snapshot", "message", "finish", "close"]
+    expected = ["start", "progress", "write_error", "events", "snapshot", "message", "finish", "close"]
     assert [sink.calls for sink in sinks] == [expected, expected]
 
 
@@ -130,7 +130,7 @@ class Troubled(Sink):
         self.reason: str | None = None
         self.messages: list[str] = []
 
-    def trouble(self) -> str | None:
+    def write_error(self) -> str | None:
         return self.reason
 
     def message(self, text: str) -> None:

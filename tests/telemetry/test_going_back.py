@@ -43,7 +43,7 @@ def test_files_lose_what_was_forgotten_and_grow_on(tmp_path: Path, header, snaps
         for step in (10, 20, 30):
             telemetry.events([overflow(step - 5)])
             telemetry.snapshot(replace(snapshot, step=step))
-        telemetry.cut_back(10, 0)
+        telemetry.rewind(10, 0)
         telemetry.events([BACK])
         telemetry.snapshot(replace(snapshot, step=20, loss=0.125))
         assert telemetry.tally.skip_steps == [5] and telemetry.tally.rollbacks == [BACK]
@@ -73,7 +73,7 @@ def test_tensorboard_shows_the_second_way_only(tmp_path: Path, header, snapshot)
     sink.start(header)
     for step in (10, 20, 30):
         sink.snapshot(replace(snapshot, step=step))
-    sink.take_up(10, 0)
+    sink.rewind(10, 0)
     sink.snapshot(replace(snapshot, step=20, loss=0.125))
     sink.close()
     found = EventAccumulator(str(tmp_path))
@@ -85,7 +85,7 @@ def test_the_count_of_skips_goes_back_too(clock) -> None:
     narrator = Narrator(0.0, clock)
     narrator.add([overflow(1), overflow(12), overflow(13)])
     assert narrator.sentences(at_once=True)[0].endswith("3 of 13 steps so far")
-    narrator.go_back(10, 1)
+    narrator.rewind(10, 1)
     narrator.add([overflow(11)])
     assert narrator.sentences(at_once=True)[0].endswith("2 of 11 steps so far")
 
@@ -96,6 +96,6 @@ def test_what_is_waiting_is_told_before_it_is_forgotten(header, clock) -> None:
     console.start(header)
     console.events([overflow(1)])
     console.events([overflow(2)])
-    console.release()
-    console.take_up(0, 0)
+    console.suspend()
+    console.rewind(0, 0)
     assert written[-1].startswith("step 2: gradients overflowed")

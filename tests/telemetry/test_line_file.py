@@ -106,14 +106,14 @@ def test_lines_wait_while_the_disk_is_full_and_come_in_order_without_a_gap(tmp_p
         file.add(lambda line=line: line)
         clock.now += 1
         file.poll()
-    assert (file.path.read_text(), file.trouble) == ("first\n", "a can't be written: No space left on device")
+    assert (file.path.read_text(), file.write_error) == ("first\n", "a can't be written: No space left on device")
     room[0] = 3
     file.poll(now=True)
-    assert (file.path.read_text(), file.trouble is None) == ("first\nsec", False)
+    assert (file.path.read_text(), file.write_error is None) == ("first\nsec", False)
     room[0] = 100
     file.add(lambda: "third")
     file.poll(now=True)
-    assert (file.path.read_text(), file.trouble) == ("first\nsecond\nthird\n", None)
+    assert (file.path.read_text(), file.write_error) == ("first\nsecond\nthird\n", None)
 
 
 def test_more_than_can_wait_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,7 @@ def program_of(model: keras.Model) -> str:
 
     engine._train = record
     with pytest.raises(_Traced):
-        engine.train(piece.source, piece.rows, piece.count)
+        engine.train(piece.source, piece.batch_indices, piece.count)
     return loop.experimental_get_compiler_ir(*seen)("hlo")
 
 

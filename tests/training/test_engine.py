@@ -109,7 +109,7 @@ def test_a_step_with_bad_data_changes_nothing_but_the_scale(jit):
     found = []
     for _ in range(2):
         piece = run.feed.take(1)
-        block = run.engine.train(piece.source, piece.rows, piece.count).wait()
+        block = run.engine.train(piece.source, piece.batch_indices, piece.count).wait()
         found.append((bool(block.finite[0]), [np.array_equal(a, b) for a, b in zip(start, run.weights(), strict=True)]))
         start = run.weights()
         run.ledger.absorb(block, 1)
@@ -126,7 +126,7 @@ def test_events_name_the_variable():
     run = tiny_run(data, rule=DynamicScale())
     run.feed.start(1)
     piece = run.feed.take(1)
-    (event,) = run.ledger.absorb(run.engine.train(piece.source, piece.rows, piece.count).wait(), 1)
+    (event,) = run.ledger.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count).wait(), 1)
     assert (event.kind, event.cause, event.variable) == ("overflow", "forward", run.model.trainable_variables[0].path)
     assert event.nan > 0
 
@@ -145,7 +145,7 @@ def test_metrics_start_anew():
     run.engine.reset_metrics()
     run.feed.start(2)
     piece = run.feed.take(1)
-    block = run.engine.train(piece.source, piece.rows, piece.count).wait()
+    block = run.engine.train(piece.source, piece.batch_indices, piece.count).wait()
     assert run.engine.metrics() == pytest.approx(block.metrics)
     assert block.metrics["loss"] == pytest.approx(float(block.loss[0]), rel=1e-6)
     assert before != run.engine.metrics()
@@ -180,13 +180,13 @@ def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there(jit)
         run.engine.reset_metrics()
         run.feed.start(1)
     piece = whole.feed.take(5)
-    block = whole.engine.train(piece.source, piece.rows, piece.count, LoggedSteps(2, 2)).wait()
+    block = whole.engine.train(piece.source, piece.batch_indices, piece.count, LoggedSteps(2, 2)).wait()
     ends = {}
     for number in range(1, 6):
         piece = cut.feed.take(1)
-        ends[number] = cut.engine.train(piece.source, piece.rows, piece.count).wait().metrics
-    assert list(block.lines) == [2, 4]
-    assert block.lines[2] == pytest.approx(ends[2], rel=1e-6) and block.lines[4] == pytest.approx(ends[4], rel=1e-6)
+        ends[number] = cut.engine.train(piece.source, piece.batch_indices, piece.count).wait().metrics
+    assert list(block.logged) == [2, 4]
+    assert block.logged[2] == pytest.approx(ends[2], rel=1e-6) and block.logged[4] == pytest.approx(ends[4], rel=1e-6)
     assert block.metrics == pytest.approx(ends[5], rel=1e-6) and ends[2] != ends[4]
 
 
@@ -199,7 +199,7 @@ def test_evaluates_as_keras_does(resident):
     run.engine.reset_metrics()
     run.feed.start(1)
     while (piece := run.feed.take(3)) is not None:
-        run.engine.evaluate(piece.source, piece.rows, piece.count)
+        run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
     expected = run.model.evaluate(data.x, data.y, sample_weight=data.sample_weight, verbose=0, return_dict=True)
     assert run.engine.metrics() == pytest.approx(expected, rel=1e-5)
     for a, b in zip(start, run.weights(), strict=True):
@@ -222,4 +222,4 @@ def test_inputs_and_targets_may_be_structures():
         feed = build_feed(flat, engine, BatchPlan(4, 2), resident)
         feed.start(1)
         piece = feed.take(2)
-        assert engine.train(piece.source, piece.rows, piece.count).wait().finite.tolist() == [True, True]
+        assert engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.tolist() == [True, True]

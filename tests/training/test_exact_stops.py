@@ -113,11 +113,11 @@ def test_a_streak_that_is_too_long_already_ends_at_the_next_skip(compiled):
     rules = LossScaleSettings(**{**OFF, "max_consecutive_skips": 3})
     scaling = Scaling(DynamicScale(8.0, 3, min_scale=FLOOR))
     signs = observe(Ledger(LedgerOptions(), consecutive_skips=5), EventTally(), scaling, {})
-    watch = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
+    limits = HealthRules(rules, TrainerSettings(), scaling).stop_limits(signs)
     data = tiny_data(STEPS * 4)
     data.x[4:] = math.inf  # all but the first step
     feed = build_feed(data, run.engine, BatchPlan(4, 8), resident=True)
     feed.start(1)
     piece = feed.take(8)
-    block = run.engine.train(piece.source, piece.rows, piece.count, watch=watch).wait()
+    block = run.engine.train(piece.source, piece.batch_indices, piece.count, stop_limits=limits).wait()
     assert block.finite.tolist() == [True] + [False] * 6  # a good step ends the streak, and the limit is one above it

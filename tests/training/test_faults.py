@@ -33,7 +33,7 @@ def faulty_run(fault: FaultSettings, jit: bool = BACKEND == "jax", rule=None, st
     model = tiny_model()
     optimizer = LossScaleOptimizer(sgd(), rule=rule or FixedScale(2.0**10))
     injector = build_injector(fault, model, data_set(data), 1)
-    engine = build_engine(model, jit, Distribution(), injector.around if injector else None)
+    engine = build_engine(model, jit, Distribution(), injector.wrap_step if injector else None)
     compile_tiny(model, optimizer)
     optimizer.build(model.trainable_variables)
     build_metrics(model, data, 4)
@@ -113,7 +113,7 @@ def test_evaluation_is_left_alone():
     run = faulty_run(FaultSettings("nan", "forward", every_steps=1), steps=4)
     run.feed.start(1)
     piece = run.feed.take(4)
-    run.engine.evaluate(piece.source, piece.rows, piece.count)
+    run.engine.evaluate(piece.source, piece.batch_indices, piece.count)
     assert np.isfinite(run.engine.metrics()["loss"])
 
 
@@ -185,7 +185,7 @@ def test_slow_storage_gives_the_same_batches_later():
         feed.start(1)
         rows = []
         while (piece := feed.take(2)) is not None:
-            rows += [piece.source[1][row] for row in piece.rows[: piece.count]]
+            rows += [piece.source.y[row] for row in piece.batch_indices[: piece.count]]
         assert time.perf_counter() - started >= 0.06
         np.testing.assert_array_equal(np.concatenate(rows), data.y)
     assert slowed(data, 0.0) is data
@@ -195,7 +195,7 @@ def tiny_run_engine():
     """An engine that leaves data on the host."""
 
     class Host:
-        def place(self, arrays):
+        def to_device(self, arrays):
             return arrays
 
     return Host()

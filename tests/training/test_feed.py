@@ -15,7 +15,7 @@ from mpt_cli.training.feed import BatchPlan, ChunkFeed, Feed, ResidentFeed, buil
 class HostEngine:
     """Places data nowhere, so that a test can look at it."""
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return arrays
 
 
@@ -35,8 +35,8 @@ def batches(feed: Feed, epoch: int = 1, skip: int = 0, most: Callable[[], int] =
     feed.start(epoch, skip)
     found = []
     while (piece := feed.take(most())) is not None:
-        assert 1 <= piece.count <= len(piece.rows)
-        for row in piece.rows[: piece.count]:
+        assert 1 <= piece.count <= len(piece.batch_indices)
+        for row in piece.batch_indices[: piece.count]:
             found.append([None if part is None else map_arrays(lambda a, r=row: a[r].tolist(), part)
                           for part in piece.source])  # fmt: skip
     return found
@@ -98,7 +98,7 @@ def test_one_shape_serves_every_count():
         shapes = []
         while (piece := feed.take(2)) is not None:
             leaf = piece.source[0]
-            shapes.append((piece.rows.shape, leaf.shape if isinstance(feed, ChunkFeed) else None))
+            shapes.append((piece.batch_indices.shape, leaf.shape if isinstance(feed, ChunkFeed) else None))
         assert len(set(shapes)) == 2
 
 
@@ -107,7 +107,7 @@ def test_chunks_stay_small(monkeypatch):
     feed = build_feed(examples(40), HostEngine(), BatchPlan(4, 8), resident=False)
     feed.start(1)
     piece = feed.take(8)
-    assert piece is not None and (piece.count, piece.rows.shape) == (3, (3, 4))
+    assert piece is not None and (piece.count, piece.batch_indices.shape) == (3, (3, 4))
     assert [part[1] for part in batches(feed)] == np.arange(40).reshape(10, 4).tolist()
 
 
@@ -178,7 +178,7 @@ def test_resident_data_is_placed_once():
     placed = []
 
     class Counting(HostEngine):
-        def place(self, arrays: Any) -> Any:
+        def to_device(self, arrays: Any) -> Any:
             placed.append(arrays)
             return arrays
 

@@ -41,6 +41,6 @@ def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.
 
     monkeypatch.setattr(session, "load_data", lambda data, seed: None)
     monkeypatch.setattr(session, "assemble", assemble)
-    unused: Any = SimpleNamespace(place=None)
+    unused: Any = SimpleNamespace(process_info=None)
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
         session.prepare(Settings(), unused, unused, unused)

@@ -33,7 +33,7 @@ def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
     model.optimizer.build(model.trainable_variables)
     build_metrics(model, data, 1)
     engine = build_engine(model, jit, Distribution())
-    return engine, engine.place((data.x, data.y, data.sample_weight))
+    return engine, engine.to_device(data.as_batch())
 
 
 @pytest.mark.parametrize("jit", JITS)
@@ -70,7 +70,7 @@ def test_the_head_room_is_that_of_the_whole_backward_pass(limit, headroom):
         def gradients(self, source, row, scale):
             return [scale]
 
-        def compare(self, base, raised):
+        def compare_gradients(self, base, raised):
             return [1.0, 0.0, 0.0, 1.0, 1.0, float(raised[0] > limit)]
 
     sample = sample_gradients(Engine(), None, np.zeros(4, np.int32), (1, 1.0))  # type: ignore[arg-type]
@@ -103,7 +103,7 @@ def state_after_an_epoch(jit: bool, sampled: bool) -> list[np.ndarray]:
     sampler = GradientSampler(engine, 1, pytest.fail)
     feed.start(1)
     while (piece := feed.take(2)) is not None:
-        engine.train(piece.source, piece.rows, piece.count).wait()
+        engine.train(piece.source, piece.batch_indices, piece.count).wait()
         if sampled:
             assert sampler.take(piece, 2, 2.0**8).norm > 0
     variables = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
@@ -149,7 +149,7 @@ def test_a_subclassed_model_is_sampled():
     model.optimizer.build(model.trainable_variables)
     engine = build_engine(model, BACKEND == "jax", Distribution())
     data = tiny_data(8)
-    source = engine.place((data.x, data.y, None))
+    source = engine.to_device(Examples(data.x, data.y).as_batch())
     sample = GradientSampler(engine, 1, pytest.fail).take(
         Piece(source, np.arange(4, dtype=np.int32)[None], 1), 1, 2.0**10
     )

@@ -156,9 +156,9 @@ def test_what_tells_of_the_end_of_an_attempt_goes_when_the_next_one_begins_and_n
     assert (summary.status, summary.applied_steps) == ("finished", 4)
     words, seen = [*TINY, "policy=mixed_float16", f"resume={run_dir}"], SeenAtStart()
     with pytest.raises(ConfigError, match="seed: can't change in the middle of a run"):
-        job.train(load_settings([*words, "seed=9"]), audience=job.Reporters(sinks=[seen]))
+        job.train(load_settings([*words, "seed=9"]), reporters=job.Reporters(sinks=[seen]))
     assert (run_dir / "summary.json").exists() and seen.files == []
-    again = job.train(load_settings([*words, "trainer.max_steps=8"]), audience=job.Reporters(sinks=[seen]))
+    again = job.train(load_settings([*words, "trainer.max_steps=8"]), reporters=job.Reporters(sinks=[seen]))
     assert (again.status, again.applied_steps, seen.files) == ("finished", 8, [[]])
 
 

@@ -113,7 +113,7 @@ class Heard(Sink):
 def _go_on(run_dir: Path, *words: str) -> tuple[Summary, Heard]:
     heard = Heard()
     settings = load_settings([*TINY, "policy=mixed_float16", *words, f"resume={run_dir}"])
-    return job.train(settings, audience=job.Reporters(sinks=[heard])), heard
+    return job.train(settings, reporters=job.Reporters(sinks=[heard])), heard
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     settings = load_settings([*TINY, *TOO_HIGH, "fault.every_steps=1000", "fault.above_scale=20000",
                               "fault.at_steps=[51,52,53,54,55,56,57]", "policy=mixed_float16", *ROLLBACK,
                               f"run_dir={tmp_path / 'run'}"])  # fmt: skip
-    summary = job.train(settings, audience=job.Reporters(sinks=[Spoiler()]))
+    summary = job.train(settings, reporters=job.Reporters(sinks=[Spoiler()]))
 
     assert [event["step"] for event in rollbacks(tmp_path / "run")] == [20]
     assert (summary.exit_code, summary.rollbacks, summary.steps_seen) == (OK, 1, 80)
@@ -155,7 +155,7 @@ def test_the_person_watching_is_told(tmp_path):
     words = [*TINY, *TOO_HIGH[:-2], "policy=mixed_float16", "fault.above_scale=20000", "loss_scale.on_overflow=abort",
              *ROLLBACK, "trainer.max_steps=12", "trainer.steps_per_execution=1",
              f"run_dir={tmp_path / 'run'}"]  # fmt: skip
-    job.train(load_settings(words), audience=job.Reporters(sinks=[heard]))
+    job.train(load_settings(words), reporters=job.Reporters(sinks=[heard]))
     assert (
         "step 1: gradients were not finite at loss scale 32768 (rule loss_scale.on_overflow=abort). Rollback 1 of 3: "
         "going on at step 0, learning rate 0.5 of the configured one, loss scale 16384"

@@ -31,7 +31,7 @@ class Terminate(Sink):
 
 def terminated(run_dir: Path, *words: str) -> Summary:
     settings = load_settings([*TINY, "policy=float32", "trainer.steps_per_execution=1", *words, f"run_dir={run_dir}"])
-    return job.train(settings, audience=job.Reporters(sinks=[Terminate()]))
+    return job.train(settings, reporters=job.Reporters(sinks=[Terminate()]))
 
 
 def newest_step(run_dir: Path) -> int | None:

@@ -43,7 +43,7 @@ class PatternEngine:
     def weights_are_finite(self) -> bool:
         return True
 
-    def train(self, source: Any, rows: Any, count: int, lines: LoggedSteps, watch: StopLimits) -> Done:
+    def train(self, source: Any, batch_indices: Any, count: int, logged: LoggedSteps, limits: StopLimits) -> Done:
         first = self.scale.seen
         steps = self.scale.run([mark == "." for mark in self.pattern[first : first + count]])
         self.calls.append(count)
@@ -51,13 +51,13 @@ class PatternEngine:
         at_lines = {}
         for i, (loss, step) in enumerate(zip(numbers, steps, strict=True)):
             self.losses += [loss] if step.finite else []
-            if (i + 1 - lines.first) % lines.every == 0 and i + 1 >= lines.first:
+            if (i + 1 - logged.first) % logged.every == 0 and i + 1 >= logged.first:
                 at_lines[i + 1] = self.metrics()
         floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
         ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 0] for s in steps]
         return Done(StepRecords(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics(), at_lines))
 
-    def evaluate(self, source: Any, rows: Any, count: int) -> None:
+    def evaluate(self, source: Any, batch_indices: Any, count: int) -> None:
         self.evaluated += count
         self.losses += [0.5] * count
 
@@ -225,10 +225,10 @@ def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
     run = run_of("." * 1000, steps=500, per_call=10, log=10)
     train = run.engine.train
 
-    def interrupted(source: Any, rows: Any, count: int, lines: LoggedSteps, watch: StopLimits) -> Done:
+    def interrupted(source: Any, batch_indices: Any, count: int, logged: LoggedSteps, limits: StopLimits) -> Done:
         if run.engine.scale.seen == 20:
             os.kill(os.getpid(), number)
-        return train(source, rows, count, lines, watch)
+        return train(source, batch_indices, count, logged, limits)
 
     run.engine.train = interrupted
     run.fit()

@@ -195,7 +195,7 @@ class Narrator:
         if not self._pending:
             self._skipped = snapshot.skipped_steps
 
-    def go_back(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         """The run is back at `step`; whatever came after it is told already."""
         self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
         self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
@@ -228,9 +228,9 @@ class Narrator:
         self._told_step = end
         so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
         steps = f"step {start}" if start == end else f"steps {start}-{end}"
-        return [f"{steps}: {what}{self._scale_words(changes)}{comment}{so_far}"]
+        return [f"{steps}: {what}{self._format_scale_change(changes)}{comment}{so_far}"]
 
-    def _scale_words(self, events: list[Event]) -> str:
+    def _format_scale_change(self, events: list[Event]) -> str:
         events = sorted(events, key=lambda event: event.step)
         before, after = events[0].scale_before, events[-1].scale_after
         if not self._scaling.scales:

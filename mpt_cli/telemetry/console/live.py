@@ -201,11 +201,11 @@ class LiveConsole(Sink):
             self._console.print(Text("\n".join(wrap_parts(parts, self._console.width))))
             self._epoch_started_at = now
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         self._tell(self._narrator.sentences(at_once=True))
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
-        self._narrator.go_back(step, skipped_steps)
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        self._narrator.rewind(step, skipped_steps)
 
     def message(self, text: str) -> None:
         self._console.print(Text(text))

@@ -66,11 +66,11 @@ class PlainConsole(Sink):
             self._write([interval_line(replace(snapshot, gradients=self._sample), self._header)])
             self._sample = None
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         self._write(self._narrator.sentences(at_once=True))
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
-        self._narrator.go_back(step, skipped_steps)
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        self._narrator.rewind(step, skipped_steps)
 
     def message(self, text: str) -> None:
         self._write([text])
@@ -129,8 +129,8 @@ class ConsoleLog(PlainConsole):
         super().progress(step, epoch, phase)
         self._file.poll()
 
-    def trouble(self) -> str | None:
-        return self._file.trouble
+    def write_error(self) -> str | None:
+        return self._file.write_error
 
     def close(self) -> None:
         try:

@@ -59,18 +59,18 @@ class JsonlSink(Sink):
     def _line_of(self, event: Event) -> str:
         return strict_json({**asdict(event), **self._common})
 
-    def trouble(self) -> str | None:
-        return self._metrics.trouble or self._events.trouble
+    def write_error(self) -> str | None:
+        return self._metrics.write_error or self._events.write_error
 
     def flush(self) -> None:
         self._metrics.flush()
         self._events.flush()
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         self._metrics.close()
         self._events.close()
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         self._metrics.open()
         self._events.open()
 
@@ -117,16 +117,16 @@ class CsvSink(Sink):
         values = {"schema_version": SCHEMA_VERSION, "attempt": self._attempt, **snapshot_fields(snapshot)}
         return _csv_row([values.get(column) for column in self._columns])
 
-    def trouble(self) -> str | None:
-        return self._file.trouble
+    def write_error(self) -> str | None:
+        return self._file.write_error
 
     def flush(self) -> None:
         self._file.flush()
 
-    def release(self) -> None:
+    def suspend(self) -> None:
         self._file.close()
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         self._file.open()
 
     def close(self) -> None:

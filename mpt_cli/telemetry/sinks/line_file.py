@@ -23,7 +23,7 @@ class LineFile:
     A process killed at any moment loses at most the last second and leaves at most one partial line at the end, which
     opening the file again takes away.
 
-    When the file can't be written the lines wait in memory, `trouble` says why, and every later flush tries again: a
+    When the file can't be written the lines wait in memory, `write_error` says why, and each later flush tries again: a
     disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
     called all the same, and when too much waits.
     """
@@ -35,7 +35,7 @@ class LineFile:
         self._unwritten = b""  # lines a write did not take
         self._flushed_at = clock()
         self._epoch_ended_at = float("-inf")
-        self.trouble: str | None = None
+        self.write_error: str | None = None
         self.open()
 
     def open(self) -> None:
@@ -48,7 +48,7 @@ class LineFile:
 
     def add(self, line: Callable[[], str]) -> None:
         self._lines.append(line)
-        if len(self._lines) >= FLUSH_LINES and self.trouble is None:
+        if len(self._lines) >= FLUSH_LINES and self.write_error is None:
             self._try()
 
     def poll(self, now: bool = False) -> None:
@@ -70,9 +70,9 @@ class LineFile:
         try:
             while data:
                 data = data[os.write(self._descriptor, data) :]
-            self.trouble = None
+            self.write_error = None
         except OSError as error:
-            self.trouble = f"{self.path.name} can't be written: {error.strerror}"
+            self.write_error = f"{self.path.name} can't be written: {error.strerror}"
             raise _cannot_write(self.path, error) from error
         finally:
             self._unwritten = data

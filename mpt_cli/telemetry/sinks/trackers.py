@@ -75,7 +75,7 @@ class TensorBoardSink(Sink):
     def start(self, header: RunHeader) -> None:
         self._begins_anew = header.attempt > 1
 
-    def take_up(self, step: int, skipped_steps: int) -> None:
+    def rewind(self, step: int, skipped_steps: int) -> None:
         self._begins_anew = True
 
     def snapshot(self, snapshot: Snapshot) -> None:
