@@ -11,11 +11,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
-<<<<<<< HEAD
-=======
 from mpt_cli.runs.provenance import flatten
-from mpt_cli.settings import load_settings
->>>>>>> origin/main
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
