@@ -33,7 +33,7 @@ def holds(value: Any, depth: int = DEPTH) -> bool:
         return str(VALUE) in value
     if isinstance(value, int | float):
         return not isinstance(value, bool) and value == VALUE
-    if isinstance(value, dict | list | tuple) and depth:
+    if type(value) in (dict, list, tuple) and depth:
         return any(holds(part, depth - 1) for part in (value.values() if isinstance(value, dict) else value))
     fields = getattr(value, "__dict__", None)
     return isinstance(fields, dict) and holds(fields.get(KEY), 0)

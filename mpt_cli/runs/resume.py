@@ -12,7 +12,6 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
@@ -57,6 +56,8 @@ def find_run(settings: Settings) -> RunDirectory | None:
 
 def stored_settings(run: RunDirectory) -> Settings:
     """The settings the run was made with."""
+    from mpt_cli.settings import load_settings
+
     return load_settings([f"conf={run.config_yaml}"])
 
 

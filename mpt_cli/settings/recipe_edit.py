@@ -15,7 +15,7 @@ from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.recipes import choosing_key
+from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.yaml_layout import Indents, bare_text, find_indents, keep_layout
 
 _NULLS = ("", "null", "Null", "NULL", "~")

@@ -11,7 +11,6 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
-from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key, class_keys, key
 from mpt_cli.settings.loss_scale import SCALE_MODES, mode_settings
 from mpt_cli.settings.loss_scale import LossScaleSettings as LossScaleSettings  # one of the sections below
@@ -212,7 +211,7 @@ def check_choice(section: str, name: str) -> None:
     """PluginError where what another package has under this name can't be used, or is in the way of ours."""
     added = plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else {}
     if name in added and name in VARIANTS[section]:
-        raise PluginError(f"{added[name].package} has one of this name too. Uninstall it, or have it renamed.")
+        raise plugins.PluginError(f"{added[name].package} has one of this name too. Uninstall it, or have it renamed.")
     variant_class(section, name)
 
 
@@ -221,16 +220,17 @@ def check_sink_key(path: str) -> None:
     section, _, name = path.partition(".")
     added = plugins.installed(plugins.SINKS) if section == "logger" else {}
     if name in added and path not in _sink_keys():
-        raise PluginError(f"{added[name].package} has a sink of this name too. Uninstall it, or have it renamed.")
+        package = added[name].package
+        raise plugins.PluginError(f"{package} has a sink of this name too. Uninstall it, or have it renamed.")
 
 
 def _checked(cls: type, name: str, method: str) -> type:
     """PluginError unless it is a dataclass whose name is the one it is installed under, with this method."""
     here = f"{cls.__module__}.{cls.__qualname__}"
     if not is_dataclass(cls) or next(key.default for key in class_keys(cls) if key.path == "name") != name:
-        raise PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
+        raise plugins.PluginError(f"{here} must be a dataclass with `name: str = {name!r}`.")
     if not callable(getattr(cls, method, None)):
-        raise PluginError(f"{here} must have a method `{method}`.")
+        raise plugins.PluginError(f"{here} must have a method `{method}`.")
     return cls
 
 
@@ -238,7 +238,7 @@ def variants_of(section: str) -> dict[str, type]:
     """Every variant that can be used, those of other packages after ours."""
     found = dict(VARIANTS[section])
     for name in plugins.installed(plugins.GROUPS[section]) if section in plugins.GROUPS else ():
-        with suppress(PluginError):
+        with suppress(plugins.PluginError):
             found[name] = variant_class(section, name)
     return found
 

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
@@ -47,14 +47,16 @@ def _installed_sinks(logger: LoggerSettings) -> dict[str, Any]:
     """The sinks of other packages that are switched on; each is called with its own path in the run directory."""
     own = {declared.name for declared in fields(LoggerSettings)}
     names = [declared.name for declared in fields(logger) if declared.name not in own]
-    found: dict[str, Any] = {}
-    for name in names:
-        if getattr(logger, name):
-            try:
-                found[name] = plugins.load_plugin(plugins.SINKS, name, Sink)
-            except plugins.PluginError as error:
-                raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
-    return found
+    return {name: load_sink(name) for name in names if getattr(logger, name)}
+
+
+def load_sink(name: str) -> Any:
+    """The sink that another package has under this name; ConfigError where it can't be used."""
+    try:
+        check_sink_key(f"logger.{name}")
+        return plugins.load_plugin(plugins.SINKS, name, Sink)
+    except plugins.PluginError as error:
+        raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
 
 
 def console_sinks(mode: str, stream: TextIO) -> list[Sink]:

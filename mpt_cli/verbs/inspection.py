@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.key import REQUIRED, Key, class_keys
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -103,9 +102,18 @@ def _sinks() -> list[dict[str, str]]:
     installed = plugins.installed(plugins.SINKS).values()
     return [
         *({"name": key.path.partition(".")[2], "description": key.meaning} for key in own),
-        *({"name": plugin.name, "description": f"of {plugin.package}, logger.{plugin.name}=true"}
-          for plugin in installed),
+        *({"name": plugin.name, "description": _describe_sink(plugin)} for plugin in installed),
     ]
+
+
+def _describe_sink(plugin: plugins.Plugin) -> str:
+    from mpt_cli.telemetry.setup import load_sink
+
+    try:
+        load_sink(plugin.name)
+        return f"of {plugin.package}, logger.{plugin.name}=true"
+    except ConfigError as error:
+        return f"({error.problems[0].rule})"
 
 
 def _describe(cls: type) -> str:
@@ -215,6 +223,8 @@ def configure_show(parser: argparse.ArgumentParser) -> None:
 
 def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
+    from mpt_cli.settings import load_settings, resolved_yaml
+
     settings = load_settings(arguments.overrides)
     imports = imported_functions(settings)
     if arguments.json:
@@ -254,6 +264,8 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    from mpt_cli.settings import load_settings
+
     settings = load_settings(arguments.overrides)
     built = None
     if arguments.build:

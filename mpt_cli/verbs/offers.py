@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mpt_cli.settings.key import Key
-from mpt_cli.settings.recipes import CHOOSING_KEYS
-from mpt_cli.settings.schema import VARIANTS, all_keys, sections
+from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 from mpt_cli.verbs.parser import OVERRIDES, TARGETS
 

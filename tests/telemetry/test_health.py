@@ -369,7 +369,7 @@ def test_up_to_twice_the_floor_no_scale_is_called_low_enough(scale, beyond):
 def test_a_floor_that_float32_cannot_hold_is_the_floor_all_the_same():
     """0.1 in float32 lies above 0.1."""
     low = float(np.float32(0.1))
-    signs = Signs(replace(SCALED, min_scale=0.1), 10, 1, scale=low)
+    signs = Signs(Scaling(DynamicScale(min_scale=0.1)), 10, 1, scale=low)
     assert low > 0.1 and signs.is_near_floor(1)
     assert not replace(signs, scale=float(np.nextafter(np.float32(low), np.float32(1)))).is_near_floor(1)
 

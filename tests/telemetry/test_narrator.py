@@ -142,7 +142,7 @@ def test_the_loss_is_blamed_for_most_of_the_skips_that_are_told(header, clock, f
 ])  # fmt: skip
 def test_the_scale_is_acquitted_by_nan_at_the_floor_alone(header, clock, event: Event, blamed: bool) -> None:
     narrator = Narrator(5.0, clock)
-    narrator.start(replace(header, scaling=replace(DYNAMIC, mode="logmax", growth_steps=None)))
+    narrator.start(replace(header, scaling=Scaling(LogMaxScale())))
     narrator.add([event])
     assert ("nan even at the lowest scale" in narrator.sentences()[0]) == blamed
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpt_cli.precision import DynamicScale, FixedScale
+from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.health import EventTally, Signs, judge, observe
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -57,7 +57,7 @@ CASES = [
     ),
     (
         "probing often is what small growth_steps ask for",
-        _skipping(range(10, 1000, 10), scaling=replace(DYNAMIC, growth_steps=9), first_growth_step=9),
+        _skipping(range(10, 1000, 10), scaling=Scaling(DynamicScale(growth_steps=9)), first_growth_step=9),
         v.HEALTHY,
         "few enough",
     ),
@@ -122,7 +122,7 @@ def test_all_six_verdicts_have_a_case() -> None:
     assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED}
 
 
-LOGMAX = replace(DYNAMIC, mode="logmax", growth_steps=None)
+LOGMAX = Scaling(LogMaxScale())
 OF_ANOTHER_PACKAGE = replace(LOGMAX, mode="golden")
 
 
@@ -142,7 +142,7 @@ def test_any_scale_that_moves_collapses_at_its_floor(scaling: Scaling, streak: i
 
 
 def test_a_fixed_scale_has_no_floor_to_collapse_at() -> None:
-    low = replace(FIXED, initial_scale=0.5, min_scale=0.5)
+    low = Scaling(FixedScale(0.5))
     assert judge(_skipping(range(991, 1001), scaling=low, scale=0.5))[0] == v.TOO_LOW
 
 
@@ -215,7 +215,7 @@ def test_what_to_do_about_a_useless_scale(skip_steps, scaling, advice) -> None:
 @pytest.mark.parametrize(("growth_steps", "verdict"), [(20, v.CHRONIC), (19, v.HEALTHY)])
 def test_twice_the_share_that_probing_explains_is_not_chronic(growth_steps: int, verdict: str) -> None:
     """51 of the last 500 steps, 10.2 %: 2 in 20 are 10 %, 2 in 19 are 10.5 %."""
-    scaling = replace(DYNAMIC, growth_steps=growth_steps)
+    scaling = Scaling(DynamicScale(growth_steps=growth_steps))
     assert judge(_skipping(range(501, 909, 8), scaling=scaling, first_growth_step=9))[0] == verdict
 
 

@@ -8,8 +8,10 @@ so it is written in `keras.ops`; Keras is imported there, since settings read th
 
 import math
 import numbers
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
+from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 if TYPE_CHECKING:
@@ -46,7 +48,7 @@ class Fault(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ScaleRule:
+class ScaleRule(ABC):
     """What every mode is asked; one of your own overrides `mode`, `advance`, and whatever differs.
 
     `LossScaleOptimizer(rule=…)` takes an instance. Under the entry point group `mpt.scale_rules` the class is a mode of
@@ -72,9 +74,9 @@ class ScaleRule:
 
         return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
 
+    @abstractmethod
     def advance(self, state: RuleState, measured: "Measured") -> RuleState:
         """The state after a step; the names and dtypes are those of `initial`."""
-        raise NotImplementedError(f"{type(self).__name__} must have a method `advance`.")
 
     @classmethod
     def key_names(cls) -> list[str]:
@@ -154,6 +156,8 @@ def load_rule(name: str) -> type[ScaleRule]:
     rule = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
+    if isabstract(rule):
+        raise plugins.PluginError(f"{rule.__qualname__} must have a method `advance`.")
     return rule
 
 
@@ -172,22 +176,24 @@ def check_scale(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
-    if not (value > 0 and math.isfinite(value)):
+    size = float(value)
+    if not (size > 0 and math.isfinite(size)):
         raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
-    if not SMALLEST_SCALE <= value <= LARGEST_SCALE:
+    if not SMALLEST_SCALE <= size <= LARGEST_SCALE:
         raise ValueError(f"`{name}` must lie between 2**-126 and 2**127, float32's range. Received: {name}={value}.")
-    return float(value)
+    return size
 
 
 def check_count(name: str, value: object) -> int:
     """`value` as an int if it is a whole number of at least 1, else ValueError or TypeError that names it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
-    if not (value >= 1 and float(value).is_integer()):
+    size = float(value)
+    if not (size >= 1 and size.is_integer()):
         raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
-    if not value < 2**31:
+    if not size < 2**31:
         raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
-    return int(value)
+    return int(size)
 
 
 def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:

@@ -125,16 +125,20 @@ def _mean(before: Any, value: Any, beta: float) -> Any:
     return beta * before + (1 - beta) * value
 
 
+def _reinterpret(x: Any, dtype: str) -> Any:
+    from mpt_cli.precision.gradients.custom_gradients import reinterpret
+
+    return reinterpret(x, dtype)
+
+
 def _log2(x: Any) -> Any:
     """Of a normal float32, the exponent from its bits: exact for powers of two, and 128 for inf."""
     from keras import ops
 
-    from mpt_cli.precision.gradients.custom_gradients import reinterpret
-
-    bits = reinterpret(x, "int32")
+    bits = _reinterpret(x, "int32")
     exponent = ops.right_shift(bits, EXPONENT_BITS_AT) - EXPONENT_BIAS
     fraction = ops.bitwise_and(bits, 2**EXPONENT_BITS_AT - 1)
-    mantissa = reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
+    mantissa = _reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
     return ops.cast(exponent, "float32") + ops.log(mantissa) / math.log(2.0)
 
 
@@ -142,7 +146,5 @@ def _power_of_two(exponent: Any) -> Any:
     """Exactly 2**floor(exponent), from the bits: a compiled `pow` may be off by a rounding."""
     from keras import ops
 
-    from mpt_cli.precision.gradients.custom_gradients import reinterpret
-
     whole = ops.cast(ops.clip(ops.floor(exponent), 1 - EXPONENT_BIAS, EXPONENT_BIAS), "int32")
-    return reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")
+    return _reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")
