@@ -10,9 +10,6 @@ TensorFlow with the rest of the suite, and once more on JAX by one test of the f
 """
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from preloaded import run_program
 
+ROOT = Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 # How a function is run: JAX has no graph mode apart from its compiler.
 MODE_NAMES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager", "xla")
@@ -35,9 +34,8 @@ def only_on(backend: str) -> pytest.MarkDecorator:
 
 def assert_passes_on_jax(path: Path, timeout_seconds: float = 600.0) -> None:
     """Run the tests under `path` in a fresh process on JAX; fails with their output, also when none of them ran."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(path)]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_seconds)
+    words = ["-p", "no:cacheprovider", str(path)]
+    done = run_program("pytest", *words, backend="jax", cwd=ROOT, timeout=timeout_seconds, JAX_PLATFORMS="cpu")
     assert done.returncode == 0 and " passed" in done.stdout, f"on JAX:\n{done.stdout}\n{done.stderr}"
 
 

@@ -10,16 +10,12 @@ import pytest
 import yaml
 from backends import only_on
 from examined import NETS
+from preloaded import mpt
 
 from mpt_cli.cli import main
 
 LAYER_KEYS = {"name", "kind", "compute_dtype", "variable_dtype", "safe_window", "activation_gradients",
               "weight_gradients", "updates"}  # fmt: skip
-
-
-def mpt(*words, cwd):
-    return subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=cwd, capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
 
 
 def trained(cwd, *words):

@@ -1,23 +1,21 @@
 """Starts the tests of `two_devices`, whose devices must be split before anything else runs, and all of this on JAX."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from backends import only_on
+from backends import ROOT, only_on
+from preloaded import run_program
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
 def assert_passes(backend: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"  # JAX reads them once
-    environment = {**os.environ, "KERAS_BACKEND": backend, "JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1"}
-    environment["XLA_FLAGS"] = flags
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900)
+    variables = {"JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1", "XLA_FLAGS": flags}
+    words = ["-p", "no:cacheprovider", *arguments]
+    done = run_program("pytest", *words, backend=backend, cwd=ROOT, timeout=900, **variables)
     assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
 
 
