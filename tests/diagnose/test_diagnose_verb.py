@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from backends import only_on
+from backends import assert_passes_on_jax, only_on, parts
 from examined import NETS
 from preloaded import mpt
 
@@ -122,7 +122,6 @@ def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp
 
 @pytest.mark.slow
 @only_on("tensorflow")
-def test_this_folder_on_jax():
-    from backends import assert_passes_on_jax
-
-    assert_passes_on_jax(Path(__file__).parent)
+@pytest.mark.parametrize("files", parts(Path(__file__).parent, 2))
+def test_this_folder_on_jax(files):
+    assert_passes_on_jax(*files)
