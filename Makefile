@@ -10,7 +10,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite (twelve minutes on 2 cores); make test-fast: the quick part, a minute"
-	@echo "make test-long  what is left: kills on both backends, random examples, recipes; make test-all: both in one"
+	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
