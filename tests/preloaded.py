@@ -35,7 +35,7 @@ _READ_AT_IMPORT = re.compile(
 )
 _FRESH_WORDS = ("backend.compile_cache=", "backend.device=", "distribute.processes=")
 # what runs of `mpt` in this very process set later is not what a user has
-_ENVIRONMENT = dict(os.environ)
+ENVIRONMENT = dict(os.environ)
 
 
 def mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[str, str] | None = None,
@@ -60,7 +60,7 @@ def _ended(process: "Forked | subprocess.Popen[str]", timeout: float) -> "subpro
 def start_mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[str, str] | None = None,
               fresh: bool = False) -> "Forked | subprocess.Popen[str]":  # fmt: skip
     """`mpt` with these words, running, with pipes as its outputs."""
-    environment = dict(_ENVIRONMENT if env is None else env)
+    environment = dict(ENVIRONMENT if env is None else env)
     if fresh or not _can_be_forked(words, environment):
         command = [sys.executable, "-m", "mpt_cli", *words]
         return subprocess.Popen(command, cwd=cwd, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
@@ -71,7 +71,7 @@ def start_mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Map
 
 def _can_be_forked(words: Sequence[str], environment: Mapping[str, str]) -> bool:
     wanted = words[0] in FRAMEWORK_VERBS or (words[0] == "check" and "--build" in words)
-    return wanted and _early(environment) == _early(_ENVIRONMENT) and not any(w.startswith(_FRESH_WORDS) for w in words)
+    return wanted and _early(environment) == _early(ENVIRONMENT) and not any(w.startswith(_FRESH_WORDS) for w in words)
 
 
 def _early(environment: Mapping[str, str]) -> dict[str, str]:
@@ -80,7 +80,7 @@ def _early(environment: Mapping[str, str]) -> dict[str, str]:
 
 def start_program(program: str, *words: str, backend: str, cwd: Path | str, **variables: str) -> "Forked":
     """`python -m PROGRAM`, or `python PROGRAM` for a file, running with these variables over the environment."""
-    return _server(backend).start(program, words, cwd, {**_ENVIRONMENT, "KERAS_BACKEND": backend, **variables})
+    return _server(backend).start(program, words, cwd, {**ENVIRONMENT, "KERAS_BACKEND": backend, **variables})
 
 
 def run_program(program: str, *words: str, backend: str, cwd: Path | str, timeout: float,
@@ -165,7 +165,7 @@ class _Server:
     def __init__(self, backend: str) -> None:
         self.control, theirs = socket.socketpair()
         command = [sys.executable, str(Path(__file__)), backend, str(theirs.fileno())]
-        environment = {**_ENVIRONMENT, "KERAS_BACKEND": backend}
+        environment = {**ENVIRONMENT, "KERAS_BACKEND": backend}
         # pipes, as the outputs of the forked processes are: Python's streams remember what they were opened on
         self.process = subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
