@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-long test-all lint types bench recipes wheel clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
-	@echo "make test       the whole suite; make test-fast: the quick part, a minute"
+	@echo "make test       the suite (twelve minutes on 2 cores); make test-fast: the quick part, a minute"
+	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
@@ -17,10 +19,16 @@ train: $(VENV)/.run
 	$(BIN)/mpt train conf=digits_cnn
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m "not long"
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
+
+test-long: $(VENV)/.dev
+	$(PYTEST) -m long
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks

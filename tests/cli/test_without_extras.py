@@ -62,6 +62,7 @@ def test_a_launcher_names_its_extra(mpt):
     assert "submitit" in done.stderr and "pip install" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_verb_runs_on_jax_without_tensorflow(mpt):
     without = (*EXTRAS, "tensorflow")
