@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpt_cli.jobs.queue import Command
+from mpt_cli.jobs.executor import Command
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.results import SweepResults
@@ -22,9 +22,9 @@ def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> lis
     return [sys.executable, "-S", str(STUB), manner, str(run_dir), str(value)]
 
 
-def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command:
+def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command[Job]:
     job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
-    return Command(job, stub_command(folder / job.name, manner), folder / f"{job.name}.log")
+    return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
 
 
 @dataclass
