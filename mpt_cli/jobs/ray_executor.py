@@ -19,6 +19,7 @@ from mpt_cli.jobs.launchers import RayLauncher
 from mpt_cli.signals import SIGNALS
 
 _ASK_SECONDS = 0.2  # between questions to an actor
+_KILL_SECONDS = 2.0  # for an actor to end its command; one that does not answer is ended with its process
 _RESTARTS = 3  # of an actor whose machine is lost; the command goes on from its last checkpoint
 
 
@@ -36,6 +37,9 @@ class CommandActor:
     def terminate(self) -> None:
         self._handle.terminate()
 
+    def kill(self) -> None:
+        self._handle.kill()
+
 
 class RayHandle:
     """One question to the actor is always open, so that nothing here waits for an answer."""
@@ -43,8 +47,9 @@ class RayHandle:
     def __init__(self, ray: ModuleType, actor: Any) -> None:
         self._ray, self._actor = ray, actor
         self._question = actor.poll.remote()
-        self._asked_at: float | None = time.monotonic()
+        self._asked_at = time.monotonic()
         self._code: int | None = None
+        self._killed_at: float | None = None
         self.has_begun = False
 
     def poll(self) -> int | None:
@@ -54,9 +59,9 @@ class RayHandle:
             self._hear()
         except self._ray.exceptions.RayError as error:
             raise Lost(f"Ray: {str(error).strip().splitlines()[0]}") from error
-        if self._code is not None:
+        if self._code is not None or self._is_overdue():
             self._ray.kill(self._actor)
-        elif time.monotonic() - (self._asked_at or 0.0) > _ASK_SECONDS and self._question is None:
+        elif time.monotonic() - self._asked_at > _ASK_SECONDS and self._question is None:
             self._ask()
         return self._code
 
@@ -79,7 +84,15 @@ class RayHandle:
             self.kill()
 
     def kill(self) -> None:
-        self._ray.kill(self._actor)
+        """By the actor, which ends the whole group: Ray would end the command, and not what that started."""
+        if self.has_begun:
+            self._killed_at = time.monotonic()
+            self._actor.kill.remote()
+        else:
+            self._ray.kill(self._actor)
+
+    def _is_overdue(self) -> bool:
+        return self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
 
 
 class RayExecutor:

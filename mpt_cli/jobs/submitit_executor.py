@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import submitit
+from submitit.core import utils
 from submitit.helpers import DelayedSubmission
 
 from mpt_cli.errors import TERMINATED
@@ -135,9 +135,9 @@ class SlurmHandle:
         job._results_timeout_s = 0  # it was waited for already
         try:
             return job.result()
-        except submitit.core.utils.FailedJobError as error:
+        except utils.FailedJobError as error:
             raise Lost(f"submitit's job {job.job_id} failed: {str(error).strip().splitlines()[-1]}") from error
-        except submitit.core.utils.UncompletedJobError as error:
+        except utils.UncompletedJobError as error:
             raise Lost(f"submitit's job {job.job_id} ended as {job.state}, see {job.paths.stderr}") from error
 
 
@@ -196,7 +196,7 @@ class SubmititExecutor:
             # submitit's processes here are in our group: what the terminal sends must not end them before their job
             with held_back(*((signal.SIGINT, signal.SIGHUP) if self._launcher.is_here else ())):
                 job = executor.submit(remote)
-        except (OSError, subprocess.CalledProcessError, submitit.core.utils.FailedSubmissionError) as error:
+        except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
             raise CannotStart(str(error).strip().splitlines()[-1]) from error
         self._guard.add(job.job_id)
         return handle(job, remote, self._guard)

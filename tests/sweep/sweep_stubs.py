@@ -3,6 +3,7 @@
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -68,3 +69,25 @@ def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1
     for _ in range(times):
         time.sleep(0.5)
         os.kill(os.getpid(), number)
+
+
+SWEEP = """
+import os, sys
+from sweep_stubs import Stubs
+from mpt_cli.jobs.launchers import choose_launcher
+manner, name, *settings = sys.argv[1:]
+words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"]
+Stubs({1: manner, 2: manner}).start(words, launcher=choose_launcher(name, settings))
+"""
+
+
+def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner, launcher and its settings."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=folder, env=environment)
+    deadline = time.monotonic() + 60
+    while len(started(folder / "s")) < count:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # until they do
+    return process

@@ -4,14 +4,12 @@ import importlib.util
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import signal_when, started
+from sweep_stubs import begun_sweep, signal_when, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -147,33 +145,18 @@ def test_a_sweep_that_was_begun_with_joblib_goes_on_here_and_says_so(stubs, tmp_
     assert launcher_from_facts(json.loads(plan.read_text())) == LocalLauncher()
 
 
-SWEEP = """
-import os, sys
-from sweep_stubs import Stubs
-from mpt_cli.jobs.launchers import choose_launcher
-where = choose_launcher(sys.argv[2], sys.argv[3:])
-Stubs({1: sys.argv[1], 2: sys.argv[1]}).start(["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"], launcher=where)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "manner"), [("local", "deaf"), ("submitit", "hangs")])
 def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path, name, manner):
     """Here they are killed too; submitit's are asked to save."""
-    command = [sys.executable, "-c", SWEEP, manner, name, *HERE.get(name, [])]
-    sweep = subprocess.Popen(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
-    deadline = time.monotonic() + 60
-    while len(started(tmp_path / "s")) < 2:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    time.sleep(0.5)
+    sweep = begun_sweep(tmp_path, 2, manner, name, *HERE.get(name, []))
     assert len(processes_of(tmp_path / "s", "stub_job.py")) == 2
     sweep.kill()
     sweep.wait()
     assert none_is_left(tmp_path / "s")
     summaries = list((tmp_path / "s").glob("*/summary.json"))
     assert len(summaries) == (0 if name == "local" else 2)
-    again, code = stubs.resume(tmp_path / "s", launcher=launcher(name))
+    _, code = stubs.resume(tmp_path / "s", launcher=launcher(name))
     assert code == 0 and len(started(tmp_path / "s")) == 2
 
 

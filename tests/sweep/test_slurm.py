@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_slurm import signal_session
-from sweep_stubs import signal_when
+from sweep_stubs import begun_sweep, signal_when
 
 from mpt_cli.jobs.launchers import choose_launcher
 
@@ -58,6 +58,14 @@ def test_sbatch_is_told_the_settings_and_the_job_ends_with_its_own_code(stubs, s
 
 
 @pytest.mark.slow
+def test_what_sbatch_refuses_is_said_of_each_job(stubs, slurm, tmp_path):
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: gpu' >&2\nexit 1\n")
+    found, code = launched(stubs, ["seed=0,1"])
+    assert (code, [result.status for result in found.results]) == (3, ["failed", "failed"])
+    assert found.results[0].reason == "it could not be started: sbatch: error: invalid partition: gpu"
+
+
+@pytest.mark.slow
 def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
     stubs.manners = {1: "hangs"}
     found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
@@ -73,6 +81,14 @@ def test_a_second_ctrl_c_cancels_the_job_again(stubs, slurm, tmp_path):
     found, code = launched(stubs, ["seed=0", "sweep_dir=s"], grace_seconds=60.0)
     assert code == 130 and found.results[0].status == "interrupted" and ended(slurm)
     assert set((slurm / "cancelled.txt").read_text().split()) == {"77"}
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_has_its_job_cancelled(slurm, tmp_path):
+    sweep = begun_sweep(tmp_path, 1, "deaf", "submitit", *WORDS)
+    sweep.kill()
+    sweep.wait()
+    assert ended(slurm) and set((slurm / "cancelled.txt").read_text().split()) == {"77"}
 
 
 @pytest.mark.slow
