@@ -88,7 +88,7 @@ def start_sweep(
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
         begin(sweep, plan, {**plan_facts(["mpt", "sweep", *words], options), **kind.facts(own)}, options)
-        return _run(sweep, kind, options, screen)
+        return _run(sweep, options, screen)
 
 
 def resume_sweep(
@@ -99,12 +99,11 @@ def resume_sweep(
     `trials` is how many jobs a search is to have in all.
     """
     sweep = SweepDirectory.open(path)
-    kind = settings_from_facts(sweep.read_plan()[1])
-    kind.check()
+    settings_from_facts(sweep.read_plan()[1]).check()
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
-        return _run(sweep, kind, options, screen)
+        return _run(sweep, options, screen)
 
 
 def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
@@ -140,9 +139,9 @@ def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
     return left
 
 
-def _run(sweep: SweepDirectory, kind: SamplerSettings, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """What is left of earlier goes first, then what the sampler makes."""
-    sampler = kind.open(sweep, options)
+def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[SweepResults, int]:
+    """From the directory alone: what is left of earlier goes first, then what the sampler makes."""
+    sampler = settings_from_facts(sweep.read_plan()[1]).open(sweep, options)
     for line in sampler.remarks():
         screen.say(line)
     left = jobs_left(sweep, sampler.plan)

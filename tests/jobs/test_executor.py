@@ -143,7 +143,8 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch):
 def test_what_is_held_back_from_a_process_does_not_end_it(tmp_path):
     with LocalExecutor() as executor:
         with held_back(signal.SIGUSR2):
-            handle = executor.start(Command("one", ["sh", "-c", "sleep 0.3; exit 5"], None))
+            script = "import sys, time; time.sleep(0.5); sys.exit(5)"
+            handle = executor.start(Command("one", [sys.executable, "-S", "-c", script], None))
         handle.send_signal(signal.SIGUSR2)
         handle.wait_ended()
         assert handle.poll() == 5

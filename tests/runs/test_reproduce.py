@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -63,6 +64,7 @@ class StubExecutor(contextlib.nullcontext):
     """Runs nothing: `run` says what a command comes to."""
 
     poll_seconds = 0.01
+    run: Callable[[Command], int | None]
 
     def __enter__(self) -> "StubExecutor":
         return self
@@ -87,7 +89,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         command.log.write_text("mpt train: there is no such file\n")
         return found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
 
-    monkeypatch.setattr(StubExecutor, "run", staticmethod(run))
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(run), raising=False)
     monkeypatch.setattr(reproduction, "LocalExecutor", StubExecutor)
     return found
 

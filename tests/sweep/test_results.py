@@ -17,6 +17,8 @@ from mpt_cli.sweep.table import columns, narrow
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
+PICTURES = report.pictures  # before the stubs do without them
+
 
 def cells(found, overrides: str) -> dict[str, str]:
     """Title and text of the row whose initial scale is this."""
@@ -120,7 +122,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
-    monkeypatch.setattr(report, "pictures", report.pictures)
+    monkeypatch.setattr(report, "pictures", PICTURES)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()
