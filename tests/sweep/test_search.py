@@ -26,6 +26,7 @@ from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.sweep.search_space import read_space
 from mpt_cli.sweep.table import best_lines, failure_lines
 
+PICTURES = report.pictures  # before the stubs do without them
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"
 WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=adam,sgd"]
@@ -184,7 +185,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
 @pytest.mark.slow
 def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     found, _ = searches.search(WORDS, 2)
-    (trials,) = report.pictures(found)[0].curves
+    (trials,) = PICTURES(found)[0].curves
     assert (trials.label, trials.look.style, len(trials.xs)) == ("trials", "", 2)
     assert max(trials.ys) == max(value_of(result.job) for result in found.results)
 
