@@ -19,6 +19,7 @@ from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.jobs.queue import GRACE_SECONDS
 from mpt_cli.signals import handled_by, held_back
 
+_POLL_SECONDS = 0.1
 _RESULT_SECONDS = 15.0  # for a result to appear on a file system that the cluster shares
 _ASK_SECONDS = 3.0  # between questions to Slurm once a job was asked to end
 _OWN_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
@@ -62,7 +63,7 @@ class RemoteCommand:
     def _wait(self, handle: LocalHandle) -> int:
         is_told = False
         while (code := handle.poll()) is None:
-            time.sleep(LocalExecutor.poll_seconds)
+            time.sleep(_POLL_SECONDS)
             if self._asked_at is None and self.stop.exists():
                 self._asked_at = time.monotonic()
             if not is_told and self._has_waited(_OWN_SECONDS if _is_in_slurm() else 0.0):
@@ -74,7 +75,7 @@ class RemoteCommand:
             # not the sweep but the cluster asked: what follows may still put the job back in the queue
             if self._has_waited(_PREEMPTION_SECONDS):
                 break
-            time.sleep(LocalExecutor.poll_seconds)
+            time.sleep(_POLL_SECONDS)
         return code
 
     def _has_waited(self, seconds: float) -> bool:
@@ -85,7 +86,7 @@ class RemoteCommand:
 
 
 def _is_in_slurm() -> bool:
-    return "SLURM_JOB_ID" in os.environ
+    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"  # submitit itself says so
 
 
 @dataclass
