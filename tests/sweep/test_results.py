@@ -11,13 +11,11 @@ import pytest
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.report import write_results
+from mpt_cli.sweep.report import pictures, write_results
 from mpt_cli.sweep.results import last_sentence, read_results
 from mpt_cli.sweep.table import columns, narrow
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
-
-PICTURES = report.pictures  # before the stubs do without them
 
 
 def cells(found, overrides: str) -> dict[str, str]:
@@ -122,7 +120,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
-    monkeypatch.setattr(report, "pictures", PICTURES)
+    monkeypatch.setattr(report, "pictures", pictures)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()

@@ -17,16 +17,15 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
-from mpt_cli.sweep import report
 from mpt_cli.sweep.optuna_sampler import OptunaStudy
 from mpt_cli.sweep.plan import Job, Objective
+from mpt_cli.sweep.report import pictures
 from mpt_cli.sweep.results import SweepResults
 from mpt_cli.sweep.run import resume_sweep, start_sweep
 from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.sweep.search_space import read_space
 from mpt_cli.sweep.table import best_lines, failure_lines
 
-PICTURES = report.pictures  # before the stubs do without them
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"
 WORDS = ["conf=digits_mlp", "trainer.epochs=1", RATE, SCALE, "optimizer.name=adam,sgd"]
@@ -185,7 +184,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
 @pytest.mark.slow
 def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     found, _ = searches.search(WORDS, 2)
-    (trials,) = PICTURES(found)[0].curves
+    (trials,) = pictures(found)[0].curves
     assert (trials.label, trials.look.style, len(trials.xs)) == ("trials", "", 2)
     assert max(trials.ys) == max(value_of(result.job) for result in found.results)
 
