@@ -91,8 +91,8 @@ def beyond_training(place: Path, job: dict[str, Any]) -> float:
 
 @dataclass
 class Parent(Observer[None]):
-    """What the queue's own process holds at each poll, in order; `cpu` is its CPU time between polls. One of its children
-    is the guard that ends the jobs where it is killed.
+    """What the queue's own process holds at each poll, in order; `cpu` is its CPU time between polls. One of its
+    children is the guard, which ends the jobs where it is killed.
     """
 
     kilobytes: list[int] = field(default_factory=list)
