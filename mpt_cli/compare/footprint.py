@@ -6,13 +6,13 @@ own, and prints one JSON object.
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import MptError
+from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.models.layer_calls import calls_through
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
@@ -24,13 +24,11 @@ TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multi
 
 def examine_runs(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
     """The answer of such a process: by run directory, or `error` where there was none."""
-    command = [sys.executable, "-P", "-m", "mpt_cli.compare.footprint", *map(str, runs)]
+    answer = call(module_command("mpt_cli.compare.footprint", *map(str, runs)), LIMIT_SECONDS, cwd)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=cwd, check=False)
-        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        return {"error": f"its models could not be examined: {error}"}
-    return answer
+        return answer.json
+    except ValueError as error:
+        return {"error": f"its models could not be examined: {answer.why or error}"}
 
 
 def measure_runs(paths: Sequence[str]) -> dict[str, Any]:

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mpt_cli.runs import doctor as module
-from mpt_cli.runs.doctor import (
+from mpt_cli import doctor as module
+from mpt_cli.doctor import (
     BackendReport,
     DoctorReport,
     MissingPackage,
     doctor,
     doctor_report_rows,
     print_doctor_report,
+    probe_backend,
 )
-from mpt_cli.runs.machine import probe_backend
 
 
 def _timings(float16: float, bfloat16: float) -> list[dict[str, Any]]:
