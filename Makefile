@@ -46,7 +46,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e .
+	$(PIP) -e ".[tensorflow,plots]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run

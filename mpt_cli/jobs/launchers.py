@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import THREAD_VARIABLES, thread_environment, usable_cores
 from mpt_cli.settings.key import as_whole, read_number
 
@@ -242,7 +242,7 @@ def _ray_address(settings: RaySettings) -> str | None:
 
 def _check_package(name: str, settings: LauncherSettings) -> None:
     if importlib.util.find_spec(settings.package) is None:
-        remedy = f"pip install 'mpt-cli[{settings.extra}]'" if settings.extra else f"pip install {settings.package}"
+        remedy = install_command(settings.extra) if settings.extra else f"pip install {settings.package}"
         raise ConfigError(Problem("--launcher", f"{settings.package} is not installed.", name, remedy))
 
 

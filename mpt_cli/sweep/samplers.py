@@ -5,7 +5,7 @@ Light: `mpt sweep --help` reads the names here, and Optuna is an extra.
 import importlib.util
 from dataclasses import dataclass, field
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, install_command
 
 SAMPLERS = ("tpe", "random")
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
@@ -23,4 +23,4 @@ class SearchSettings:
 
 def check_optuna() -> None:
     if importlib.util.find_spec("optuna") is None:
-        raise ConfigError(Problem("--trials", "optuna is not installed.", None, "pip install 'mpt-cli[optuna]'"))
+        raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))

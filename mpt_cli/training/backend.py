@@ -23,7 +23,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, MptError, Problem
+from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.distribution import ProcessInfo, check_device_count, connect, find_process_info
 
@@ -84,7 +84,7 @@ def tensorflow_left_out() -> Iterator[None]:
 
 def _check_installed(name: str) -> None:
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, f"pip install {name}"))
+        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
 def _set_variables(settings: Settings) -> None:
