@@ -126,8 +126,9 @@ def _traced_layer(model: Any) -> Any:
 def innermost_layers(model: Any) -> list[Any]:
     """Layers with none inside them."""
     from mpt_cli.precision import layers_of
+    from mpt_cli.precision.keras_internals import inner_layers
 
-    return [layer for layer in layers_of(model) if not layer._flatten_layers(include_self=False)]
+    return [layer for layer in layers_of(model) if not inner_layers(layer)]
 
 
 def uneven_layers(model: Any) -> list[str]:

@@ -30,6 +30,7 @@ from mpt_cli.diagnose.passes import (
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
+from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
@@ -209,18 +210,14 @@ def _backward(model: Any, watch: Probes, counted: Counted) -> Iterator[Sighting]
 
 def _innermost(parts: Sequence[Any], watch: Probes) -> list[int]:
     """Indices in the order of the calls; a layer made of layers is left to these, unless it has weights of its own."""
-    owning = {index for index in watch.order if not _inner_layers(parts[index])}
+    owning = {index for index in watch.order if not inner_layers(parts[index])}
     own_weights = {index for index in watch.order if index not in owning and _has_own_weights(parts[index])}
     return [index for index in watch.order if index in owning | own_weights]
 
 
 def _has_own_weights(layer: Any) -> bool:
-    inner = {id(v) for part in _inner_layers(layer) for v in part.variables}
+    inner = {id(v) for part in inner_layers(layer) for v in part.variables}
     return any(id(v) not in inner for v in layer.trainable_variables)
-
-
-def _inner_layers(part: Any) -> list[Any]:
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []
 
 
 def _sighting(phase: str, part: Any, dtype: str, place: str, counts: Counts) -> Sighting:

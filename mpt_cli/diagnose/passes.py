@@ -22,6 +22,7 @@ from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, gradient_statistics
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
+from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.training.engine import StepWrapper
 
 Tensor = Any
@@ -108,7 +109,7 @@ def parts_of(model: Any) -> list[Any]:
     >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
     'dense'
     """
-    models = [model, *(x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.Model))]
+    models = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model))]
     operations = [operation for one in models for operation in getattr(one, "operations", [])]
     plain = {id(operation): operation for operation in operations if not isinstance(operation, keras.Layer)}
     return [*layers_of(model), *plain.values()]
@@ -287,7 +288,3 @@ def owners_of_weights(model: Any) -> list[int | None]:
         holding = [(len(variables), index) for variables, index in held if id(variable) in variables]
         owners.append(min(holding)[1] if holding else None)
     return owners
-
-
-def inner_layers(part: Any) -> list[Any]:
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []
