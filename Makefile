@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 
-.PHONY: help train test test-fast lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-keras lint types bench recipes wheel clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the whole suite; make test-fast: the quick part, a minute"
+	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
@@ -21,6 +22,10 @@ test: $(VENV)/.dev
 
 test-fast: $(VENV)/.dev
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks
@@ -40,7 +45,7 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel -q
 
 clean:
-	rm -rf $(VENV) dist build runs
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist build runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -51,4 +56,13 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+# Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.
+$(VENV)-oldest/.dev: KERAS := keras==3.12.*
+$(VENV)-newest/.dev: KERAS := keras
+$(VENV)-oldest/.dev $(VENV)-newest/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -v "^keras==" constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip --disable-pip-version-check -q install --upgrade -c $(@D)/constraints.txt -e ".[dev]" "$(KERAS)"
 	@touch $@
