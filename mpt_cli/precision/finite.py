@@ -133,18 +133,24 @@ def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond =
 
 def describe_non_finite(gradients: list[Tensor]) -> Tensor:
     """int32 vector `[nan elements, inf elements, index of the first gradient that holds one or -1]`."""
-    nan = inf = ops.zeros((), dtype="int32")
-    none = len(gradients)
-    first = ops.full((), none, dtype="int32")
-    for pack in _packed(gradients):
-        is_nan, is_inf = ops.isnan(pack.values), ops.isinf(pack.values)
-        nan, inf = nan + _count(is_nan), inf + _count(is_inf)
-        bad = ops.reshape(ops.logical_or(is_nan, is_inf), (-1,))
-        place = ops.cast(ops.argmax(ops.cast(bad, "int32")), "int32")
-        which = _count(ops.convert_to_tensor(pack.starts, dtype="int32") <= place) - 1
-        index = ops.take(ops.convert_to_tensor(pack.indices, dtype="int32"), which)
-        first = ops.where(ops.any(bad), ops.minimum(first, index), first)
-    return ops.stack([nan, inf, ops.where(first < none, first, -1)])
+    packs, none = _packed(gradients), len(gradients)
+    if not packs:
+        return ops.convert_to_tensor([0, 0, -1], dtype="int32")
+    nan, inf = (ops.stack([_count(kind(pack.values)) for pack in packs]) for kind in (ops.isnan, ops.isinf))
+    # one minimum: in a chain of `where(bad, minimum(first, index), first)` XLA's simplifier follows both uses of
+    # `first`, and the time to compile doubles with each pack
+    first = ops.min(ops.where(nan + inf > 0, ops.stack([_first_bad(pack) for pack in packs]), none))
+    return ops.stack([ops.sum(nan), ops.sum(inf), ops.where(first < none, first, -1)])
+
+
+def _first_bad(pack: _Pack) -> Tensor:
+    """Index of the first gradient of a pack that holds nan or inf, if one of them does."""
+    indices = ops.convert_to_tensor(pack.indices, dtype="int32")
+    if len(pack.indices) == 1:
+        return indices[0]
+    place = ops.argmax(ops.cast(ops.logical_not(ops.isfinite(pack.values)), "int32"))
+    which = _count(ops.convert_to_tensor(pack.starts, dtype="int32") <= ops.cast(place, "int32")) - 1
+    return ops.take(indices, which)
 
 
 def _count(flags: Tensor) -> Tensor:

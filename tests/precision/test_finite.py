@@ -1,5 +1,7 @@
 """One pass over a gradient: how large, whether finite, whether zero; wherever the bad element stands."""
 
+import time
+
 import keras
 import numpy as np
 import pytest
@@ -74,3 +76,21 @@ def test_the_first_bad_one_is_found_among_small_and_large_and_empty_ones(mode: s
         found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
         at = next((i for i, v in enumerate(values) if not np.isfinite(v).all()), -1)
         assert found == [0, sum(int(np.isinf(v).sum()) for v in values), at]
+
+
+@pytest.mark.slow
+def test_hundreds_of_large_gradients_compile_in_seconds(monkeypatch):
+    """On each backend: a chain of conditions over them took XLA minutes, or for ever."""
+    monkeypatch.setattr(finite, "SMALL_ELEMENTS", 0)
+    gradients = [np.ones(3, "float32") for _ in range(150)]
+    gradients[70][1], gradients[149][2] = np.inf, np.nan
+    described = compiled(lambda *values: finite.describe_non_finite(list(values)), "xla")
+    started = time.process_time()
+    assert np.asarray(described(*map(keras.ops.convert_to_tensor, gradients))).tolist() == [1, 1, 70]
+    assert time.process_time() - started < 30
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_gradients_hold_nothing(mode: str) -> None:
+    described = compiled(lambda *values: finite.describe_non_finite([None, *values]), mode)
+    assert np.asarray(described(keras.ops.zeros((0, 4)))).tolist() == [0, 0, -1]
