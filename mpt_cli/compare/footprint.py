@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import MptError
-from mpt_cli.models.layer_calls import calls_through
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
@@ -76,6 +75,8 @@ def activation_bytes(model: Any, inputs: Any, batch_size: int) -> int | None:
     the model can't be traced.
     """
     import keras
+
+    from mpt_cli.precision.keras_internals import calls_through
 
     sizes: list[int] = []
     try:

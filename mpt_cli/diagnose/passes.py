@@ -17,12 +17,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.models.layer_calls import calls_through
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, gradient_statistics
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
-from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.keras_internals import calls_through, inner_layers
 from mpt_cli.training.engine import StepWrapper
 
 Tensor = Any

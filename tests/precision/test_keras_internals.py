@@ -26,6 +26,7 @@ CLASSES = {
     "keras.src.trainers.trainer.Trainer": ("_compute_loss", "_symbolic_build"),
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables",),
+    "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
 }
 SET_IN_CODE = {  # attributes of instances: the class in whose source they are set
     "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics"),
@@ -36,7 +37,6 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
     "keras.src.backend.common.variables.Variable": ("_value",),
     "keras.src.utils.module_utils.LazyModule": ("_available",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_jax_state", "_jax_state_synced"),
-    "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
 }
 
 
@@ -79,7 +79,8 @@ def test_no_other_file_uses_a_private_part_of_keras():
            if isinstance(node, ast.Attribute) and node.attr.startswith("_")}  # fmt: skip
     named = {name for names in [*CLASSES.values(), *SET_IN_CODE.values()] for name in names}
     assert own <= named, f"not named by this test: {sorted(own - named)}"
-    for path in sorted(set(PACKAGE.rglob("*.py")) - {FILE}):
+    with_models = ("precision", "data", "models", "training", "compare", "diagnose")
+    for path in sorted({file for room in with_models for file in (PACKAGE / room).rglob("*.py")} - {FILE}):
         for node in ast.walk(ast.parse(path.read_text())):
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
             assert not module.startswith("keras.src"), f"{path}:{node.lineno} imports {module}"
@@ -152,6 +153,22 @@ def test_names_are_counted_from_the_beginning_and_then_as_before():
         assert [name(), name()] == ["dense", "dense_1"]
     number = int(before.partition("_")[2] or 0)
     assert name() == f"dense_{number + 1}"
+
+
+@pytest.mark.parametrize(("policy", "method"), [("float32", "call"), ("float8_from_mixed_bfloat16", "quantized_call")])
+def test_a_layer_calls_through_something_else_for_a_while(policy, method):
+    layer = keras.layers.Dense(2, dtype=policy)
+    layer.build((1, 3))
+    calls = []
+
+    def noted(index, call):
+        return lambda *args, **kwargs: (calls.append(index), call(*args, **kwargs))[1]
+
+    with internals.calls_through([layer], noted):
+        assert method in vars(layer)
+        layer(np.ones((1, 3), "float32"))
+    layer(np.ones((1, 3), "float32"))
+    assert calls == [0] and method not in vars(layer)
 
 
 def test_an_optimizer_outside_of_fit_holds_its_own_values():
