@@ -17,8 +17,9 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_learning_rate,
 )
 
-IS_NEWEST = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15)  # whose arguments and defaults the schema has
-BUILDABLE = [name for name in OPTIMIZERS if IS_NEWEST or name not in ("muon", "schedule_free_adamw")]
+VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
+FIRST_KERAS = {"muon": (3, 13), "schedule_free_adamw": (3, 14)}  # that has the optimizer with all arguments of ours
+BUILDABLE = [name for name in OPTIMIZERS if VERSION >= FIRST_KERAS.get(name, (3, 12))]
 NOT_OURS = {"self", "name", "kwargs", "loss_scale_factor"}  # scaling the loss is LossScaleOptimizer's matter
 
 
@@ -45,8 +46,8 @@ def test_keras_has_no_optimizer_that_we_leave_out():
     kinds = {kind.__name__ for kind in vars(keras.optimizers).values() if inspect.isclass(kind)
              and issubclass(kind, keras.optimizers.Optimizer)}
     no_names = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # the last is made of other optimizers
-    ours = {kind.__name__ for kind in OPTIMIZERS.values()}
-    assert kinds - no_names == (ours if IS_NEWEST else ours - {"ScheduleFreeAdamW"})
+    too_new = {"ScheduleFreeAdamW"} if VERSION < FIRST_KERAS["schedule_free_adamw"] else set()
+    assert kinds - no_names == {kind.__name__ for kind in OPTIMIZERS.values()} - too_new
 
 
 def test_a_keras_too_old_for_an_optimizer_is_told_so(monkeypatch):
