@@ -19,7 +19,7 @@ from mpt_cli.training.loss_and_optimizer import (
 
 VERSION = tuple(map(int, keras.__version__.split(".")[:2]))
 FIRST_KERAS = {"muon": (3, 13), "schedule_free_adamw": (3, 14)}  # that has the optimizer with all arguments of ours
-BUILDABLE = [name for name in OPTIMIZERS if VERSION >= FIRST_KERAS.get(name, (3, 12))]
+BUILDABLE = [name for name in OPTIMIZERS if FIRST_KERAS.get(name, (3, 12)) <= VERSION]
 NOT_OURS = {"self", "name", "kwargs", "loss_scale_factor"}  # scaling the loss is LossScaleOptimizer's matter
 
 
@@ -46,7 +46,7 @@ def test_keras_has_no_optimizer_that_we_leave_out():
     kinds = {kind.__name__ for kind in vars(keras.optimizers).values() if inspect.isclass(kind)
              and issubclass(kind, keras.optimizers.Optimizer)}
     no_names = {"Optimizer", "LossScaleOptimizer", "MultiOptimizer"}  # the last is made of other optimizers
-    too_new = {"ScheduleFreeAdamW"} if VERSION < FIRST_KERAS["schedule_free_adamw"] else set()
+    too_new = {"ScheduleFreeAdamW"} if FIRST_KERAS["schedule_free_adamw"] > VERSION else set()
     assert kinds - no_names == {kind.__name__ for kind in OPTIMIZERS.values()} - too_new
 
 
