@@ -21,6 +21,10 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks what it could offer
+        from mpt_cli.verbs.completion import complete
+
+        complete()
     arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_narrow_encodings()
     try:

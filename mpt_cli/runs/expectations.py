@@ -4,12 +4,10 @@ into it.
 
 import difflib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import write_atomic
@@ -174,29 +172,15 @@ def new_figures(expect: Mapping[str, Any], missed: Sequence[ExpectationCheck]) -
 
 def updated_text(text: str, figures: Mapping[KeyPath, Any]) -> str:
     """The recipe with the figures in the places of the old ones; DataError where a place isn't in it."""
-    places = dict(_scalar_positions(yaml.compose(text), ()))
-    missing = [".".join(place) for place in figures if ("expect", *place) not in places]
+    from mpt_cli.settings.recipe_edit import RecipeText
+
+    recipe = RecipeText(text)
+    missing = [".".join(place) for place in figures if not recipe.has(["expect", *place])]
     if missing:
         raise DataError(f"its expect: block has no {', '.join(missing)} of its own: it comes from elsewhere.")
-    for place, (start, end) in sorted(places.items(), key=lambda item: item[1], reverse=True):
-        if place[1:] in figures and place[0] == "expect":
-            text = text[:start] + format_yaml_value(figures[place[1:]]) + text[end:]
-    return text
-
-
-def format_yaml_value(value: Any) -> str:
-    """A value or a key in YAML, on one line however long, in quotes where it needs them.
-
-    >>> [format_yaml_value(value) for value in (1e-3, "on", {"a": [1, None]})]
-    ['0.001', "'on'", '{a: [1, null]}']
-    """
-    plain = _dump_yaml(value, None)
-    return plain if "\n" not in plain else _dump_yaml(value, '"')  # in double quotes a line break is written \n
-
-
-def _dump_yaml(value: Any, style: str | None) -> str:
-    text = str(yaml.safe_dump(value, default_flow_style=True, default_style=style, width=10**6))
-    return text.removesuffix("...\n").removesuffix("\n")
+    for place, figure in figures.items():
+        recipe.set(["expect", *place], figure)
+    return recipe.text
 
 
 def write_recipe(path: Path, text: str) -> None:
@@ -205,15 +189,6 @@ def write_recipe(path: Path, text: str) -> None:
         write_atomic(path, text)
     except DataError as error:
         raise DataError(f"{error} A copy of yours can: mpt copy {path.stem}") from error
-
-
-def _scalar_positions(node: Any, above: KeyPath) -> Iterator[tuple[KeyPath, tuple[int, int]]]:
-    """Every scalar of the YAML by its keys, with its first and last position in the text."""
-    if isinstance(node, yaml.MappingNode):
-        for name, value in node.value:
-            yield from _scalar_positions(value, (*above, str(name.value)))
-    elif isinstance(node, yaml.ScalarNode) and above:
-        yield above, (node.start_mark.index, node.end_mark.index)
 
 
 def _rounded(value: float, direction: Any) -> float | int:

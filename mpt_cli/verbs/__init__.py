@@ -39,7 +39,6 @@ VERBS = {
     "copy": Verb("inspection", "a recipe as a file of your own to edit"),
     "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
     "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
-    "__complete": Verb("completion"),
     "__killed": Verb("train"),
 }
 LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}

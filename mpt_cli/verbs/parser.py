@@ -11,6 +11,9 @@ from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import VERBS
 
+OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
+TARGETS = "NAME|FILE|RUN_DIR … key=value …"
+
 
 @dataclass(frozen=True)
 class VerbFunctions:
@@ -44,7 +47,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "words",
         nargs="*",
-        metavar="conf=... key=value",
+        metavar=OVERRIDES,
         help="conf= takes a recipe's name (`mpt list`) or the path of your own YAML; each key=value changes one key, "
         "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
         "fault)",

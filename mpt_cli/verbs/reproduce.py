@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.verbs.parser import add_json, print_json
+from mpt_cli.verbs.parser import TARGETS, add_json, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.reproduction import ReproduceTarget, Reproduction
@@ -23,7 +23,7 @@ _REPRODUCE_EXAMPLES = """examples:
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("words", nargs="*", metavar="NAME|FILE|RUN_DIR … key=value …",
+    parser.add_argument("words", nargs="*", metavar=TARGETS,
                         help="recipes, recipe files, run directories (./NAME where a recipe is called "
                         "NAME); changes to all of them")  # fmt: skip
     parser.add_argument("--all", action="store_true", help="every shipped recipe that can run on this machine")

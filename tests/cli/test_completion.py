@@ -1,16 +1,34 @@
-"""What the shell is offered, and the bash script in a real bash."""
+"""What the shell is offered, in this process and by the printed scripts in real shells."""
 
+import io
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from argcomplete.finders import CompletionFinder
 
+from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings.schema import SCALE_MODES
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.completion import complete_line
+from mpt_cli.verbs.completion import complete
+from mpt_cli.verbs.offers import OFFERS
+from mpt_cli.verbs.parser import verb_parser
+
+
+def complete_line(line: str) -> list[str]:
+    """Candidates for the last word of the line, as argcomplete hands them to a shell that splits words at spaces."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_SUPPRESS_SPACE": "1",
+                            "COMP_LINE": line, "COMP_POINT": str(len(line))}.items():  # fmt: skip
+            patch.setenv(name, value)
+        patch.setattr(CompletionFinder, "_init_debug_stream", lambda self: None)  # it takes descriptor 9
+        out = io.StringIO()
+        complete(out, exit_method=lambda code: None)
+    return out.getvalue().split("\n") if out.getvalue() else []
 
 
 @pytest.mark.parametrize(
@@ -36,7 +54,24 @@ from mpt_cli.verbs.completion import complete_line
         ("mpt train --q", ["--quiet"]),
         ("mpt diagnose conf=digits_mlp policy=mixed_f", ["policy=mixed_float16"]),
         ("mpt diagnose --at", ["--at-steps"]),
+        ("mpt export --format ", ["keras", "onnx", "savedmodel"]),
+        ("mpt export runs/a --format s", ["savedmodel"]),
+        ("mpt sweep --launcher ", sorted(LAUNCHERS)),
+        ("mpt sweep --launcher=s", ["--launcher=submitit"]),
+        ("mpt sweep --sampler t", ["tpe"]),
+        ("mpt evaluate --split ", ["train", "validation"]),
+        ("mpt sweep -j ", []),
+        ("mpt sweep conf=digits_mlp --quiet policy=mixed_f", ["policy=mixed_float16"]),
+        ("mpt sweep model=cnn --quiet model.f", ["model.filters="]),
+        ("mpt sweep policy=float32,mi", ["policy=float32,mixed_bfloat16", "policy=float32,mixed_float16"]),
+        ("mpt compare policy=float32,mixed_float16,mi", ["policy=float32,mixed_float16,mixed_bfloat16"]),
+        ("mpt sweep conf=digits_mlp,digits_c", ["conf=digits_mlp,digits_cnn"]),
+        ("mpt train policy=float32,mi", []),
+        ("mpt check requires=", ["requires=\\[gpu", "requires=\\[network"]),
+        ("mpt check requires=[gpu,", ["requires=\\[gpu,network"]),
+        ("mpt reproduce digits_mlp policy=mixed_f", ["policy=mixed_float16"]),
         ("mpt nonsense x", []),
+        ("mpt __k", []),
         ("mpt train nothing=", []),
     ],
 )
@@ -62,30 +97,87 @@ def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
     names = ("mine.yaml", "mint.txt", "minutes/")
     assert complete_line("mpt train data.path=min") == [f"data.path={name}" for name in names]
     assert complete_line(f"mpt evaluate {tmp_path}/minu") == [f"{tmp_path}/minutes/"]
+    assert complete_line("mpt report --out min") == ["mine.yaml", "mint.txt", "minutes/"]
+    assert complete_line("mpt sweep --resume minu") == ["minutes/"]
+    assert complete_line("mpt reproduce digits_mlp min") == ["mine.yaml", "mint.txt", "minutes/"]
+    assert complete_line("mpt diagnose minu") == ["minutes/"]
 
 
-def _bash(line: str, cwd: Path) -> list[str]:
-    """COMPREPLY after the line has been typed: bash's own variables, the script's own function."""
-    program = f"""
-    mpt() {{ {sys.executable} -m mpt_cli "$@"; }}
-    source <(mpt completion bash)
-    COMP_WORDBREAKS=$' \\t\\n"'"'"'><=;|&(:'
-    COMP_WORDS=(mpt); COMP_LINE='{line}'; COMP_POINT=${{#COMP_LINE}}
-    _mpt 2>/dev/null
-    printf '%s\\n' "${{COMPREPLY[@]}}"
-    """
-    done = subprocess.run(["bash", "-c", program], cwd=cwd, capture_output=True, text=True, timeout=60, env=os.environ)
-    return done.stdout.split()
+NO_FILES = ("N,N…", "NAME[:min|:max]")
 
 
-def test_bash_gets_what_follows_the_equals_sign(tmp_path) -> None:
-    assert _bash("mpt train policy=mixed_", tmp_path) == ["mixed_bfloat16", "mixed_float16"]
-    assert _bash("mpt train loss_scale.mode=", tmp_path) == list(SCALE_MODES)
+@pytest.mark.parametrize("verb", LISTED_VERBS)
+def test_every_argument_says_what_it_takes(verb) -> None:
+    takers = [action for action in verb_parser(verb)._actions if action.nargs != 0]
+    texts = [action for action in takers if not (action.choices or action.type)]
+    assert [action.dest for action in texts if action.metavar not in (*OFFERS, *NO_FILES)] == []
 
 
-def test_bash_completes_verbs_and_recipes(tmp_path) -> None:
-    assert _bash("mpt expo", tmp_path) == ["export"]
-    assert _bash("mpt train conf=digits_c", tmp_path) == ["digits_cnn"]
+@pytest.fixture
+def shell_env(tmp_path: Path) -> dict[str, str]:
+    """The environment of a shell whose `mpt` completes, and otherwise prints its words; in an empty home directory."""
+    program = tmp_path / "bin" / "mpt"
+    program.parent.mkdir()
+    real = f'exec {sys.executable} -m mpt_cli "$@"'
+    program.write_text(f'#!/bin/sh\n[ -n "$_ARGCOMPLETE" ] || [ "$1" = completion ] && {real}\necho "ran: mpt $*"\n')
+    program.chmod(0o755)
+    return {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}  # fmt: skip
+
+
+START = {
+    "bash": (["bash", "--norc", "--noprofile", "-i"], "source <(mpt completion bash)"),
+    "zsh": (["zsh", "-f", "-i"], "autoload -U compinit; compinit -u; source <(mpt completion zsh)"),
+    "fish": (["fish", "--no-config", "-i"], "mpt completion fish | source"),
+}
+
+
+def _typed(shell: str, line: str, env: dict[str, str], cwd: Path) -> str:
+    """What is run when a line, Tab, an X and Enter are typed in a terminal."""
+    pexpect = pytest.importorskip("pexpect")
+    command, setup = START[shell]
+    if shutil.which(command[0]) is None:
+        pytest.skip(f"there is no {shell}")
+    child = pexpect.spawn(command[0], command[1:], env=env, cwd=str(cwd), encoding="utf-8", timeout=60,
+                          dimensions=(50, 300))  # fmt: skip
+    try:
+        child.sendline(f"{setup}; echo rea''dy")
+        child.expect("ready\r?\n")
+        child.send(f"{line}\tX\r")
+        child.expect("ran: ([^\r\n]*)")
+        return str(child.match[1])
+    finally:
+        child.close(force=True)
+
+
+@pytest.mark.parametrize(
+    ("line", "becomes"),
+    [
+        ("mpt expo", "mpt export "),
+        ("mpt export --format sav", "mpt export --format savedmodel "),
+        ("mpt sweep --launcher sub", "mpt sweep --launcher submitit "),
+        ("mpt train conf=digits_c", "mpt train conf=digits_cnn "),
+        ("mpt sweep policy=float32,mixed_f", "mpt sweep policy=float32,mixed_float16 "),
+        ("mpt train loss_scale.ini", "mpt train loss_scale.initial_scale="),
+        ("mpt train model.kw", "mpt train model.kwargs."),
+        ("mpt report mi", "mpt report mine.d/"),
+    ],
+)
+@pytest.mark.parametrize("shell", START)
+def test_tab_in_a_real_shell(shell, line, becomes, shell_env, tmp_path) -> None:
+    (tmp_path / "mine.d").mkdir()
+    assert _typed(shell, line, shell_env, tmp_path) == becomes + "X"
+
+
+@pytest.mark.parametrize("line", ["mpt sweep --launcher ", "mpt train conf=digits_cnn policy=mi", "mpt "])
+def test_an_answer_imports_no_framework(line) -> None:
+    env = {**os.environ, "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)),
+           "_ARGCOMPLETE_STDOUT_FILENAME": os.devnull}  # fmt: skip
+    command = [sys.executable, "-X", "importtime", "-m", "mpt_cli"]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    imported = {row.rpartition("|")[2].strip().partition(".")[0] for row in done.stderr.splitlines()}
+    assert done.returncode == 0 and "argcomplete" in imported
+    assert imported & {"hydra", "omegaconf", "keras", "tensorflow", "jax", "numpy", "rich", "ruamel"} == set()
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -93,4 +185,4 @@ def test_each_shell_has_a_script(shell, capsys) -> None:
     from mpt_cli.cli import main
 
     assert main(["completion", shell]) == 0
-    assert "__complete" in capsys.readouterr().out
+    assert "_ARGCOMPLETE" in capsys.readouterr().out

@@ -94,6 +94,19 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
 
 
 @only_on("tensorflow")
+def test_a_whole_configuration_is_written_with_another_list(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["show", "conf=digits_mlp"]) == 0
+    Path("cfg.yaml").write_text(capsys.readouterr().out)
+    words = ["conf=./cfg.yaml", "policy=mixed_float16", "model.hidden_units=[16]", "--at-steps", "1", "--batches", "1"]
+    assert main(["diagnose", *words, "--out", "d", "--write", "x.yaml"]) == 0
+    before, after = (yaml.safe_load(Path(name).read_text()) for name in ("cfg.yaml", "x.yaml"))
+    assert before["model"].pop("hidden_units") == [512, 512] and after["model"].pop("hidden_units") == [16]
+    assert (after["policy"]["name"], before["model"]) == ("mixed_float16", after["model"])
+    assert main(["check", "conf=./x.yaml"]) == 0
+
+
+@only_on("tensorflow")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [

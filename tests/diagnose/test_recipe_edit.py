@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from mpt_cli.diagnose.recipe_copy import set_choice, set_key, text_with_choice, without_key
+from mpt_cli.diagnose.recipe_copy import choose_with_keys
+from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.schema import LossScaleSettings, Settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.settings.variants import MODELS
@@ -23,6 +24,30 @@ trainer:
 """
 
 
+def set_key(text: str, path: tuple[str, ...], new: object) -> str:
+    recipe = RecipeText(text)
+    recipe.set(path, new)
+    return recipe.text
+
+
+def set_choice(text: str, group: str, name: str) -> str:
+    recipe = RecipeText(text)
+    recipe.choose(group, name)
+    return recipe.text
+
+
+def without_key(text: str, path: tuple[str, ...]) -> str:
+    recipe = RecipeText(text)
+    recipe.remove(path)
+    return recipe.text
+
+
+def text_with_choice(text: str, group: str, name: str, found: object) -> str:
+    recipe = RecipeText(text)
+    choose_with_keys(recipe, group, name, found)
+    return recipe.text
+
+
 def value(text: str, *path: str) -> object:
     tree = yaml.safe_load(text)
     for name in path:
@@ -36,7 +61,7 @@ def value(text: str, *path: str) -> object:
      ("policy", "overrides", "b/c*"), ("trainer", "epochs"), ("model", "kwargs", "depth")],
 )  # fmt: skip
 def test_a_key_has_its_new_value_and_all_else_its_old_one(path):
-    text = set_key(TEXT, path, "7")
+    text = set_key(TEXT, path, 7)
     assert value(text, *path) == 7
     assert all(comment in text for comment in ("# command", "# why", "# scale"))
     before, after = yaml.safe_load(TEXT), yaml.safe_load(text)
@@ -44,7 +69,7 @@ def test_a_key_has_its_new_value_and_all_else_its_old_one(path):
 
 
 def test_two_keys_of_one_new_section_stand_together():
-    text = set_key(set_key(TEXT, ("model", "a"), "1"), ("model", "b"), "2")
+    text = set_key(set_key(TEXT, ("model", "a"), 1), ("model", "b"), 2)
     assert value(text, "model") == {"a": 1, "b": 2}
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt_cli.runs.expectations import ExpectationCheck, format_yaml_value, new_figures, updated_text
+from mpt_cli.runs.expectations import ExpectationCheck, new_figures, updated_text
+from mpt_cli.settings.recipe_edit import format_yaml_value
 
 
 def test_bounds_are_rounded_outwards() -> None:

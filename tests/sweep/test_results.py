@@ -11,7 +11,7 @@ import pytest
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.report import write_results
+from mpt_cli.sweep.report import pictures, write_results
 from mpt_cli.sweep.results import last_sentence, read_results
 from mpt_cli.sweep.table import columns, narrow
 
@@ -120,7 +120,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.slow
 def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
-    monkeypatch.setattr(report, "pictures", report.pictures)
+    monkeypatch.setattr(report, "pictures", pictures)
     stubs.manners = {2: "raises"}
     found, _ = stubs.start(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "description='<b>&','plain'"])
     text = found.sweep.report_html.read_text()

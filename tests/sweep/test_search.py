@@ -17,9 +17,9 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
-from mpt_cli.sweep import report
 from mpt_cli.sweep.optuna_sampler import OptunaStudy
 from mpt_cli.sweep.plan import Job, Objective
+from mpt_cli.sweep.report import pictures
 from mpt_cli.sweep.results import SweepResults
 from mpt_cli.sweep.run import resume_search, start_search
 from mpt_cli.sweep.samplers import SearchSettings
@@ -184,7 +184,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch, searches):
 @pytest.mark.slow
 def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     found, _ = searches.search(WORDS, 2)
-    (trials,) = report.pictures(found)[0].curves
+    (trials,) = pictures(found)[0].curves
     assert (trials.label, trials.look.style, len(trials.xs)) == ("trials", "", 2)
     assert max(trials.ys) == max(value_of(result.job) for result in found.results)
 

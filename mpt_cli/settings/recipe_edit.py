@@ -1,0 +1,299 @@
+"""The text of a recipe, edited: ruamel.yaml changes its tree, and whatever an edit does not touch (comments, blank
+lines, quotes, spaces) stays as it was written.
+"""
+
+import io
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.anchor import Anchor
+from ruamel.yaml.error import YAMLError
+from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.recipes import choosing_key
+from mpt_cli.settings.yaml_layout import Indents, bare_text, find_indents, keep_layout
+
+_NULLS = ("", "null", "Null", "NULL", "~")
+_WIDTH = 10**6  # of a line, so that none is folded
+_Pair = tuple[Any, Any]
+
+
+class RecipeText:
+    """The text of a recipe, which each edit replaces.
+
+    Anchors are safe: an edit changes the place it names, and no other that shares its value through an alias or a
+    merge key. A new key comes first in its section, a new section last in the file. ConfigError where the text is no
+    YAML, or written in a way that would not outlast the edit.
+
+    >>> recipe = RecipeText("loss_scale:\\n  mode: fixed  # why\\n")
+    >>> recipe.set(["loss_scale", "mode"], "dynamic")
+    >>> recipe.set(["loss_scale", "initial_scale"], "2**10")
+    >>> recipe.text
+    'loss_scale:\\n  initial_scale: 2**10\\n  mode: dynamic  # why\\n'
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def section(self, name: str) -> dict[str, Any]:
+        """The keys of a section with their values, those of merge keys too; none where it has no such section."""
+        found = (yaml.safe_load(self.text) or {}).get(name)
+        return found if isinstance(found, dict) else {}
+
+    def has(self, path: Sequence[str]) -> bool:
+        """
+        >>> RecipeText("a: &a {b: 1}\\nc: *a\\n").has(["c", "b"])
+        True
+        """
+        node: Node | None = _compose_bare(self.text)
+        for name in path:
+            node = _child(node, name)
+        return node is not None
+
+    def set(self, path: Sequence[str], value: Any) -> None:
+        """`value` at `path`, in place of the old one or as a new key.
+
+        >>> recipe = RecipeText("seed: 1")
+        >>> recipe.set(["a", "b"], 2)
+        >>> recipe.text
+        'seed: 1\\na:\\n  b: 2\\n'
+        """
+        self._edit(lambda root: _set(root, path, value))
+
+    def choose(self, group: str, name: str) -> None:
+        """`- group: name` in the `defaults` list, or `group.name` (`loss_scale.mode`) where that is written out.
+
+        >>> recipe = RecipeText("defaults:\\n  - policy: float32\\n  - model: mlp\\n")
+        >>> recipe.choose("policy", "float16")
+        >>> recipe.text
+        'defaults:\\n  - policy: float16\\n  - model: mlp\\n'
+        """
+        self._edit(lambda root: _choose(root, group, name))
+
+    def remove(self, path: Sequence[str]) -> None:
+        """The text without the key at `path` and without the sections that this leaves empty.
+
+        >>> recipe = RecipeText("model:\\n  filters: [8]  # few\\n  dropout: 0.4\\nseed: 1\\n")
+        >>> recipe.remove(["model", "filters"])
+        >>> recipe.text
+        'model:\\n  dropout: 0.4\\nseed: 1\\n'
+        """
+        if self.has(path):
+            self._edit(lambda root: _remove(root, path))
+
+    def _edit(self, change: Callable[[MappingNode], None]) -> None:
+        root, indents = _compose_bare(self.text), find_indents(self.text)
+        before = _dump(root, indents)
+        change(root)
+        after = _dump(root, indents)
+        text = keep_layout(self.text, before, after)
+        if text is None or not _says_the_same(text, after):
+            rule = "must be written without `?` keys and tags, and with equal indents, to be edited."
+            raise ConfigError(Problem("conf", rule))
+        self.text = text
+
+
+def format_yaml_value(value: Any) -> str:
+    """A value or a key in YAML, on one line however long, in quotes where it needs them.
+
+    >>> [format_yaml_value(value) for value in (1e-3, "on", "1e3", {"a": [1, None]})]
+    ['0.001', "'on'", "'1e3'", '{a: [1, null]}']
+    """
+    plain = _dump_value(value, None)
+    return plain if "\n" not in plain else _dump_value(value, '"')  # in double quotes a line break is written \n
+
+
+def _dump_value(value: Any, style: str | None) -> str:
+    text = yaml.dump(value, Dumper=_Dumper, default_flow_style=True, default_style=style, width=_WIDTH)
+    return str(text).removesuffix("...\n").removesuffix("\n")
+
+
+class _Dumper(yaml.SafeDumper):  # type: ignore[misc]  # PyYAML says nothing of its types
+    """Puts texts in quotes that OmegaConf reads as numbers, such as 1e3."""
+
+
+_Dumper.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def _compose_bare(text: str) -> MappingNode:
+    try:
+        return _compose(bare_text(text))
+    except (YAMLError, yaml.YAMLError) as error:
+        raise ConfigError(Problem("conf", f"it is not valid YAML: {' '.join(str(error).split())}.")) from error
+
+
+def _compose(text: str) -> MappingNode:
+    """The nodes of the text, an alias being the very node of its anchor."""
+    root = YAML().compose(text)
+    if root is None:
+        return MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
+    if not isinstance(root, MappingNode):
+        raise ConfigError(Problem("conf", "it must hold keys and values at its top level."))
+    for node in _walk(root, set()):
+        if isinstance(node.anchor, str):
+            node.anchor = _kept_anchor(node.anchor)
+        if isinstance(node, ScalarNode) and node.style == ">":  # ruamel.yaml marks in the value where it was folded
+            node.style, node.value = "|", node.value.replace("\a", "")
+    return root
+
+
+def _kept_anchor(name: str) -> Any:
+    anchor: Any = Anchor()
+    anchor.value, anchor.always_dump = name, True
+    return anchor
+
+
+def _dump(root: MappingNode, indents: Indents) -> str:
+    if not root.value:
+        return ""
+    writer = YAML()
+    writer.width = _WIDTH
+    writer.allow_unicode = True
+    writer.brace_single_entry_mapping_in_flow_sequence = True  # [{model: mlp}], not [model: mlp]
+    writer.indent(mapping=indents.section, sequence=indents.dash + 2, offset=indents.dash)
+    stream = io.StringIO()
+    writer.serialize(root, stream)
+    return stream.getvalue()
+
+
+def _says_the_same(text: str, other: str) -> bool:
+    try:
+        return repr(yaml.safe_load(text) or {}) == repr(yaml.safe_load(other) or {})  # repr, as nan is not nan
+    except yaml.YAMLError:
+        return False
+
+
+def _value_node(value: Any) -> Any:
+    return YAML().compose(format_yaml_value(value))
+
+
+def _set(root: MappingNode, path: Sequence[str], value: Any) -> None:
+    *sections, name = path
+    section = root
+    for above in sections:
+        child = _own_child(root, section, above)
+        if not isinstance(child, MappingNode):
+            child = MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
+            _put(section, above, child, at_end=section is root)
+        section = child
+    _put(section, name, _value_node(value), at_end=section is root)
+
+
+def _put(section: MappingNode, name: str, value: Node, at_end: bool = False) -> None:
+    for index, (key, _) in enumerate(section.value):
+        if key.value == name:
+            section.value[index] = (key, value)
+            return
+    section.value.insert(len(section.value) if at_end else 0, (_value_node(name), value))
+
+
+def _choose(root: MappingNode, group: str, name: str) -> None:
+    key = choosing_key(group)
+    if key is not None and _child(_child(root, group), key) is not None:
+        return _set(root, [group, key], name)
+    entry = MappingNode("tag:yaml.org,2002:map", [(_value_node(group), _value_node(name))], flow_style=False)
+    defaults = _own_child(root, root, "defaults")
+    if defaults is None:
+        entries = SequenceNode("tag:yaml.org,2002:seq", [entry], flow_style=False)
+        root.value.insert(0, (_value_node("defaults"), entries))
+        return
+    if not isinstance(defaults, SequenceNode) or not defaults.value:
+        return _put(root, "defaults", _value_node([{group: name}]))
+    for index, old in enumerate(defaults.value):
+        for written, _ in old.value if isinstance(old, MappingNode) else []:
+            if str(written.value).removeprefix("override ").strip().removeprefix("/") == group:
+                defaults.value[index] = _unshared(root, old)
+                return _put(defaults.value[index], written.value, _value_node(name))
+    defaults.value.insert(0, entry)
+
+
+def _remove(root: MappingNode, path: Sequence[str]) -> None:
+    *sections, name = path
+    section: Any = root
+    for above in sections:
+        section = _own_child(root, section, above)
+    if name not in [key.value for key, _ in section.value] or name in dict(_merged(section)):
+        _write_merges_out(section)
+    section.value = [pair for pair in section.value if pair[0].value != name]
+    if not section.value and sections:
+        _remove(root, sections)
+
+
+def _write_merges_out(section: MappingNode) -> None:
+    own = [pair for pair in section.value if not _is_merge(pair)]
+    given = [key.value for key, _ in own]
+    bases = [(_value_node(name), _copied(value)) for name, value in _merged(section) if name not in given]
+    section.value = [*bases, *own]
+
+
+def _own_child(root: MappingNode, section: MappingNode, name: str) -> Any:
+    """The value of a key, fit to be changed: a copy in its place where other places share it."""
+    child = _child(section, name)
+    if not isinstance(child, MappingNode | SequenceNode):
+        return child
+    is_merged = name not in [key.value for key, _ in section.value]
+    own = _anew(child) if is_merged else _unshared(root, child)
+    if own is not child:
+        _put(section, name, own)
+    return own
+
+
+def _unshared(root: MappingNode, node: Any) -> Any:
+    return node if _uses(root)[id(node)] < 2 else _anew(node)
+
+
+def _anew(node: Any) -> Any:
+    return type(node)(node.ctag, list(map(_copied, node.value)), flow_style=node.flow_style)
+
+
+def _copied(part: Any) -> Any:
+    """A pair or a node anew. What has an anchor is left as an alias of it."""
+    if isinstance(part, tuple):
+        return tuple(map(_copied, part))
+    if part.anchor or isinstance(part, ScalarNode):
+        return part if part.anchor else ScalarNode(part.ctag, part.value, style=part.style)
+    return _anew(part)
+
+
+def _uses(root: Node) -> Counter[int]:
+    """How often each node stands in the tree, by its id."""
+    return Counter(map(id, _walk(root, set())))
+
+
+def _walk(node: Any, seen: set[int]) -> Iterator[Any]:
+    """The node and all below it, at each place where they stand; below an alias nothing anew."""
+    yield node
+    if id(node) not in seen and not isinstance(node, ScalarNode):
+        seen.add(id(node))
+        for part in node.value:
+            for child in part if isinstance(part, tuple) else (part,):
+                yield from _walk(child, seen)
+
+
+def _child(node: Node | None, name: str) -> Node | None:
+    """The value of a key, its own or that of a merge key; none where it has no such key."""
+    pairs = node.value if isinstance(node, MappingNode) else []
+    own = next((value for key, value in pairs if key.value == name), None)
+    return own if own is not None else dict(_merged(node)).get(name)
+
+
+def _merged(node: Node | None) -> list[tuple[str, Node]]:
+    """What merge keys (`<<`) bring into a section; the first that has a key gives it."""
+    found: dict[str, Node] = {}
+    for _, value in filter(_is_merge, node.value if isinstance(node, MappingNode) else []):
+        for base in value.value if isinstance(value, SequenceNode) else [value]:
+            own = [(key.value, part) for key, part in base.value if key.value != "<<"]
+            for name, part in [*own, *_merged(base)]:
+                found.setdefault(name, part)
+    return list(found.items())
+
+
+def _is_merge(pair: _Pair) -> bool:
+    return bool(pair[0].value == "<<" and not pair[0].style)
