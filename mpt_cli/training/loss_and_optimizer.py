@@ -199,7 +199,7 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
     del arguments["name"], arguments["schedule"]
     class_name = OPTIMIZERS[settings.name].__name__
-    kind = getattr(keras.optimizers, class_name, None)
+    kind: Any = getattr(keras.optimizers, class_name, None)
     if lacking := [class_name] if kind is None else _unknown_arguments(kind, arguments):
         what = class_name if kind is None else f"{', '.join(lacking)} in {class_name}"
         raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {what}.", settings.name,
