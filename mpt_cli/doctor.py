@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 import mpt_cli
-from mpt_cli.errors import BAD_DATA, OK
+from mpt_cli.errors import BAD_DATA, OK, install_command
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import DEFAULT_PARENT
 from mpt_cli.runs.machine import machine_facts
@@ -28,11 +28,13 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
 BUSY_SHARE = 0.25  # of the cores; chosen, not measured: a load that is left from mpt itself is mostly below
-EXTRAS = {  # package -> what it is for
-    "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "mlflow": "logger.mlflow=true",
-    "wandb": "logger.wandb=true", "optuna": "mpt sweep --trials",
-    "submitit": "mpt sweep --launcher submitit", "ray": "mpt sweep --launcher ray",
-    "onnx": "mpt export --format onnx", "tf2onnx": "mpt export --format onnx",
+OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
+    "tensorflow": ("backend=tensorflow, data=tfrecord, mpt export --format savedmodel", "tensorflow"),
+    "jax": ("backend=jax", "jax"), "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
+    "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),
+    "wandb": ("logger.wandb=true", "wandb"), "optuna": ("mpt sweep --trials", "optuna"),
+    "submitit": ("mpt sweep --launcher submitit", "slurm"), "ray": ("mpt sweep --launcher ray", "ray"),
+    "onnx": ("mpt export --format onnx", None), "tf2onnx": ("mpt export --format onnx", None),
 }  # fmt: skip
 
 
@@ -124,14 +126,14 @@ def _examine_backend(name: str, measure: bool) -> BackendReport:
 
 def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) -> list[MissingPackage]:
     missing = [
-        MissingPackage(name, purpose, f"pip install {name}")
-        for name, purpose in EXTRAS.items()
+        MissingPackage(name, purpose, install_command(extra) if extra else f"pip install {name}")
+        for name, (purpose, extra) in OPTIONAL_PACKAGES.items()
         if importlib.util.find_spec(name) is None
     ]
     default = next(backend for backend in backends if backend.name == DEFAULT_BACKEND)
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
         missing.append(
-            MissingPackage("CUDA libraries", "the GPU of this machine", "pip install 'tensorflow[and-cuda]'")
+            MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda"))
         )
     return missing
 

@@ -13,7 +13,6 @@ from typing import Any
 
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
-from mpt_cli.models.layer_calls import calls_through
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
@@ -75,6 +74,8 @@ def activation_bytes(model: Any, inputs: Any, batch_size: int) -> int | None:
     """
     import keras
 
+    from mpt_cli.precision.keras_internals import calls_through
+
     sizes: list[int] = []
     try:
         with calls_through(innermost_layers(model), lambda _, call: _counting(call, sizes)):
@@ -124,8 +125,9 @@ def _traced_layer(model: Any) -> Any:
 def innermost_layers(model: Any) -> list[Any]:
     """Layers with none inside them."""
     from mpt_cli.precision import layers_of
+    from mpt_cli.precision.keras_internals import inner_layers
 
-    return [layer for layer in layers_of(model) if not layer._flatten_layers(include_self=False)]
+    return [layer for layer in layers_of(model) if not inner_layers(layer)]
 
 
 def uneven_layers(model: Any) -> list[str]:

@@ -37,7 +37,7 @@ class Launcher(ABC):
 
     def check_package(self) -> None:
         if importlib.util.find_spec(self.package) is None:
-            remedy = f"pip install 'mpt-cli[{self.extra}]'"
+            remedy = install_command(self.extra)
             raise ConfigError(Problem("--launcher", f"{self.package} is not installed.", self.name, remedy))
 
     @property

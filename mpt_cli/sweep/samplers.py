@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer
 
@@ -145,7 +145,7 @@ class SearchSettings(SamplerSettings):
 
     def check(self) -> None:
         if importlib.util.find_spec("optuna") is None:
-            raise ConfigError(Problem("--trials", "optuna is not installed.", None, "pip install 'mpt-cli[optuna]'"))
+            raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
 
     def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> "SweepPlan":
         """The edges of the space are checked; the configurations inside it by the jobs themselves."""

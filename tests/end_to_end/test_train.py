@@ -215,6 +215,11 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["applied_steps"] == 20
     assert [path.name for path in work.iterdir()] == ["runs"]
+    done = mpt("report", json.loads(done.stdout)["run_dir"], "--out", "page.html", cwd=work, env=environment)
+    assert done.returncode == 0 and "<h2 id=\"outcome-title\">" in (work / "page.html").read_text(), done.stderr
+    assert (site / "mpt_cli" / "py.typed").is_file()
+    [licence] = site.glob("mpt_cli-*.dist-info/licenses/LICENSE")
+    assert licence.read_text() == (ROOT / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize(
