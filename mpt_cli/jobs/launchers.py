@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.settings.key import as_whole, read_number

@@ -109,7 +109,7 @@ def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
     rule = known.get(name) or find_installed_rule(name)
     if rule is None:
         raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")
-    return rule(**config["config"])  # type: ignore[no-any-return]
+    return rule(**config["config"])
 
 
 KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables

@@ -177,7 +177,8 @@ class ScaleAttributesMixin:
     def dynamic_growth_steps(self, value: int) -> None:
         if "growth_steps" not in self.rule.initial():
             raise ValueError("`dynamic_growth_steps` can't be set: this optimizer's loss scale does not grow by steps.")
-        self._rule = dataclasses.replace(self.rule, growth_steps=check_count("dynamic_growth_steps", value))
+        numbers: dict[str, Any] = {"growth_steps": check_count("dynamic_growth_steps", value)}
+        self._rule = dataclasses.replace(self.rule, **numbers)
         if self.scale_state:
             self.scale_state.by_name["growth_steps"].assign(value)
 
