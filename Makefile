@@ -3,12 +3,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-long test-all test-keras lint types bench recipes wheel clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
-	@echo "make test       the whole suite; make test-fast: the quick part, a minute"
+	@echo "make test       the suite (twelve minutes on 2 cores); make test-fast: the quick part, a minute"
+	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
+	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
@@ -17,10 +20,20 @@ train: $(VENV)/.run
 	$(BIN)/mpt train conf=digits_cnn
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(PYTEST) -m "not long"
 
 test-fast: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(PYTEST) -m "not slow"
+
+test-long: $(VENV)/.dev
+	$(PYTEST) -m long
+
+test-all: $(VENV)/.dev
+	$(PYTEST)
+
+test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
+	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
+	$(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks
@@ -40,15 +53,24 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel -q
 
 clean:
-	rm -rf $(VENV) dist build runs
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist build runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) -e .
+	$(PIP) -e ".[tensorflow,plots]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+# Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.
+$(VENV)-oldest/.dev: KERAS := keras==3.12.*
+$(VENV)-newest/.dev: KERAS := keras
+$(VENV)-oldest/.dev $(VENV)-newest/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	grep -v "^keras==" constraints.txt > $(@D)/constraints.txt
+	$(@D)/bin/pip --disable-pip-version-check -q install --upgrade -c $(@D)/constraints.txt -e ".[dev]" "$(KERAS)"
 	@touch $@

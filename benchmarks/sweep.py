@@ -27,9 +27,9 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from mpt_cli.jobs.queue import Command, Limits, Observer, Queue, Running
+from mpt_cli.jobs.executor import Command, LocalExecutor
+from mpt_cli.jobs.queue import Limits, Observer, Queue, Running
 from mpt_cli.runs.machine import cpu_model
-from mpt_cli.sweep.plan import Job
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "sweep.json"
@@ -90,8 +90,10 @@ def beyond_training(place: Path, job: dict[str, Any]) -> float:
 
 
 @dataclass
-class Parent(Observer):
-    """What the queue's own process holds at each poll, in order; `cpu` is its CPU time between polls."""
+class Parent(Observer[None]):
+    """What the queue's own process holds at each poll, in order; `cpu` is its CPU time between polls. One of its
+    children is the guard, which ends the jobs where it is killed.
+    """
 
     kilobytes: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
@@ -99,7 +101,7 @@ class Parent(Observer):
     cpu: list[float] = field(default_factory=list)
     _since: float = 0.0
 
-    def tick(self, running: Sequence[Running]) -> None:
+    def tick(self, running: Sequence[Running[None]]) -> None:
         self.cpu.append(time.process_time() - self._since)
         status = Path("/proc/self/status").read_text()
         self.kilobytes.append(int(status.split("VmRSS:")[1].split()[0]))
@@ -119,11 +121,12 @@ class Parent(Observer):
 def measure_queue(folder: Path, jobs: int, seconds: float, workers: int) -> dict[str, Any]:
     """That many processes which only sleep, through the queue."""
     (folder / "logs").mkdir()
-    work = [Command(Job(number, f"{number:03d}", {}, [], 0), ["sleep", str(seconds)], folder / "logs" / f"{number}.log")
+    work = [Command(f"{number:03d}", ["sleep", str(seconds)], None, folder / "logs" / f"{number}.log")
             for number in range(jobs)]  # fmt: skip
     parent, codes = Parent(_since=time.process_time()), list[int | None]()
     began = time.perf_counter()
-    Queue(Limits(workers), lambda done, ending: codes.append(ending.exit_code), [parent]).run(work)
+    with LocalExecutor() as executor:
+        Queue(Limits(workers), executor, lambda done, ending: codes.append(ending.exit_code), [parent]).run(work)
     took = time.perf_counter() - began
     assert codes == [0] * jobs
     return {"jobs": jobs, "job_seconds": seconds, "workers": workers, "seconds": took,

@@ -4,6 +4,7 @@ remedies suggest.
 Anything raised that is not an `MptError` is a bug of ours and leaves with code 1.
 """
 
+import importlib.util
 import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -38,6 +39,25 @@ def _normalized(name: str) -> str:
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+
+
+def install_command(extra: str) -> str:
+    """What installs the packages of an extra of pyproject.toml.
+
+    >>> install_command("jax")
+    "pip install 'mpt-cli[jax]'"
+    """
+    return f"pip install 'mpt-cli[{extra}]'"
+
+
+def missing_extra(package: str, extra: str, consequence: str) -> str:
+    """What follows from `package` not being installed, in a sentence; empty where it is.
+
+    >>> missing_extra("no_such_package", "plots", "No pictures")
+    "No pictures: no_such_package is not installed. pip install 'mpt-cli[plots]'"
+    """
+    installed = importlib.util.find_spec(package) is not None
+    return "" if installed else f"{consequence}: {package} is not installed. {install_command(extra)}"
 
 
 class MptError(Exception):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.evaluation import TrainedModel, check_model, load_trained
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
@@ -29,8 +29,9 @@ def check_target(kind: str, output: Path) -> None:
                                   f"Use --output {output}{EXPORT_SUFFIXES[kind]}"))
     missing = [name for name in EXPORTERS[kind] if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(Problem("--format", f"{kind} needs {' and '.join(missing)}, not installed here.", kind,
-                                  f"pip install {' '.join(missing)}"))
+        remedy = install_command("tensorflow") if missing == ["tensorflow"] else f"pip install {' '.join(missing)}"
+        rule = f"{kind} needs {' and '.join(missing)}, not installed here."
+        raise ConfigError(Problem("--format", rule, kind, remedy))
 
 
 def export(run_path: str, kind: str, output: str | None = None, best: bool = False) -> Path:

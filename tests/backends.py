@@ -1,18 +1,17 @@
 """What a test needs to run on TensorFlow and on JAX alike, and the way to repeat a folder of tests on JAX.
 
 Keras picks its backend once per process. So tests are written with `keras.ops` and the functions below, run on
-TensorFlow with the rest of the suite, and once more on JAX by one test of the folder:
+TensorFlow with the rest of the suite, and once more on JAX by one test of the folder, in as many parts as keep two
+workers busy to the end:
 
     @pytest.mark.slow
     @only_on("tensorflow")
-    def test_on_jax():
-        assert_passes_on_jax(Path(__file__).parent)
+    @pytest.mark.parametrize("files", parts(Path(__file__).parent, 4))
+    def test_on_jax(files):
+        assert_passes_on_jax(*files)
 """
 
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,9 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+from preloaded import run_program
 
+ROOT = Path(__file__).parents[1]
 BACKEND = keras.backend.backend()
 # How a function is run: JAX has no graph mode apart from its compiler.
 MODE_NAMES = ("eager", "graph", "xla") if BACKEND == "tensorflow" else ("eager", "xla")
@@ -33,11 +34,19 @@ def only_on(backend: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(backend != BACKEND, reason=f"a matter of {backend}, not of {BACKEND}")
 
 
-def assert_passes_on_jax(path: Path, timeout_seconds: float = 600.0) -> None:
-    """Run the tests under `path` in a fresh process on JAX; fails with their output, also when none of them ran."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", str(path)]
-    environment = {**os.environ, "KERAS_BACKEND": "jax", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_seconds)
+def parts(folder: Path, count: int) -> list[Any]:
+    """The test files right in `folder`, dealt out to `count` cases of a test."""
+    files = sorted(folder.glob("test_*.py"))
+    return [pytest.param(files[part::count], id=f"part{part + 1}of{count}") for part in range(count)]
+
+
+def assert_passes_on_jax(*paths: Path, only: str = "not long", timeout_seconds: float = 900.0) -> None:
+    """Run the tests under `paths` with these marks in a process of their own on JAX.
+
+    Fails with their output, also when none of them ran.
+    """
+    words = ["-p", "no:cacheprovider", "-m", only, *map(str, paths)]
+    done = run_program("pytest", *words, backend="jax", cwd=ROOT, timeout=timeout_seconds, JAX_PLATFORMS="cpu")
     assert done.returncode == 0 and " passed" in done.stdout, f"on JAX:\n{done.stdout}\n{done.stderr}"
 
 

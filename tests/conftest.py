@@ -23,6 +23,15 @@ settings.register_profile("search", print_blob=True)
 settings.load_profile("repeatable")
 
 _COMPOSED: dict[str, tuple] = {}
+# Files with tests of a minute or more: they begin the run, lest one worker waits for the other at its end.
+LONGEST = ("test_kills.py", "test_recipes.py", "test_readme.py", "test_training_on_jax.py", "test_two_devices.py",
+           "test_gradients_package.py", "test_diagnose_verb.py", "test_gpu_runs.py", "test_benchmarks_run.py",
+           "test_growth_runs.py", "test_exact_stops.py", "test_without_extras.py")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    """The longest first; tests of a file stay together, as do the fixtures they share."""
+    items.sort(key=lambda item: item.path.name not in LONGEST)
 
 
 def pytest_collection_finish():

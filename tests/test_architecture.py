@@ -1,14 +1,19 @@
 """Rooms import only from the rooms before them, and no module imports itself in a circle."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
-ROOMS = ("errors", "plugins", "precision", "settings", "data", "models", "telemetry", "training", "runs", "jobs",
-         "report", "reproduce", "sweep", "compare", "diagnose", "job", "evaluation", "export", "verbs", "cli",
-         "__main__")  # fmt: skip
+ROOMS = ("errors", "plugins", "signals", "precision", "settings", "data", "models", "telemetry", "training", "runs",
+         "jobs", "doctor", "report", "reproduce", "sweep", "compare", "diagnose", "job", "evaluation", "export",
+         "verbs", "cli", "__main__")  # fmt: skip
+STARTS_PROCESSES = re.compile(
+    r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"
+)
+ASKS_A_PROGRAM = {"mpt_cli.runs.machine": "nvidia-smi", "mpt_cli.runs.provenance": "git"}  # runs stands above jobs
 LIBRARIES_OF_THEIR_OWN = {"precision": {"settings", "errors"}}
 
 
@@ -80,3 +85,30 @@ def test_no_relative_imports():
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             assert not (isinstance(node, ast.ImportFrom) and node.level), module
+
+
+def names_of_modules(path: Path) -> set[str]:
+    """What `path` imports, and the attributes of modules that it uses, dotted; also inside functions."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            found.add(f"{node.value.id}.{node.attr}")
+    return found
+
+
+@pytest.mark.parametrize("module", [name for name in MODULES if room_of(name) != "jobs"])
+def test_processes_are_started_in_one_room(module):
+    found = {name.partition(".")[0] for name in names_of_modules(MODULES[module]) if STARTS_PROCESSES.match(name)}
+    assert found == ({"subprocess"} if module in ASKS_A_PROGRAM else set())
+    assert ASKS_A_PROGRAM.get(module, "") in MODULES[module].read_text()
+
+
+def test_what_starts_a_process_is_recognised(tmp_path):
+    """The test above would pass if it saw nothing."""
+    (tmp_path / "one.py").write_text("import os\ndef f():\n    import subprocess as s\n    os.execvp('a', [])\n")
+    found = {name for name in names_of_modules(tmp_path / "one.py") if STARTS_PROCESSES.match(name)}
+    assert found == {"subprocess", "os.execvp"}

@@ -6,14 +6,13 @@ own, and prints one JSON object.
 
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import MptError
-from mpt_cli.models.layer_calls import calls_through
+from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
@@ -24,13 +23,11 @@ TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multi
 
 def examine_runs(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
     """The answer of such a process: by run directory, or `error` where there was none."""
-    command = [sys.executable, "-P", "-m", "mpt_cli.compare.footprint", *map(str, runs)]
+    answer = call(module_command("mpt_cli.compare.footprint", *map(str, runs)), LIMIT_SECONDS, cwd)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_SECONDS, cwd=cwd, check=False)
-        answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
-        return {"error": f"its models could not be examined: {error}"}
-    return answer
+        return answer.json
+    except ValueError as error:
+        return {"error": f"its models could not be examined: {answer.why or error}"}
 
 
 def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
@@ -76,6 +73,8 @@ def activation_bytes(model: Any, inputs: Any, batch_size: int) -> int | None:
     the model can't be traced.
     """
     import keras
+
+    from mpt_cli.precision.keras_internals import calls_through
 
     sizes: list[int] = []
     try:
@@ -126,8 +125,9 @@ def _traced_layer(model: Any) -> Any:
 def innermost_layers(model: Any) -> list[Any]:
     """Layers with none inside them."""
     from mpt_cli.precision import layers_of
+    from mpt_cli.precision.keras_internals import inner_layers
 
-    return [layer for layer in layers_of(model) if not layer._flatten_layers(include_self=False)]
+    return [layer for layer in layers_of(model) if not inner_layers(layer)]
 
 
 def uneven_layers(model: Any) -> list[str]:

@@ -11,16 +11,16 @@ from mpt_cli.compare.results import Comparison, Entry
 from mpt_cli.compare.verdict import entry_verdict, format_factor, overall, reasons, sentences
 from mpt_cli.errors import DataError
 from mpt_cli.report.history import RunHistory, as_number, read_history
-from mpt_cli.report.page import Section, coloured, commands, details, figures, footnote, lead, render_page, write_page
-from mpt_cli.report.picture import Drawing, draw
-from mpt_cli.report.run_page import configurations, failures
+from mpt_cli.report.page import footnote, render_page, write_page
+from mpt_cli.report.picture import Drawing, draw_all
+from mpt_cli.report.run_page import run_on_page
 from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.report.tables import (
     HtmlColumn,
     HtmlRow,
+    HtmlTable,
     TableColumn,
     csv_text,
-    html_table,
     markdown_table,
     plain_lines,
     rich_table,
@@ -148,7 +148,7 @@ _METHOD = (
 def write_compare_page(found: Comparison, path: Path) -> None:
     """The page at `path`, with its pictures beside it."""
     stories = run_stories(found)
-    drawings = [draw(picture) for picture in run_pictures(stories)] if stories else []
+    drawings = draw_all(run_pictures(stories)) if stories else []
     write_page(path, compare_page(found, stories, drawings, footnote(path, drawings)), drawings)
 
 
@@ -169,42 +169,37 @@ def compare_page(
     found: Comparison, stories: Sequence[RunHistory], drawings: Sequence[Drawing], note: str = ""
 ) -> str:  # fmt: skip
     """The whole page as text."""
+    return render_page(
+        "compare.html",
+        f"Comparison {found.place.path.name}",
+        drawings,
+        verdict=overall(found),
+        kind="bad" if any(entry.failed for entry in found.entries) else "",
+        entries=_entries_table(found),
+        sentences=sentences(found),
+        method=HtmlTable("The columns", [HtmlColumn("column"), HtmlColumn("what it is", wraps=True)],
+                         [HtmlRow(pair) for pair in _METHOD]),
+        runs=[run_on_page(story) for story in stories],
+        unstarted=_unstarted(found),
+        command=" ".join(map(str, found.facts.get("command_line", []))),
+        job_commands=[job.job.command for job in found.results],
+        footnote=note,
+    )  # fmt: skip
+
+
+def _entries_table(found: Comparison) -> HtmlTable:
     wanted = columns(found)
     heads = [HtmlColumn(column.title, column.is_number, wraps=column.title == "verdict") for column in wanted]
     rows = [
         HtmlRow([column.cell(entry) for column in wanted], "bad" if entry.failed else "") for entry in found.entries
     ]
-    points = "".join(f"<li>{coloured(sentence, '')}</li>" for sentence in sentences(found))
-    comparison = html_table("Each precision beside its baseline", heads, rows) + f"<ul>{points}</ul>" + _method()
-    sections = [
-        Section("comparison", "Comparison", comparison),
-        Section("pictures", "Pictures", figures(drawings)),
-        Section("failed", "What went wrong", failures(stories) + _unstarted(found)),
-        Section("configuration", "Configuration and environment", configurations(stories)),
-        Section("repeat", "Commands", _commands(found)),
-    ]
-    kind = "bad" if any(entry.failed for entry in found.entries) else ""
-    return render_page(f"Comparison {found.place.path.name}", lead(overall(found), "", kind), sections, note)
+    return HtmlTable("Each precision beside its baseline", heads, rows)
 
 
-def _method() -> str:
-    heads = [HtmlColumn("column"), HtmlColumn("what it is", wraps=True)]
-    return details(
-        "How the figures were made", html_table("The columns", heads, [HtmlRow(list(pair)) for pair in _METHOD])
-    )
-
-
-def _unstarted(found: Comparison) -> str:
+def _unstarted(found: Comparison) -> list[dict[str, str]]:
     """Jobs that failed without a summary that could tell why."""
     failed = [job for job in found.results if job.status not in GOOD and not job.summary]
-    return "".join(f"<h3>{coloured(job.job.name, '')}</h3><p>{coloured(job.reason or job.status, 'bad')}</p>"
-                   for job in failed)  # fmt: skip
-
-
-def _commands(found: Comparison) -> str:
-    jobs = commands(job.job.command for job in found.results)
-    whole = commands([" ".join(map(str, found.facts.get("command_line", [])))])
-    return f"{whole}{details('Each run by itself', jobs)}"
+    return [{"name": job.job.name, "reason": job.reason or job.status} for job in failed]
 
 
 def write_comparison(found: Comparison) -> None:

@@ -15,10 +15,11 @@ from typing import Any
 from mpt_cli.compare.plan import CompareDirectory, Setup, read_setups, read_workers, without_seed
 from mpt_cli.errors import DataError
 from mpt_cli.jobs.capacity import usable_cores
-from mpt_cli.jobs.queue import Command, Ending, Observer, Running
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import as_number, read_lines
 from mpt_cli.runs.directory import write_json
-from mpt_cli.sweep.plan import Objective, SweepPlan, choose_objective
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
 from mpt_cli.sweep.results import FINISHED, SEED, JobResult, read_job
 from mpt_cli.telemetry.format import format_number
 
@@ -154,7 +155,7 @@ NOISY_SHARE = 0.15  # of the cores; two equal runs beside a busy core differed b
 _STAT = Path("/proc/stat")
 
 
-class NoiseMeter(Observer):
+class NoiseMeter(Observer[Job]):
     """Measures jobs that run one after another: the time all cores were busy, less what the job used itself.
 
     Only where this process may use every core of the machine: else what the others do needs not concern it.
@@ -166,17 +167,17 @@ class NoiseMeter(Observer):
         self._busy = busy_seconds or busy_core_seconds
         self._start: tuple[float, float | None, float] = (0.0, None, 0.0)
 
-    def started(self, child: Running) -> None:
+    def started(self, running: Running[Job]) -> None:
         self._start = (time.monotonic(), self._busy(), _own_seconds())
 
-    def ended(self, work: Command, ending: Ending) -> None:
+    def ended(self, command: Command[Job], ending: Ending) -> None:
         since, before, own = self._start
         now = self._busy()
         elapsed = (time.monotonic() - since) * usable_cores()
         if before is None or now is None or elapsed <= 0:
             return
         share = (now - before - (_own_seconds() - own)) / elapsed
-        self._shares[work.job.name] = round(min(1.0, max(0.0, share)), 3)
+        self._shares[command.name] = round(min(1.0, max(0.0, share)), 3)
         write_json(self._place.noise_json, {"others_share": self._shares})
 
 

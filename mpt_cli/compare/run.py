@@ -11,8 +11,8 @@ from mpt_cli.compare.plan import CompareDirectory, make_comparison, read_workers
 from mpt_cli.compare.report import write_comparison
 from mpt_cli.compare.results import Comparison, Entry, NoiseMeter, read_comparison
 from mpt_cli.compare.verdict import narrow_dtype
+from mpt_cli.doctor import probe_backend
 from mpt_cli.runs.directory import write_json
-from mpt_cli.runs.machine import probe_backend
 from mpt_cli.sweep.plan import Job, choose_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, begin, exit_code, jobs_left, plan_facts, run_jobs, split_overrides

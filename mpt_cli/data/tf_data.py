@@ -17,7 +17,7 @@ import numpy as np
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
 from mpt_cli.data.examples import Array, DataSet, Examples, Stream, leaves
 from mpt_cli.data.paths import matching_files
-from mpt_cli.errors import DataError, did_you_mean
+from mpt_cli.errors import DataError, did_you_mean, install_command
 from mpt_cli.settings.variants import TFRecord
 
 _TENSORFLOW = "tensorflow"
@@ -253,8 +253,8 @@ def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
     try:
         import tensorflow as tf
     except ImportError as error:
-        raise DataError("data.name=tfrecord needs TensorFlow. Install it (pip install tensorflow), or convert the "
-                        "files to .npz.") from error
+        raise DataError(f"data.name=tfrecord needs TensorFlow. Install it ({install_command('tensorflow')}), or "
+                        "convert the files to .npz.") from error
     title = f"TFRecord {settings.path}"
     records = tf.data.TFRecordDataset([str(file) for file in matching_files(settings.path)])
     dataset = records.map(_record_parser(settings, _target_feature(records, settings, title)),

@@ -10,8 +10,6 @@ from typing import Any
 
 import keras
 import numpy as np
-from keras.src.backend.common import global_state
-from keras.src.utils import naming
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.data.load import load_data
@@ -28,6 +26,7 @@ from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics, build_under_policy, compile_model
@@ -177,13 +176,11 @@ def _with_loss(settings: Settings, model: Any, data: DataSet) -> Any:
 
 @contextmanager
 def _as_in_a_fresh_process() -> Iterator[None]:
-    names = global_state.get_global_attribute("object_name_uids")
     python, numpy = random.getstate(), np.random.get_state()
-    naming.reset_uids()
     try:
-        yield
+        with names_as_in_a_fresh_process():
+            yield
     finally:
-        global_state.set_global_attribute("object_name_uids", names)
         random.setstate(python)
         np.random.set_state(numpy)
 

@@ -30,7 +30,7 @@ from mpt_cli.diagnose.passes import (
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
-from mpt_cli.precision.policy import inner_layers
+from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command

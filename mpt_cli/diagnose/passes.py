@@ -17,11 +17,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.models.layer_calls import calls_through
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, gradient_statistics
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
+from mpt_cli.precision.keras_internals import calls_through, inner_layers
 from mpt_cli.training.engine import StepWrapper
 
 Tensor = Any
@@ -108,7 +108,7 @@ def parts_of(model: Any) -> list[Any]:
     >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
     'dense'
     """
-    models = [model, *(x for x in model._flatten_layers(include_self=False) if isinstance(x, keras.Model))]
+    models = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model))]
     operations = [operation for one in models for operation in getattr(one, "operations", [])]
     plain = {id(operation): operation for operation in operations if not isinstance(operation, keras.Layer)}
     return [*layers_of(model), *plain.values()]

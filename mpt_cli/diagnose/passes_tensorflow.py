@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
+from mpt_cli.precision.keras_internals import predict_in_training, training_loss
 
 Tensor = Any
 
@@ -36,8 +37,7 @@ class TensorFlowPass:
         sinks = self.probes.sinks()
         with self.probes.installed(sinks), tf.GradientTape() as tape:
             tape.watch(sinks)
-            y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
-            loss = tf.cast(model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True), "float32")
+            loss = tf.cast(training_loss(model, x, y, predict_in_training(model, x), weight), "float32")
             scaled = (loss if model.optimizer is None else model.optimizer.scale_loss(loss)) * self._scale
         found = tape.gradient(scaled, [*weights, *sinks])
         gradients, counts = found[: len(weights)], found[len(weights) :]

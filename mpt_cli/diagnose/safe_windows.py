@@ -33,7 +33,7 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
-from mpt_cli.precision.policy import inner_layers
+from mpt_cli.precision.keras_internals import inner_layers
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero

@@ -11,6 +11,7 @@ from mpt_cli.runs.machine import memory_bytes
 JOB_BYTES = 3 * 2**29  # 1.5 GiB: a small TensorFlow job was measured at 1.05 GB
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS",
                     "NPROC")  # fmt: skip  # the last one is XLA's, under JAX
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -109,4 +110,4 @@ def gpu_environment(pool: GpuPool, names: Sequence[str]) -> dict[str, str]:
     """What shows a job its GPUs and no others; nothing where the machine has none."""
     if not pool.names:
         return {}
-    return {"CUDA_VISIBLE_DEVICES": ",".join(names) or "-1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    return dict(zip(GPU_VARIABLES, (",".join(names) or "-1", "PCI_BUS_ID"), strict=True))

@@ -3,18 +3,20 @@
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
+from pathlib import Path
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, OK, SIGNAL_EXIT_CODES, ConfigError, Problem
+from mpt_cli.errors import BAD_DATA, OK, SIGNAL_EXIT_CODES, ConfigError, DataError, Problem
+from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
+from mpt_cli.jobs.queue import GRACE_SECONDS
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import handled_by, hangup_as_termination
 from mpt_cli.training.distribution import (
     PROCESS_VARIABLE,
     ProcessInfo,
@@ -22,9 +24,6 @@ from mpt_cli.training.distribution import (
     find_process_info,
     is_connected,
 )
-
-POLL_SECONDS = 0.05
-GRACE_SECONDS = 10.0  # for the first process to say what it met and to write its summary
 
 
 def must_launch(settings: Settings) -> bool:
@@ -42,19 +41,30 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
     """
     count = settings.distribute.processes or 1
     shares, meeting_point = gpu_shares(settings, visible_gpus(os.environ)), f"127.0.0.1:{free_port()}"
-    with tempfile.TemporaryFile("w+") as words_of_others:
-        processes = [_start(ProcessInfo(i, count, meeting_point), arguments, words_of_others, share)
-                     for i, share in enumerate(shares)]  # fmt: skip
-        to_leader = _passed_on(processes[0])
-        handlers = {number: signal.signal(number, to_leader) for number in (signal.SIGINT, signal.SIGTERM)}
+    with tempfile.NamedTemporaryFile("w+") as words_of_others, LocalExecutor() as executor:
+        commands = [_command(ProcessInfo(i, count, meeting_point), arguments, Path(words_of_others.name), share)
+                    for i, share in enumerate(shares)]  # fmt: skip
+        processes: list[LocalHandle] = []
         try:
-            return _wait(processes, words_of_others)
+            for command in commands:
+                processes.append(executor.start(command))
+            with handled_by(processes[0].send_signal), hangup_as_termination():
+                return _wait(processes, words_of_others)
+        except CannotStart as error:
+            raise DataError(f"process {len(processes)} of {count} could not be started: {error}") from error
         finally:
             for process in processes:
                 process.kill()
-                process.wait()
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+            for process in processes:
+                process.wait_ended()
+                process.poll()
+
+
+def _command(
+    place: ProcessInfo, arguments: Sequence[str], words_of_others: Path, share: dict[str, str]
+) -> Command[None]:  # fmt: skip
+    return Command(str(place), mpt_command("train", *arguments), None, words_of_others,
+                   environment={**share, PROCESS_VARIABLE: str(place)}, is_heard=place.is_rank0)  # fmt: skip
 
 
 @contextmanager
@@ -97,28 +107,14 @@ def gpu_shares(settings: Settings, gpus: list[str]) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(count)]
 
 
-def _start(
-    place: ProcessInfo, arguments: Sequence[str], words_of_others: IO[str], share: dict[str, str]
-) -> "subprocess.Popen[str]":
-    environment = {**os.environ, **share, PROCESS_VARIABLE: str(place)}
-    command = [sys.executable, "-P", "-m", "mpt_cli", "train", *arguments]
-    heard, said = (None, None) if place.is_rank0 else (subprocess.DEVNULL, words_of_others)
-    return subprocess.Popen(command, env=environment, process_group=0, text=True, stdout=heard, stderr=said)
-
-
-def _passed_on(leader: "subprocess.Popen[str]") -> Callable[[int, FrameType | None], None]:
-    def pass_on(number: int, _: FrameType | None) -> None:
-        leader.send_signal(number)
-
-    return pass_on
-
-
-def _wait(processes: Sequence["subprocess.Popen[str]"], words_of_others: IO[str]) -> int:
-    """Until the first has ended, or another has ended badly and the first had its time to notice."""
+def _wait(processes: Sequence[Handle], words_of_others: IO[str]) -> int:
+    """Until the first has ended, or another has ended badly and the first had its time to notice, to say what it met
+    and to write its summary.
+    """
     leader, others = processes[0], processes[1:]
     lost_at: float | None = None
     while (code := leader.poll()) is None:
-        time.sleep(POLL_SECONDS)
+        time.sleep(LocalExecutor.poll_seconds)
         if lost_at is None and any(other.poll() not in (None, OK) for other in others) and leader.poll() is None:
             lost_at = time.monotonic()
         if lost_at is not None and time.monotonic() - lost_at > GRACE_SECONDS:

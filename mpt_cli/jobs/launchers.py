@@ -1,49 +1,112 @@
-"""Where commands run: the launchers by name, the settings each takes as `launcher.key=value`, and what is checked
-before anything starts. Light: `mpt sweep --help` reads the names here.
+"""Where commands run: a class for each launcher, whose fields are what it takes as `launcher.key=value`, and what is
+checked before anything starts. Light: `mpt sweep --help` reads the names here.
 """
 
 import importlib.util
-import json
-import logging
 import os
-import secrets
 import shutil
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.jobs.capacity import THREAD_VARIABLES, thread_environment, usable_cores
+from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
+from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
+from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.settings.key import as_whole, read_number
-
-if TYPE_CHECKING:
-    from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.plan import Job
 
 PREFIX = "launcher."
 _SBATCH = "sbatch."
+MOST_AT_A_TIME = 16  # where nobody said how many: so many jobs of one person wait in a cluster's queue without offence
+_PROGRAMS = ("sbatch", "srun", "scancel", "sacct")  # of Slurm
+_ONLY_OF_SLURM = ("partition", "account", "qos", "constraint", "mem_gb", "gpus_per_node", "sbatch")
 
 
 @dataclass(frozen=True)
-class JoblibSettings:
-    """A worker of joblib's loky on this machine; there is nothing to set."""
+class Launcher(ABC):
+    """A place where jobs run. Its fields are its settings."""
 
-    package: ClassVar[str] = "joblib"
-    extra: ClassVar[str] = ""
+    name: ClassVar[str]
+    package: ClassVar[str]
+    extra: ClassVar[str]
+
+    def check(self) -> None:
+        """ConfigError where it can't be used here."""
+        self.check_package()
+
+    def check_package(self) -> None:
+        if importlib.util.find_spec(self.package) is None:
+            remedy = install_command(self.extra)
+            raise ConfigError(Problem("--launcher", f"{self.package} is not installed.", self.name, remedy))
+
+    @property
+    @abstractmethod
+    def is_here(self) -> bool:
+        """Whether its jobs take this machine's cores and GPUs."""
+
+    @property
+    def gives_gpus(self) -> bool:
+        """Whether it, and not the queue's own pool, gives each job its GPUs."""
+        return not self.is_here
+
+    @property
+    def description(self) -> str:
+        """Where, as the first line of a sweep says it."""
+        return f"through {self.name}"
+
+    @property
+    def facts(self) -> dict[str, Any] | None:
+        """What sweep.json holds of it."""
+        return {"name": self.name, "settings": asdict(self)}
+
+    def workers(self, jobs: int, gpus: int = 0) -> int:
+        """Jobs at a time where nobody said how many."""
+        return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
+
+    def core_shares(self, workers: int) -> list[frozenset[int]]:
+        """The cores that the queue keeps each job to, if any: a launcher starts its jobs itself."""
+        return []
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """A job's threads: its share of this machine where it runs here."""
+        return thread_environment(workers, environment) if self.is_here else {}
+
+    def inherited_variables(self) -> dict[str, str]:
+        """What a job that the launcher starts must be given of this process's environment: the GPUs the user shows."""
+        return {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+
+    @abstractmethod
+    def executor(self, workers: int, folder: Path) -> Executor:
+        """What starts the commands. `folder` takes the files of the launcher. Imports its library."""
+
+
+class LocalLauncher(Launcher):
+    """Processes of this machine."""
+
+    name = "local"
+    is_here = True
+    description = ""
+    facts = None
+
+    def check_package(self) -> None:
+        """It needs none."""
+
+    def core_shares(self, workers: int) -> list[frozenset[int]]:
+        return core_shares(workers)
+
+    def executor(self, workers: int, folder: Path) -> Executor:
+        return LocalExecutor()
 
 
 @dataclass(frozen=True)
-class SubmititSettings:
+class SubmititLauncher(Launcher):
     """A Slurm job each. With `cluster` local, submitit's processes on this machine, to try it out.
 
     `sbatch` holds further options of sbatch by their long names: launcher.sbatch.mail-type=FAIL.
     """
 
+    name: ClassVar[str] = "submitit"
     package: ClassVar[str] = "submitit"
     extra: ClassVar[str] = "slurm"
 
@@ -58,11 +121,49 @@ class SubmititSettings:
     constraint: str | None = None
     sbatch: dict[str, str] = field(default_factory=dict)
 
+    @property
+    def is_here(self) -> bool:
+        return self.cluster == "local"
+
+    @property
+    def description(self) -> str:
+        return f"through {self.name} ({self.cluster})"
+
+    def check(self) -> None:
+        super().check()
+        if self.cluster not in ("slurm", "local"):
+            raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", self.cluster))
+        if self.is_here:
+            self._check_local()
+        elif missing := [program for program in _PROGRAMS if shutil.which(program) is None]:
+            remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
+            rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
+            raise ConfigError(Problem("launcher.cluster", rule, self.cluster, remedy))
+
+    def _check_local(self) -> None:
+        given, default = asdict(self), asdict(SubmititLauncher())
+        problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", given[key])
+                    for key in _ONLY_OF_SLURM if given[key] != default[key]]  # fmt: skip
+        if problems:
+            raise ConfigError(problems)
+
+    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
+        """As many threads as it was given cores, where that is said."""
+        if self.cpus_per_task is not None:
+            return dict.fromkeys(THREAD_VARIABLES, str(self.cpus_per_task))
+        return super().environment(workers, environment)
+
+    def executor(self, workers: int, folder: Path) -> Executor:
+        from mpt_cli.jobs.submitit_executor import SubmititExecutor
+
+        return SubmititExecutor(self, folder / self.name)
+
 
 @dataclass(frozen=True)
-class RaySettings:
-    """A Ray task each. `address` None: RAY_ADDRESS, else a Ray of its own on this machine for as long as it runs."""
+class RayLauncher(Launcher):
+    """A Ray actor each. `address` None: RAY_ADDRESS, else a Ray of its own on this machine for as long as it runs."""
 
+    name: ClassVar[str] = "ray"
     package: ClassVar[str] = "ray"
     extra: ClassVar[str] = "ray"
 
@@ -71,13 +172,53 @@ class RaySettings:
     num_gpus: float | None = None
     memory_gb: float | None = None
 
+    @property
+    def cluster_address(self) -> str | None:
+        return self.address or os.environ.get("RAY_ADDRESS")
 
-LauncherSettings = JoblibSettings | SubmititSettings | RaySettings
-SETTINGS_CLASSES: dict[str, type[LauncherSettings]] = {
-    "joblib": JoblibSettings, "submitit": SubmititSettings, "ray": RaySettings
-}  # fmt: skip
-LOCAL = "local"
-LAUNCHERS = (LOCAL, *SETTINGS_CLASSES)
+    @property
+    def is_here(self) -> bool:
+        return not self.cluster_address
+
+    @property
+    def gives_gpus(self) -> bool:
+        return not self.is_here or self.num_gpus is not None
+
+    def executor(self, workers: int, folder: Path) -> Executor:
+        from mpt_cli.jobs.ray_executor import RayExecutor
+
+        return RayExecutor(self, workers)
+
+
+LAUNCHERS: dict[str, type[Launcher]] = {kind.name: kind for kind in (LocalLauncher, SubmititLauncher, RayLauncher)}
+_GONE = "joblib"
+
+
+def read_launcher_name(name: str) -> str:
+    """For argparse, which looks itself whether there is a launcher of that name; ConfigError for one that is gone."""
+    if name == _GONE:
+        remedy = "Leave it out: -j N runs N jobs at a time as processes of this machine, which is all that joblib did."
+        raise ConfigError(Problem("--launcher", f"must be {', '.join([*LAUNCHERS][:-1])} or ray.", name, remedy))
+    return name
+
+
+def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
+    """ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""
+    launcher = _read_settings(LAUNCHERS[name], overrides)
+    launcher.check()
+    return launcher
+
+
+def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = lambda sentence: None) -> Launcher:
+    """The one that a sweep was started with, from its sweep.json; its package is looked for again."""
+    found = facts.get("launcher")
+    if found is not None and found["name"] == _GONE:
+        say(f"This sweep was begun with --launcher {_GONE}, which is gone: its jobs run as processes of this machine, "
+            "as they did.")  # fmt: skip
+        found = None
+    launcher = LocalLauncher() if found is None else LAUNCHERS[found["name"]](**found["settings"])
+    launcher.check_package()
+    return launcher
 
 
 def split_launcher_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -86,21 +227,18 @@ def split_launcher_overrides(words: Sequence[str]) -> tuple[list[str], list[str]
     return [word for word in words if word not in own], own
 
 
-def read_settings(name: str, words: Sequence[str]) -> LauncherSettings | None:
-    """The settings of this launcher, None for `local`. ConfigError with every problem of the words."""
-    if name == LOCAL:
-        if words:
-            remedy = "Name one with --launcher submitit, --launcher ray or --launcher joblib."
-            raise ConfigError(Problem(words[0].partition("=")[0], "is for another launcher than local.", None, remedy))
-        return None
+def _read_settings(kind: type[Launcher], overrides: Sequence[str]) -> Launcher:
+    if overrides and not fields(kind):
+        remedy = "Name one with --launcher submitit or --launcher ray."
+        raise ConfigError(Problem(overrides[0].partition("=")[0], "is for another launcher than local.", None, remedy))
     problems: list[Problem] = []
-    given = _read_overrides(SETTINGS_CLASSES[name], words, problems)
+    given = _read_overrides(kind, overrides, problems)
     if problems:
         raise ConfigError(problems)
-    return SETTINGS_CLASSES[name](**given)
+    return kind(**given)
 
 
-def _read_overrides(kind: type[LauncherSettings], words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+def _read_overrides(kind: type[Launcher], words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
     known = {entry.name: entry for entry in fields(kind)}
     given: dict[str, Any] = {}
     for word in words:
@@ -131,165 +269,3 @@ def _read_value(entry: Any, text: str, given: dict[str, Any], problems: list[Pro
     else:
         rule = f"must be a {'whole ' if wants_whole else ''}number {'>= 0' if least == 0 else '> 0'}."
         problems.append(Problem(f"{PREFIX}{entry.name}", rule, text))
-
-
-MOST_AT_A_TIME = 16  # where nobody said how many: each has a proxy of 40 MB (submitit) to 150 MB (Ray) on this machine
-_GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
-_ONLY_OF_SLURM = ("partition", "account", "qos", "constraint", "mem_gb", "gpus_per_node", "sbatch")
-
-
-@dataclass(frozen=True)
-class OwnRay:
-    """Where it is, and what must stand in the environment of a process before that imports Ray."""
-
-    address: str
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Launcher:
-    """`name` is one of NAMES but local, `settings` its own. `ray` is one that was started for this sweep."""
-
-    name: str
-    settings: LauncherSettings
-    ray: OwnRay | None = None
-
-    @classmethod
-    def choose(cls, name: str, words: Sequence[str]) -> Self | None:
-        """None for local. ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""
-        settings = read_settings(name, words)
-        if settings is None:
-            return None
-        _check_package(name, settings)
-        if isinstance(settings, SubmititSettings):
-            _check_cluster(settings)
-        return cls(name, settings)
-
-    @classmethod
-    def from_facts(cls, facts: Mapping[str, Any]) -> Self | None:
-        """The one that a sweep was started with; its package is looked for again."""
-        found = facts.get("launcher")
-        if found is None:
-            return None
-        settings = SETTINGS_CLASSES[found["name"]](**found["settings"])
-        _check_package(found["name"], settings)
-        return cls(found["name"], settings)
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        return {"name": self.name, "settings": asdict(self.settings)}
-
-    @property
-    def is_here(self) -> bool:
-        """Whether its jobs take this machine's cores and GPUs."""
-        if isinstance(self.settings, SubmititSettings):
-            return self.settings.cluster == "local"
-        return not (isinstance(self.settings, RaySettings) and _ray_address(self.settings))
-
-    @property
-    def gives_gpus(self) -> bool:
-        """Whether it, and not the sweep's own pool, gives each job its GPUs."""
-        return not self.is_here or (isinstance(self.settings, RaySettings) and self.settings.num_gpus is not None)
-
-    @property
-    def words(self) -> str:
-        where = f" ({self.settings.cluster})" if isinstance(self.settings, SubmititSettings) else ""
-        return f"through {self.name}{where}"
-
-    def workers(self, jobs: int) -> int:
-        """Jobs at a time where nobody said how many and they run elsewhere."""
-        return min(jobs, MOST_AT_A_TIME)
-
-    def environment(self, workers: int, environment: Mapping[str, str]) -> dict[str, str]:
-        """A job's threads: as many as it was given cores, else its share of this machine where it runs here."""
-        if isinstance(self.settings, SubmititSettings) and self.settings.cpus_per_task is not None:
-            return dict.fromkeys(THREAD_VARIABLES, str(self.settings.cpus_per_task))
-        return thread_environment(workers, environment) if self.is_here else {}
-
-    def command(self, command: Sequence[str], sweep: "SweepDirectory", job: "Job") -> list[str]:
-        """What the queue starts in the place of `command`. Files of an earlier attempt go."""
-        log = sweep.log(job).resolve()
-        began, stop = self.began(sweep, job).resolve(), log.with_suffix(".stop")
-        for path in (began, stop):
-            path.unlink(missing_ok=True)
-        own = {"address": self.ray.address} if self.ray else {}
-        order = {
-            "launcher": self.name, "settings": {**asdict(self.settings), **own}, "command": [*command], "log": str(log),
-            "began": str(began), "stop": str(stop), "folder": str(log.parent / self.name / job.name),
-            "environment": self.ray.environment if self.ray else {},
-            "variables": [*job.environment, *([] if self.gives_gpus else _GPU_VARIABLES)],
-        }  # fmt: skip
-        return [sys.executable, "-P", "-m", "mpt_cli.jobs.proxy", json.dumps(order)]
-
-    def began(self, sweep: "SweepDirectory", job: "Job") -> Path:
-        """There once the job's command has begun: until then it waits in the launcher's own queue."""
-        return sweep.log(job).with_suffix(".began")
-
-    @contextmanager
-    def session(self, workers: int) -> Iterator["Launcher"]:
-        """The launcher while it runs jobs: where no Ray is running, one of its own."""
-        if not isinstance(self.settings, RaySettings) or not self.is_here:
-            yield self
-            return
-        cpus = max(usable_cores(), round(workers * self.settings.num_cpus))
-        with ray_of_its_own(cpus) as own:
-            yield replace(self, ray=own)
-
-
-def _ray_address(settings: RaySettings) -> str | None:
-    return settings.address or os.environ.get("RAY_ADDRESS")
-
-
-def _check_package(name: str, settings: LauncherSettings) -> None:
-    if importlib.util.find_spec(settings.package) is None:
-        remedy = f"pip install 'mpt-cli[{settings.extra}]'" if settings.extra else f"pip install {settings.package}"
-        raise ConfigError(Problem("--launcher", f"{settings.package} is not installed.", name, remedy))
-
-
-def _check_cluster(settings: SubmititSettings) -> None:
-    if settings.cluster not in ("slurm", "local"):
-        raise ConfigError(Problem("launcher.cluster", "must be slurm or local.", settings.cluster))
-    if settings.cluster == "local":
-        given, default = asdict(settings), asdict(SubmititSettings())
-        problems = [Problem(f"launcher.{key}", "is for launcher.cluster=slurm.", given[key])
-                    for key in _ONLY_OF_SLURM if given[key] != default[key]]  # fmt: skip
-        if problems:
-            raise ConfigError(problems)
-    elif missing := [program for program in ("sbatch", "srun", "scancel", "sacct") if shutil.which(program) is None]:
-        remedy = "Start the sweep on a machine of the cluster, or try it out here with launcher.cluster=local."
-        rule = f"must have Slurm on this machine: there is no {', '.join(missing)}."
-        raise ConfigError(Problem("launcher.cluster", rule, settings.cluster, remedy))
-
-
-@contextmanager
-def ray_of_its_own(cpus: int) -> Iterator[OwnRay]:
-    """It ends with the sweep, also when that is killed: the process waits for the end of its input."""
-    command = [sys.executable, "-P", "-m", "mpt_cli.jobs.launchers", str(cpus)]
-    with tempfile.TemporaryDirectory() as folder:  # that only this user can read
-        token = Path(folder) / "token"  # without which nobody can give it work
-        token.write_text(secrets.token_hex(32))
-        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, **own}, start_new_session=True
-        ) as head:
-            assert head.stdin is not None and head.stdout is not None
-            try:
-                address = head.stdout.readline().decode().strip()
-                if not address:
-                    raise DataError("Ray could not be started on this machine: see the lines above.")
-                yield OwnRay(address, own)
-            finally:
-                head.stdin.close()
-
-
-def hold_ray(cpus: int) -> None:
-    import ray
-
-    context: Any = ray.init(address="local", num_cpus=cpus, include_dashboard=False, logging_level=logging.ERROR)
-    print(context.address_info["gcs_address"], flush=True)
-    sys.stdin.read()
-    ray.shutdown()
-
-
-if __name__ == "__main__":
-    hold_ray(int(sys.argv[1]))

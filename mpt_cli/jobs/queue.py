@@ -1,55 +1,26 @@
-"""The queue: so many commands at a time, each a process group of its own, with time-outs, grace and signals; one that
-fails leaves the others alone.
-"""
+"""The queue: so many commands at a time, with time-outs, grace and signals; one that fails leaves the others alone."""
 
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Any, Generic
 
+from mpt_cli.errors import TERMINATED
 from mpt_cli.jobs.capacity import GpuPool, gpu_environment
-from mpt_cli.training.outcome import Interruption
+from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
+from mpt_cli.signals import Interruption, hangup_as_termination, raise_for
 
-if TYPE_CHECKING:
-    from mpt_cli.sweep.plan import Job
-
-
-@dataclass(frozen=True)
-class Command:
-    """A job and how its process is started. Its standard error goes to the end of `log`.
-
-    `began` is a file whose coming is the job's beginning, where its process may have to wait first; None: it begins
-    with its process.
-    """
-
-    job: "Job"
-    command: Sequence[str]
-    log: Path
-    cwd: Path | None = None
-    attempt: int = 1
-    began: Path | None = None
-
-
-@dataclass(frozen=True)
-class Share:
-    """What of the machine a job has to itself. No cores: it may use them all."""
-
-    gpus: Sequence[str] = ()
-    cores: frozenset[int] = frozenset()
+GRACE_SECONDS = 30.0  # to save a checkpoint and a summary
+KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a job's process ended, as the queue saw it.
+    """How a command ended, as the queue saw it.
 
-    `exit_code` is negative for a signal and None where the process could not be started. `cause` says why the queue
-    ended it: timeout, interrupt or median; None where it ended of its own.
+    `exit_code` is negative for a signal and None where it could not be started. `cause` says why the queue ended it:
+    timeout, interrupt or median; None where it ended of its own.
     """
 
     exit_code: int | None
@@ -60,100 +31,72 @@ class Ending:
     note: str = ""
 
 
-class Running:
-    """A running job. Its own group keeps the terminal's Ctrl-C from it, and lets its helpers be ended with it."""
+class Running(Generic[Subject]):
+    """A command that was started, and its time, which counts from where it began to run."""
 
-    def __init__(self, work: Command, environment: dict[str, str], share: Share) -> None:
-        self.work, self.share = work, share
-        self.started_at = time.monotonic()
-        self._is_waiting = work.began is not None
-        self.asked_at: float | None = None
+    def __init__(self, command: Command[Subject], handle: Handle, share: Share) -> None:
+        self.command, self.share = command, share
+        self._handle = handle
+        self._started_at = time.monotonic()
+        self._has_begun = self._is_killed = False
+        self._asked_at: float | None = None
+        self._limit_seconds: float | None = None
         self.cause: str | None = None
-        self.limit_seconds: float | None = None
-        with work.log.open("ab") as log, _kept_to(share.cores):
-            self._process = subprocess.Popen(
-                work.command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=log, cwd=work.cwd,
-                env={**os.environ, **work.job.environment, **environment}, process_group=0,
-            )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self.started_at
-
-    @property
-    def has_ended(self) -> bool:
-        # WNOWAIT leaves the process as a zombie, so that its group can't be anyone else's until `ending` has cleared it
-        flags = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        return os.waitid(os.P_PID, self.pid, flags) is not None
+        return time.monotonic() - self._started_at
 
     def stop(self, cause: str) -> None:
         """Ask once: `mpt train` saves a checkpoint and ends."""
-        if self.asked_at is None:
-            self.asked_at, self.cause = time.monotonic(), cause
-            self._signal(signal.SIGTERM)
+        if self._asked_at is None:
+            self._asked_at, self.cause = time.monotonic(), cause
+            self._handle.terminate()
 
-    def kill(self) -> None:
-        self._signal(signal.SIGKILL)
+    def kill(self, cause: str | None = None) -> None:
+        self.cause = self.cause or cause
+        if not self._is_killed:
+            self._is_killed = True
+            self._handle.kill()
 
     def keep_time(self, timeout_seconds: float | None, grace_seconds: float) -> None:
-        """Ends the job when its time is over, and kills it when it has not ended in the time it was given to."""
-        if self._is_waiting:
+        """Ends it when its time is over, and kills it when it has not ended in the time it was given to."""
+        if not self._has_begun:
             self._look_whether_it_began()
-        elif timeout_seconds is not None and self.seconds > timeout_seconds and self.asked_at is None:
-            self.limit_seconds = timeout_seconds
+        elif timeout_seconds is not None and self.seconds > timeout_seconds and self._asked_at is None:
+            self._limit_seconds = timeout_seconds
             self.stop("timeout")
-        if self.asked_at is not None and time.monotonic() - self.asked_at > grace_seconds:
+        if self._asked_at is not None and time.monotonic() - self._asked_at > grace_seconds:
             self.kill()
 
     def _look_whether_it_began(self) -> None:
-        if self.work.began is not None and self.work.began.exists():
-            self.started_at, self._is_waiting = time.monotonic(), False
+        if self._handle.has_begun:
+            self._has_begun, self._started_at = True, time.monotonic()
 
-    def ending(self) -> Ending:
-        """Waits for the end, and ends what the job left behind in its group."""
-        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
-        self.kill()
-        code = self._process.wait()
-        return Ending(code, round(self.seconds, 3), self.cause, self.limit_seconds, self.work.attempt)
+    def look(self) -> Ending | None:
+        """How it ended; None while it runs."""
+        try:
+            code = self._handle.poll()
+        except Lost as lost:
+            return self.ending(TERMINATED, "" if self._asked_at else f"the job was lost. {lost}")
+        return None if code is None else self.ending(code)
 
-    def _signal(self, number: signal.Signals) -> None:
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, number)
-
-
-@contextmanager
-def _kept_to(cores: frozenset[int]) -> Iterator[None]:
-    """What is started in here may run on `cores` only, from its first instruction on."""
-    if not cores:
-        yield
-        return
-    before = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, cores)
-    try:
-        yield
-    finally:
-        os.sched_setaffinity(0, before)
+    def ending(self, code: int, note: str = "") -> Ending:
+        seconds = round(self.seconds, 3)
+        return Ending(code, seconds, self.cause, self._limit_seconds, self.command.attempt, note)
 
 
-POLL_SECONDS = 0.05
-GRACE_SECONDS = 30.0  # to save a checkpoint and a summary
-
-
-class Observer:
+class Observer(Generic[Subject]):
     """Is told what happens in the queue. A subclass overrides what concerns it."""
 
-    def started(self, child: Running) -> None:
-        """A job's process has begun."""
+    def started(self, running: Running[Subject]) -> None:
+        """A command was started."""
 
-    def tick(self, running: Sequence[Running]) -> None:
-        """Called many times a second; may `stop` a child."""
+    def tick(self, running: Sequence[Running[Subject]]) -> None:
+        """Called many times a second; may `stop` what runs."""
 
-    def ended(self, work: Command, ending: Ending) -> None:
-        """A job's process is gone, and what it left behind with it."""
+    def ended(self, command: Command[Subject], ending: Ending) -> None:
+        """It is gone, and what it left behind with it."""
 
 
 @dataclass(frozen=True)
@@ -167,30 +110,30 @@ class Limits:
     grace_seconds: float = GRACE_SECONDS
 
 
-class Queue:
-    """Runs the work in its order. `record` is called with each ending before anyone else hears of it.
+class Queue(Generic[Subject]):
+    """Runs commands in their order. `record` is called with each ending before anyone else hears of it.
 
-    The next piece of work is asked for only when there is room for it: what comes last may depend on how the first
-    ended.
+    The next command is asked for only when there is room for it: what comes last may depend on how the first ended.
     """
 
     def __init__(
-        self, limits: Limits, record: Callable[[Command, Ending], None], watches: Sequence[Observer] = ()
-    ) -> None:
-        self.limits, self.record, self.watches = limits, record, watches
+        self, limits: Limits, executor: Executor, record: Callable[[Command[Subject], Ending], None],
+        observers: Sequence[Observer[Subject]] = (),
+    ) -> None:  # fmt: skip
+        self.limits, self.executor, self.record, self.observers = limits, executor, record, observers
         self.pool = GpuPool(limits.gpus, limits.workers)
         self.free_cores = [*limits.cores]
-        self.running: list[Running] = []
-        self._source: Iterator[Command] = iter(())
-        self._next: Command | None = None
+        self.running: list[Running[Subject]] = []
+        self._source: Iterator[Command[Subject]] = iter(())
+        self._next: Command[Subject] | None = None
 
-    def run(self, work: Iterable[Command]) -> signal.Signals | None:
-        """Until all has ended, or a signal asked to stop: then running jobs end cleanly, and the signal is returned.
+    def run(self, commands: Iterable[Command[Subject]]) -> signal.Signals | None:
+        """Until all have ended, or a signal asked to stop: then what runs ends cleanly, and the signal is returned.
 
-        A second Ctrl-C kills them.
+        A second Ctrl-C kills it.
         """
-        self._source = iter(work)
-        with Interruption() as interruption, _hangup_as_termination():
+        self._source = iter(commands)
+        with Interruption() as interruption, hangup_as_termination():
             try:
                 while self.running or self._has_next():
                     if interruption.requested is not None:
@@ -198,7 +141,7 @@ class Queue:
                         self._stop_all()
                     self._start_what_fits()
                     self._tick()
-                    time.sleep(POLL_SECONDS)
+                    time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
             finally:
@@ -212,23 +155,24 @@ class Queue:
 
     def _start_what_fits(self) -> None:
         while len(self.running) < self.limits.workers and self._has_next() and self._next is not None:
-            gpus = self.pool.take(self._next.job.gpus)
+            gpus = self.pool.take(self._next.gpus)
             if gpus is None:
                 return
-            work, self._next = self._next, None
-            self._start(work, gpus)
+            command, self._next = self._next, None
+            cores = self.free_cores.pop(0) if self.free_cores else frozenset[int]()
+            self._start(command, Share(gpus, cores, gpu_environment(self.pool, gpus)))
 
-    def _start(self, work: Command, gpus: list[str]) -> None:
-        share = Share(gpus, self.free_cores.pop(0) if self.free_cores else frozenset())
+    def _start(self, command: Command[Subject], share: Share) -> None:
         try:
-            child = Running(work, gpu_environment(self.pool, gpus), share)
-        except OSError as error:
+            running = Running(command, self.executor.start(command, share), share)
+        except CannotStart as error:
             self._take_back(share)
-            self._tell_end(work, Ending(None, 0.0, attempt=work.attempt, note=f"it could not be started: {error}"))
+            note = f"it could not be started: {error}"
+            self._tell_end(command, Ending(None, 0.0, attempt=command.attempt, note=note))
             return
-        self.running.append(child)
-        for watch in self.watches:
-            watch.started(child)
+        self.running.append(running)
+        for observer in self.observers:
+            observer.started(running)
 
     def _take_back(self, share: Share) -> None:
         self.pool.give_back(share.gpus)
@@ -236,46 +180,46 @@ class Queue:
             self.free_cores.append(share.cores)
 
     def _tick(self) -> None:
-        for child in self.running:
-            child.keep_time(self.limits.timeout_seconds, self.limits.grace_seconds)
-        for child in [child for child in self.running if child.has_ended]:
-            self._end(child)
-        for watch in self.watches:
-            watch.tick(self.running)
+        for running in self.running:
+            running.keep_time(self.limits.timeout_seconds, self.limits.grace_seconds)
+        for running in list(self.running):
+            ending = running.look()
+            if ending is not None:
+                self._end(running, ending)
+        for observer in self.observers:
+            observer.tick(self.running)
 
-    def _end(self, child: Running) -> None:
-        ending = child.ending()
-        self.running.remove(child)
-        self._take_back(child.share)
-        self._tell_end(child.work, ending)
+    def _end(self, running: Running[Subject], ending: Ending) -> None:
+        self.running.remove(running)
+        self._take_back(running.share)
+        self._tell_end(running.command, ending)
 
-    def _tell_end(self, work: Command, ending: Ending) -> None:
-        self.record(work, ending)
-        for watch in self.watches:
-            watch.ended(work, ending)
+    def _tell_end(self, command: Command[Subject], ending: Ending) -> None:
+        self.record(command, ending)
+        for observer in self.observers:
+            observer.ended(command, ending)
 
     def _stop_all(self) -> None:
-        for child in self.running:
-            child.stop("interrupt")
+        for running in self.running:
+            running.stop("interrupt")
 
     def _kill_all(self) -> None:
-        for child in list(self.running):
-            child.cause = child.cause or "interrupt"
-            child.kill()
-            self._end(child)
+        for running in self.running:
+            running.kill("interrupt")
+        deadline = time.monotonic() + KILL_SECONDS
+        while self.running:
+            is_over = time.monotonic() > deadline
+            for running in list(self.running):
+                ending = running.look() or (running.ending(-signal.SIGKILL) if is_over else None)
+                if ending is not None:
+                    self._end(running, ending)
+            time.sleep(LocalExecutor.poll_seconds)
 
 
-@contextmanager
-def _hangup_as_termination() -> Iterator[None]:
-    """A terminal that goes away ends the sweep as SIGTERM does; under nohup it is ignored, as it was."""
-
-    def pass_on(number: int, frame: FrameType | None) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    before = signal.getsignal(signal.SIGHUP)
-    if before is not signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, pass_on)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGHUP, before)
+def run_one(command: Command[Any]) -> Ending:
+    """One command on this machine, to its end. A signal ends it first, with its grace, and then this program."""
+    endings: list[Ending] = []
+    with LocalExecutor() as executor:
+        stopped_by = Queue(Limits(), executor, lambda _, ending: endings.append(ending)).run([command])
+    raise_for(stopped_by)
+    return endings[0]

@@ -1,48 +1,167 @@
-"""Commands on a Ray cluster, or on a Ray of one's own here. Imports ray, an extra."""
+"""Commands on a Ray cluster, or on a Ray of one's own here. Imports ray, an extra, once it runs."""
 
 import logging
-from collections.abc import Mapping
+import os
+import secrets
+import signal
+import tempfile
+import time
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Self
 
-import ray
+from mpt_cli.errors import DataError
+from mpt_cli.jobs.capacity import usable_cores
+from mpt_cli.jobs.executor import Command, LocalExecutor, Lost, Share
+from mpt_cli.jobs.launchers import RayLauncher
+from mpt_cli.signals import SIGNALS
 
-from mpt_cli.jobs.remote import Errand, Lost
+_ASK_SECONDS = 0.2  # between questions to an actor
+_KILL_SECONDS = 2.0  # for an actor to end its command; one that does not answer is ended with its process
+_RESTARTS = 3  # of an actor whose machine is lost; the command goes on from its last checkpoint
 
-_POLL_SECONDS = 0.2
-_RETRIES = 3  # of a task whose machine is lost; the command goes on from its last checkpoint
 
+class CommandActor:
+    """Runs a command in a process of Ray's, on whatever machine that is, and ends with it."""
 
-class RayJob:
-    """Ray ends the task of a proxy that is gone, and the command ends with its worker."""
-
-    def __init__(self, reference: Any, began: Path) -> None:
-        self._reference, self._began = reference, began
+    def __init__(self, command: Command[None]) -> None:
+        self._executor = LocalExecutor()
+        self._executor.__enter__()
+        self._handle = self._executor.start(command)
 
     def poll(self) -> int | None:
-        done, _ = ray.wait([self._reference], timeout=_POLL_SECONDS)
-        if not done:
-            return None
+        return self._handle.poll()
+
+    def terminate(self) -> None:
+        self._handle.terminate()
+
+    def kill(self) -> None:
+        self._handle.kill()
+
+
+class RayHandle:
+    """One question to the actor is always open, so that nothing here waits for an answer."""
+
+    def __init__(self, ray: ModuleType, actor: Any) -> None:
+        self._ray, self._actor = ray, actor
+        self._question = actor.poll.remote()
+        self._asked_at = time.monotonic()
+        self._code: int | None = None
+        self._killed_at: float | None = None
+        self.has_begun = False
+
+    def poll(self) -> int | None:
+        if self._code is not None:
+            return self._code
         try:
-            return int(ray.get(self._reference))
-        except ray.exceptions.RayError as error:
+            self._hear()
+        except self._ray.exceptions.RayError as error:
             raise Lost(f"Ray: {str(error).strip().splitlines()[0]}") from error
+        if self._code is not None or self._is_overdue():
+            self._ray.kill(self._actor)
+        elif time.monotonic() - self._asked_at > _ASK_SECONDS and self._question is None:
+            self._ask()
+        return self._code
 
-    def stop(self) -> None:
-        """A running task sees the file that asks for it: cancelled, it would count as ended before it has saved."""
-        if not self._began.exists():
-            ray.cancel(self._reference)
+    def _hear(self) -> None:
+        if self._question is None:
+            return
+        answered, _ = self._ray.wait([self._question], timeout=0)
+        if answered:
+            self._question, question = None, self._question
+            self._code = self._ray.get(question)
+            self.has_begun = True
+
+    def _ask(self) -> None:
+        self._question, self._asked_at = self._actor.poll.remote(), time.monotonic()
+
+    def terminate(self) -> None:
+        if self.has_begun:
+            self._actor.terminate.remote()
+        else:
+            self.kill()
+
+    def kill(self) -> None:
+        """By the actor, which ends the whole group: Ray would end the command, and not what that started."""
+        if self.has_begun:
+            self._killed_at = time.monotonic()
+            self._actor.kill.remote()
+        else:
+            self._ray.kill(self._actor)
+
+    def _is_overdue(self) -> bool:
+        return self._killed_at is not None and time.monotonic() - self._killed_at > _KILL_SECONDS
 
 
-def submit(errand: Errand, settings: Mapping[str, Any], folder: Path) -> RayJob:
-    ray.init(address=settings["address"], log_to_driver=False, logging_level=logging.ERROR)
-    memory = None if settings["memory_gb"] is None else int(settings["memory_gb"] * 2**30)
-    task = ray.remote(_run).options(
-        num_cpus=settings["num_cpus"], num_gpus=settings["num_gpus"], memory=memory, max_retries=_RETRIES,
-        name=folder.name,
-    )  # fmt: skip
-    return RayJob(task.remote(errand), Path(errand.began))
+class RayExecutor:
+    """This process is a driver of Ray's; what it started there ends with it."""
+
+    poll_seconds = 0.1
+
+    def __init__(self, launcher: RayLauncher, workers: int) -> None:
+        self._launcher, self._workers = launcher, workers
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            if self._launcher.is_here:
+                stack.enter_context(_token())
+            self._ray = self._connect()
+            stack.callback(self._ray.shutdown)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _connect(self) -> ModuleType:
+        """Ray puts handlers of its own in the place of those of this process: they are put back."""
+        import ray
+
+        library: ModuleType = ray
+        own: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+        if self._launcher.is_here:
+            cpus = max(usable_cores(), round(self._workers * self._launcher.num_cpus))
+            own |= {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+        else:
+            own |= {"address": self._launcher.cluster_address}
+        handlers = {number: signal.getsignal(number) for number in SIGNALS}
+        try:
+            ray.init(**own)
+        except Exception as error:  # whatever keeps its processes from starting
+            where = "started on this machine" if self._launcher.is_here else f"reached at {own['address']}"
+            raise DataError(f"Ray could not be {where}: {str(error).strip().splitlines()[0]}") from error
+        finally:
+            for number, handler in handlers.items():
+                signal.signal(number, handler)
+        return library
+
+    def start(self, command: Command[Any], share: Share) -> RayHandle:
+        wanted = self._launcher
+        environment = {**wanted.inherited_variables(), **command.environment, **share.variables}
+        own = replace(
+            command, subject=None, log=command.log and command.log.resolve(), environment=environment,
+            cwd=(command.cwd or Path()).resolve(), attempt=1,
+        )  # fmt: skip
+        actor = self._ray.remote(CommandActor).options(
+            num_cpus=wanted.num_cpus, num_gpus=wanted.num_gpus, max_restarts=_RESTARTS, max_task_retries=-1,
+            memory=None if wanted.memory_gb is None else int(wanted.memory_gb * 2**30),
+        )  # fmt: skip
+        return RayHandle(self._ray, actor.remote(own))
 
 
-def _run(errand: Errand) -> int:
-    return errand()
+def _token() -> ExitStack:
+    """While this is open, only this user can give a Ray that is started here work."""
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())  # that only this user can read
+        token = Path(folder) / "token"
+        token.write_text(secrets.token_hex(32))
+        own = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(token)}
+        before = {name: os.environ.get(name) for name in own}
+        os.environ.update(own)  # before Ray is imported
+        for name, value in before.items():
+            put_back = (os.environ.pop, name) if value is None else (os.environ.__setitem__, name, value)
+            stack.callback(*put_back)
+        return stack.pop_all()

@@ -1,79 +1,233 @@
 """Commands as jobs of submitit: Slurm's, or processes here to try it out. Imports submitit, an extra."""
 
-import subprocess
+import os
+import signal
 import time
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import submitit
+from submitit.core import utils
+from submitit.helpers import DelayedSubmission
 
-from mpt_cli.jobs.remote import Errand, Lost
+from mpt_cli.errors import TERMINATED
+from mpt_cli.jobs.executor import CannotStart, Command, Guard, LocalExecutor, LocalHandle, Lost, Share
+from mpt_cli.jobs.launchers import SubmititLauncher
+from mpt_cli.jobs.queue import GRACE_SECONDS
+from mpt_cli.signals import handled_by, held_back
 
-_POLL_SECONDS = 0.2
-_ASK_SECONDS = 3.0  # between questions to Slurm once the job was asked to end
-# Outlives the proxy in a session of its own: where that is killed, the job goes too.
-_GUARD = 'read -r word; [ "$word" = done ] || exec scancel "$0"'
-
-
-class LocalJob:
-    """submitit's processes are in the proxy's process group, and so get every signal that the queue sends."""
-
-    def __init__(self, job: "submitit.Job[int]") -> None:
-        self._job = job
-
-    def poll(self) -> int | None:
-        time.sleep(_POLL_SECONDS)
-        return outcome(self._job) if self._job.done() else None
-
-    def stop(self) -> None:
-        """Has happened: see above."""
+_POLL_SECONDS = 0.1
+_RESULT_SECONDS = 15.0  # for a result to appear on a file system that the cluster shares
+_ASK_SECONDS = 3.0  # between questions to Slurm once a job was asked to end
+_OWN_SECONDS = 2.0  # for a SIGTERM that the command may have got too: a second one could cut its end short
+_PREEMPTION_SECONDS = 20.0  # between Slurm's SIGTERM and the signal that has submitit put the job back in the queue
 
 
-class SlurmJob:
+@dataclass
+class RemoteCommand:
+    """What submitit keeps in a file and calls where the job runs: it runs the command to its end and returns its exit
+    code, negative for a signal.
+
+    `began` holds the number of the process once there is one, `stop` is touched before the job is asked to end.
+    """
+
+    command: Command[None]
+    began: Path
+    stop: Path
+    _handle: LocalHandle | None = field(default=None, init=False, repr=False, compare=False)
+    _asked_at: float | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __call__(self) -> int:
+        if self.stop.exists():  # it was called off while it waited
+            return TERMINATED
+        with handled_by(self._note_termination, (signal.SIGTERM,)):
+            # Slurm ends what a job leaves behind; here the handle does it
+            executor = LocalExecutor(is_guarded=False)
+            with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
+                self._handle = executor.start(self.command)
+            self.began.write_text(str(self._handle.pid))
+            return self._wait(self._handle)
+
+    def checkpoint(self) -> DelayedSubmission:
+        """Called by submitit where the job's time is over or its machine is wanted: the command saves and ends, and
+        goes on where it stopped (`resume=auto`) when the job is run again.
+        """
+        if self._handle is not None:
+            self._handle.terminate()
+            self._handle.wait_ended()
+        return DelayedSubmission(replace(self))
+
+    def _wait(self, handle: LocalHandle) -> int:
+        is_told = False
+        while (code := handle.poll()) is None:
+            time.sleep(_POLL_SECONDS)
+            if self._asked_at is None and self.stop.exists():
+                self._asked_at = time.monotonic()
+            if not is_told and self._has_waited(_OWN_SECONDS if _is_in_slurm() else 0.0):
+                is_told = True
+                handle.terminate()
+            if not _is_in_slurm() and self._has_waited(GRACE_SECONDS):  # nobody is left who would kill it
+                handle.kill()
+        while _is_in_slurm() and self._asked_at is not None and not self.stop.exists():
+            # not the sweep but the cluster asked: what follows may still put the job back in the queue
+            if self._has_waited(_PREEMPTION_SECONDS):
+                break
+            time.sleep(_POLL_SECONDS)
+        return code
+
+    def _has_waited(self, seconds: float) -> bool:
+        return self._asked_at is not None and time.monotonic() - self._asked_at > seconds
+
+    def _note_termination(self, number: int) -> None:
+        self._asked_at = self._asked_at or time.monotonic()
+
+
+def _is_in_slurm() -> bool:
+    return os.environ.get("SUBMITIT_EXECUTOR") == "slurm"  # submitit itself says so
+
+
+@dataclass
+class SlurmHandle:
     """Ended by scancel, which asks first and kills after the cluster's KillWait (30 s)."""
 
-    def __init__(self, job: "submitit.Job[int]") -> None:
-        self._job = job
-        self._asked_at: float | None = None
-        self._guard = subprocess.Popen(["sh", "-c", _GUARD, job.job_id], stdin=subprocess.PIPE, start_new_session=True)
+    job: "submitit.Job[int]"
+    remote: RemoteCommand
+    guard: Guard
+    _asked_at: float | None = None
+    _done_at: float | None = None
+    _code: int | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        return self.remote.began.exists()
 
     def poll(self) -> int | None:
-        time.sleep(_POLL_SECONDS)
+        if self._code is None and self._is_done() and self._has_result():
+            self.guard.remove(self.job.job_id)
+            self._code = self._outcome()
+        return self._code
+
+    def terminate(self) -> None:
+        self._asked_at = time.monotonic()
+        self.remote.stop.touch()
+        self.job.cancel(check=False)
+
+    def kill(self) -> None:
+        """Slurm itself kills it; where it was asked already, this asks once more."""
+        self.terminate()
+
+    def _is_done(self) -> bool:
         asks = self._asked_at is not None and time.monotonic() - self._asked_at > _ASK_SECONDS
         if asks:
             self._asked_at = time.monotonic()
-        if not self._job.done(force_check=asks):
-            return None
-        self._guard.communicate(b"done\n")
-        return outcome(self._job)
+        return bool(self.job.done(force_check=asks))
 
-    def stop(self) -> None:
-        self._asked_at = time.monotonic()
-        self._job.cancel()
+    def _has_result(self) -> bool:
+        """Or never will have one."""
+        self._done_at = self._done_at or time.monotonic()
+        return self.job.paths.result_pickle.exists() or time.monotonic() - self._done_at > _RESULT_SECONDS
+
+    def _outcome(self) -> int:
+        """The exit code; Lost with Slurm's word for how it ended, where it left none."""
+        job = self.job
+        job._results_timeout_s = 0  # it was waited for already
+        try:
+            return job.result()
+        except utils.FailedJobError as error:
+            raise Lost(f"submitit's job {job.job_id} failed: {str(error).strip().splitlines()[-1]}") from error
+        except utils.UncompletedJobError as error:
+            raise Lost(f"submitit's job {job.job_id} ended as {job.state}, see {job.paths.stderr}") from error
 
 
-def submit(errand: Errand, settings: Mapping[str, Any], folder: Path) -> LocalJob | SlurmJob:
-    executor = submitit.AutoExecutor(folder=folder, cluster=settings["cluster"])
-    executor.update_parameters(**parameters(settings, folder.name))
-    job = executor.submit(errand)
-    return LocalJob(job) if settings["cluster"] == "local" else SlurmJob(job)
+class SubmititLocalHandle(SlurmHandle):
+    """submitit's own process here passes a SIGTERM on to its job; what it would do about SIGINT is held back."""
+
+    def terminate(self) -> None:
+        self.remote.stop.touch()
+        with suppress(ProcessLookupError):
+            os.kill(int(self.job.job_id), signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.terminate()
+        with suppress(OSError, ValueError):  # it has not begun, or has ended
+            os.killpg(int(self.remote.began.read_text()), signal.SIGKILL)
+
+    def _is_done(self) -> bool:
+        return bool(self.job.done())
+
+    def _has_result(self) -> bool:
+        return True
+
+    def _outcome(self) -> int:
+        try:
+            return super()._outcome()
+        except Lost:
+            self.kill()  # submitit's own time was over, or someone killed what had started the command
+            raise
 
 
-def parameters(settings: Mapping[str, Any], name: str) -> dict[str, Any]:
+class SubmititExecutor:
+    """Hands each command to submitit. Where this process is killed, its jobs are ended all the same."""
+
+    def __init__(self, launcher: SubmititLauncher, folder: Path) -> None:
+        self._launcher, self._folder = launcher, folder
+        self.poll_seconds = 0.2 if launcher.is_here else 1.0
+        self._guard: Guard | None = None
+
+    def __enter__(self) -> Self:
+        self._guard = Guard(*(("kill", "-s", "TERM") if self._launcher.is_here else ("scancel",)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._guard is not None
+        self._guard.close()
+
+    def start(self, command: Command[Any], share: Share) -> SlurmHandle:
+        assert self._guard is not None, "used outside of its with statement"
+        remote = self._remote(command, share)
+        folder = self._folder / command.name
+        handle = SubmititLocalHandle if self._launcher.is_here else SlurmHandle
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            executor = submitit.AutoExecutor(folder=folder, cluster=self._launcher.cluster)
+            executor.update_parameters(**parameters(self._launcher, command.name))
+            # submitit's processes here are in our group: what the terminal sends must not end them before their job
+            with held_back(*((signal.SIGINT, signal.SIGHUP) if self._launcher.is_here else ())):
+                job = executor.submit(remote)
+        except (OSError, utils.FailedSubmissionError, utils.FailedJobError) as error:  # the last is sbatch's own
+            raise CannotStart(str(error).strip().splitlines()[-1]) from error
+        self._guard.add(job.job_id)
+        return handle(job, remote, self._guard)
+
+    def _remote(self, command: Command[Any], share: Share) -> RemoteCommand:
+        """It goes by whole paths: where it runs, another directory may be the current one."""
+        assert command.log is not None
+        log = command.log.resolve()
+        own = replace(
+            command, subject=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
+            environment=own_environment(self._launcher.inherited_variables(), command, share),
+        )  # fmt: skip
+        remote = RemoteCommand(own, log.with_suffix(".began"), log.with_suffix(".stop"))
+        for path in (remote.began, remote.stop):  # of an earlier attempt
+            path.unlink(missing_ok=True)
+        return remote
+
+
+def own_environment(inherited: Mapping[str, str], command: Command[Any], share: Share) -> dict[str, str]:
+    """What a command needs besides the environment of the machine it runs on; the last word is the queue's."""
+    return {**inherited, **command.environment, **share.variables}
+
+
+def parameters(launcher: SubmititLauncher, name: str) -> dict[str, Any]:
     """The settings as submitit calls them; None stands for what Slurm does by default."""
-    own = {key: settings[key] for key in ("timeout_min", "cpus_per_task", "gpus_per_node", "mem_gb")}
-    if settings["cluster"] == "local":
-        return {"timeout_min": own["timeout_min"]}
-    slurm = {f"slurm_{key}": settings[key] for key in ("partition", "account", "qos", "constraint")}
-    return {**own, **slurm, "name": name, "slurm_additional_parameters": settings["sbatch"] or None}
-
-
-def outcome(job: "submitit.Job[int]") -> int:
-    """The exit code; Lost with Slurm's word for how it ended, where it left none."""
-    try:
-        return job.result()
-    except submitit.core.utils.UncompletedJobError as error:
-        raise Lost(f"submitit's job {job.job_id} ended as {job.state}, see {job.paths.stderr}") from error
-    except submitit.core.utils.FailedJobError as error:
-        raise Lost(f"submitit's job {job.job_id} failed: {str(error).strip().splitlines()[-1]}") from error
+    if launcher.is_here:
+        return {"timeout_min": launcher.timeout_min}
+    return {
+        "timeout_min": launcher.timeout_min, "cpus_per_task": launcher.cpus_per_task,
+        "gpus_per_node": launcher.gpus_per_node, "mem_gb": launcher.mem_gb, "name": name,
+        "slurm_partition": launcher.partition, "slurm_account": launcher.account, "slurm_qos": launcher.qos,
+        "slurm_constraint": launcher.constraint, "slurm_additional_parameters": launcher.sbatch or None,
+    }  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 
 import keras
 
+from mpt_cli.precision.keras_internals import graph_calls, own_trainable_variables
 from mpt_cli.precision.policy import head_layers, layers_of, takes_float8
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
@@ -49,7 +50,7 @@ def operation_risks(model: Any) -> Iterator[tuple[str, str]]:
         return
     dtypes: dict[int, str] = {}
     for operation in model.operations:
-        for node in operation._inbound_nodes:
+        for node in graph_calls(operation):
             outputs = keras.tree.flatten(node.output_tensors)
             dtypes.update((id(output), _dtype(operation, node, output, dtypes)) for output in outputs)
             if not isinstance(operation, keras.Layer) and dtypes[id(outputs[0])] == "float16":
@@ -77,7 +78,7 @@ def _own_layer_risk(layer: Any) -> str:
 
 def _is_wide(layer: Any) -> bool:
     """Whether a built Softmax adds up more elements than float16 counts."""
-    shapes = [node.output_tensors[0].shape for node in layer._inbound_nodes]
+    shapes = [node.output_tensors[0].shape for node in graph_calls(layer)]
     return any(_elements(shape, layer.axis) > LARGEST_FLOAT16 for shape in shapes)
 
 
@@ -193,7 +194,7 @@ def _in_float8(layer: Any) -> bool:
 
 
 def _no_float8(layer: Any) -> str:
-    multiplies = any(len(w.shape) > 1 for w in layer._trainable_variables) and not isinstance(
+    multiplies = any(len(w.shape) > 1 for w in own_trainable_variables(layer)) and not isinstance(
         layer, keras.layers.Embedding)  # fmt: skip
     if _in_float8(layer) or not multiplies:
         return ""

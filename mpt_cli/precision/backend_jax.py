@@ -11,6 +11,7 @@ import keras
 
 from mpt_cli.precision.finite import Measured, describe_gradients, unscale
 from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.scale_state import follow_scale, next_values, scaled_statistics
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def _inner_stateless_apply(
     """`inner.stateless_apply` for some of its variables, in any order."""
     mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
     given = {id(v) for v in variables}
-    mapping += [(v, v.value) for v in inner._trainable_variables if id(v) not in given]  # moving averages read all
+    mapping += [(v, v.value) for v in own_trainable_variables(inner) if id(v) not in given]  # moving averages read all
     with keras.StatelessScope(state_mapping=mapping) as scope:
         inner.apply(grads, variables)
     return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
@@ -146,7 +147,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     new_frozen = _kept_where(applied, model, frozen, new_frozen)
 
     def update_metrics() -> list[Tensor]:
-        return list(model._update_metrics_variables(new_metrics, loss, x, y, y_pred, weight)[1])
+        return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
     new_metrics = cond(applied, update_metrics, lambda: list(metrics))
     defects = describe_gradients(grads, measured, cond)

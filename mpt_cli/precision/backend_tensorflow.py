@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 import tensorflow as tf
-from keras.src.losses.loss import unscale_loss_for_distribution
 
 from mpt_cli.precision.finite import Measured, describe_gradients
 from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.keras_internals import (
+    build_for_batch,
+    lacks_variables,
+    loss_tracker,
+    predict_in_training,
+    track_for_tensorflow,
+    training_loss,
+    unscale_loss_for_distribution,
+)
 from mpt_cli.precision.scale_state import ScaleState, follow_scale, largest_magnitudes, scaled_statistics
 
 if TYPE_CHECKING:
@@ -71,7 +79,7 @@ def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
     What a checkpoint restored before held for them is assigned here.
     """
     for variable in state.variables:
-        optimizer._track_trackable(variable, name=variable.name, overwrite=True)
+        track_for_tensorflow(optimizer, variable)
 
 
 def _apply_on_replicas(
@@ -145,8 +153,8 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     before = [tf.identity(v) for v in kept]
     scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
     with tf.GradientTape() as tape:
-        y_pred = model(x, training=True) if model._call_has_training_arg else model(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
+        y_pred = predict_in_training(model, x)
+        loss = training_loss(model, x, y, y_pred, weight)
         scaled = optimizer.scale_loss(loss)
     grads = tape.gradient(scaled, variables)
     measured = optimizer.measure(grads, variables)
@@ -155,7 +163,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     true_loss = unscale_loss_for_distribution(loss)
 
     def update_metrics() -> None:
-        model._loss_tracker.update_state(true_loss, sample_weight=_batch_size(x))
+        loss_tracker(model).update_state(true_loss, sample_weight=_batch_size(x))
         model.compute_metrics(x, y, y_pred, sample_weight=weight)
 
     if optimizer.on_overflow == "apply":
@@ -172,11 +180,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
 
 def _build(model: Any, data: Any) -> None:
     """Create all variables before the step looks at them: subclassed models have none before their first batch."""
-    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
-    if all(part is None or part.built for part in parts):
-        return
-    with tf.init_scope():
-        model._symbolic_build(data_batch=data)
+    if lacks_variables(model):
+        with tf.init_scope():
+            build_for_batch(model, data)
 
 
 def _update_or_put_back(

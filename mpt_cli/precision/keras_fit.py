@@ -10,6 +10,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from mpt_cli.precision.keras_internals import loss_tracker, optimizer_values_in_fit
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 from mpt_cli.precision.scale_state import TALLY
 
@@ -109,7 +110,7 @@ def _metrics_or_nan(model: Any) -> dict[str, Tensor]:
 
     Not what it shows after a batch, where `TerminateOnNaN` would take a skipped first batch for the end.
     """
-    none_applied = keras.ops.equal(model._loss_tracker.count, 0)
+    none_applied = keras.ops.equal(loss_tracker(model).count, 0)
     return {
         name: keras.ops.where(none_applied, float("nan"), keras.ops.cast(value, "float32"))
         for name, value in metrics_of(model).items()
@@ -183,8 +184,8 @@ class ScaleHistory(keras.callbacks.Callback):  # type: ignore[misc]
 def _copy_on_device(model: Any) -> tuple[Tensor, Tensor]:
     """Copies of scale and tally: the next step may overwrite, or on JAX delete, what it is given."""
     state = model.optimizer.scale_state
-    inside_fit = None if getattr(model, "_jax_state_synced", True) else model._jax_state
-    if not inside_fit:
+    inside_fit = optimizer_values_in_fit(model)
+    if inside_fit is None:
         return ops.copy(state.by_name["scale"]), ops.copy(state.by_name["tally"])
-    by_name = dict(zip(state.by_name, inside_fit["optimizer_variables"], strict=False))
+    by_name = dict(zip(state.by_name, inside_fit, strict=False))
     return ops.copy(by_name["scale"]), ops.copy(by_name["tally"])

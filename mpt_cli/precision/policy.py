@@ -10,6 +10,8 @@ from typing import Any
 
 import keras
 
+from mpt_cli.precision.keras_internals import call_behind, inner_layers, tracked_layers
+
 
 @contextmanager
 def global_policy(name: str) -> Iterator[None]:
@@ -41,7 +43,7 @@ def layers_run_uncalled(layer: Any) -> list[Any]:
     """
     recurrent = layer.forward_layer if isinstance(layer, keras.layers.Bidirectional) else layer
     if isinstance(layer, keras.layers.TimeDistributed) or getattr(recurrent, "use_cudnn", False):
-        return list(layer._flatten_layers(include_self=False, recursive=False))
+        return inner_layers(layer, recursive=False)
     return []
 
 
@@ -78,7 +80,7 @@ def clone_with_policies(model: Any, policies: dict[Any, str], moved: Any) -> Any
         with global_policy(policies[layer]):  # for what the layer makes inside it without a dtype
             twin = _remake_layer(layer, dtype=policies[layer])
             _set_inner_policies(twin, layer, policies)
-            if layer._layers and type(layer).build is not keras.Layer.build:
+            if tracked_layers(layer) and type(layer).build is not keras.Layer.build:
                 twin.build_from_config(layer.get_build_config())
         return twin
 
@@ -110,15 +112,10 @@ def _unbuilt(config: Any) -> Any:
 
 def _set_inner_policies(twin: Any, layer: Any, policies: dict[Any, str]) -> None:
     """Policies for what `twin` has inside before it is built; what its `build` will add comes last in `layer`."""
-    for part, copied in zip(layer._layers, twin._layers, strict=False):
+    for part, copied in zip(tracked_layers(layer), tracked_layers(twin), strict=False):
         if part in policies and not copied.weights:
             copied.dtype_policy = policies[part]
         _set_inner_policies(copied, part, policies)
-
-
-def inner_layers(part: Any) -> list[Any]:
-    """Every layer inside a layer, at any depth; an operation that is no layer has none."""
-    return list(part._flatten_layers(include_self=False)) if isinstance(part, keras.Layer) else []
 
 
 def _set_policy(layer: Any, policy: str) -> None:
@@ -219,7 +216,7 @@ def layers_of(model: Any) -> list[Any]:
     >>> [layer.name for layer in layers_of(model)]
     ['inside', 'outside']
     """
-    found = {id(layer): layer for layer in model._flatten_layers(include_self=False, recursive=True)}
+    found = {id(layer): layer for layer in inner_layers(model)}
     return [layer for layer in found.values() if not isinstance(layer, (keras.layers.InputLayer, keras.Model))]
 
 
@@ -258,10 +255,10 @@ def _head_of_chain(operations: Iterable[Any]) -> list[Any]:
 
 def _operations_behind(tensor: Any) -> Iterator[Any]:
     """The operations that made a symbolic `tensor`, last first, as long as each has one input."""
-    while getattr(tensor, "_keras_history", None) is not None:
-        operation, node_index, _ = tensor._keras_history
+    while (call := call_behind(tensor)) is not None:
+        operation, node = call
         yield operation
-        inputs = keras.tree.flatten(operation._inbound_nodes[node_index].input_tensors)
+        inputs = keras.tree.flatten(node.input_tensors)
         if len(inputs) != 1:
             return
         tensor = inputs[0]

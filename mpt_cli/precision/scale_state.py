@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import numpy as np
 from keras import ops
-from keras.src.saving.keras_saveable import KerasSaveable
 
 from mpt_cli.precision.finite import Measured, is_overwritten
+from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
@@ -66,7 +66,7 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         try:
             return ops.copy(variable)
         except TypeError:
-            if variable._value is not None:
+            if has_value(variable):
                 raise
             raise RuntimeError(f"loss_scale_{name} can't be read here: during `fit` Keras on JAX holds the optimizer's "
                                "values itself. In a callback read `self.model.optimizer`, which brings them back, or "
@@ -177,8 +177,8 @@ class ScaleAttributesMixin:
     def dynamic_growth_steps(self, value: int) -> None:
         if "growth_steps" not in self.rule.initial():
             raise ValueError("`dynamic_growth_steps` can't be set: this optimizer's loss scale does not grow by steps.")
-        rule: Any = self.rule
-        self._rule = dataclasses.replace(rule, growth_steps=check_count("dynamic_growth_steps", value))
+        numbers: dict[str, Any] = {"growth_steps": check_count("dynamic_growth_steps", value)}
+        self._rule = dataclasses.replace(self.rule, **numbers)
         if self.scale_state:
             self.scale_state.by_name["growth_steps"].assign(value)
 

@@ -1,91 +1,76 @@
-"""A page: its parts, the whole, and its place on disk with the pictures beside it. What is shown is escaped here."""
+"""A page: its template filled in, and its place on disk with the pictures beside it.
+
+The HTML stands in templates/, which escape whatever they are given.
+"""
 
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli import __version__
 from mpt_cli.errors import DataError
-from mpt_cli.report.palette import STYLESHEET
-from mpt_cli.report.picture import TABLE_TITLES, Drawing
-from mpt_cli.report.tables import Html, HtmlColumn, HtmlRow, html_table
+from mpt_cli.report.palette import DARK_PAGE, LIGHT_PAGE
+from mpt_cli.report.picture import TABLE_TITLES, Drawing, missing_matplotlib
+from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.directory import write_atomic
 
-GENERATOR = '<meta name="generator" content="mpt'  # by it a page of ours is known
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+GENERATOR = '<meta name="generator" content="mpt'  # as page.html writes it: by it a page of ours is known
 
 
 @dataclass(frozen=True)
-class Section:
-    """A part with a heading of its own, which the contents list; `body` is HTML."""
+class Figure:
+    """A picture on a page; `svg` is its text, which is not escaped."""
 
-    name: str
     title: str
-    body: str
+    svg: "Markup"
+    note: str
+    numbers: HtmlTable
 
 
-def render_page(title: str, lead: str, sections: Sequence[Section], footnote: str = "") -> str:
-    """The whole file. `lead` is HTML below the title; sections without a body are left out."""
-    shown = [section for section in sections if section.body]
-    links = "".join(f'<li><a href="#{section.name}">{escape(section.title)}</a></li>' for section in shown)
-    body = "\n".join(
-        f'<section id="{section.name}" aria-labelledby="{section.name}-title"><h2 id="{section.name}-title">'
-        f"{escape(section.title)}</h2>\n{section.body}</section>"
-        for section in shown
-    )
-    made = f"mpt {__version__}, {time.strftime('%Y-%m-%d %H:%M')}. {escape(footnote)}"
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'{GENERATOR} {__version__}"><title>{escape(title)}</title><style>{STYLESHEET}</style></head>\n'
-        '<body><a class="skip-link" href="#main">To the content</a>\n'
-        f'<header><h1>{escape(title)}</h1>\n<nav aria-label="Contents"><ul>{links}</ul></nav></header>\n'
-        f'<main id="main" tabindex="-1">{lead}\n{body}</main>\n<footer><p>{made}</p></footer></body></html>\n'
-    )
+def render_page(template: str, title: str, drawings: Sequence[Drawing], **values: Any) -> str:
+    """The whole file, from a template that extends page.html; it gets the `drawings` as `figures`."""
+    filled = {"footnote": "", "no_pictures": missing_matplotlib(), **values}
+    return _environment().get_template(template).render(
+        title=title, figures=[_figure(drawing) for drawing in drawings], version=__version__,
+        made_at=time.strftime("%Y-%m-%d %H:%M"), light=LIGHT_PAGE, dark=DARK_PAGE, **filled,
+    )  # fmt: skip
 
 
-def figures(drawings: Iterable[Drawing]) -> str:
-    """Each picture with its title above and its table folded below."""
-    found = "".join(_figure(drawing) for drawing in drawings)
-    return f'<div class="plots">{found}</div>' if found else ""
+@cache
+def _environment() -> "Environment":
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    found = Environment(
+        loader=PackageLoader("mpt_cli.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+    found.filters["breakable"] = _breakable
+    return found
 
 
-def _figure(drawing: Drawing) -> str:
+def _breakable(title: str) -> "Markup":
+    """A key may be broken after its dots and underscores, which matters on paper."""
+    from markupsafe import Markup, escape
+
+    return Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(title))))
+
+
+def _figure(drawing: Drawing) -> Figure:
+    from markupsafe import Markup
+
     picture = drawing.picture
-    heads = [HtmlColumn(title, is_number=place > 0) for place, title in enumerate(TABLE_TITLES)]
-    numbers = html_table(
-        f"{picture.title}: {picture.y_label} by {picture.x_label}", heads, map(HtmlRow, picture.rows())
-    )
-    note = f'<p class="faint">{escape(picture.note)}</p>' if picture.note else ""
-    data = details(f"{picture.title} in numbers", numbers)
-    return f"<figure><figcaption>{escape(picture.title)}</figcaption>{drawing.inline}{note}{data}</figure>"
-
-
-def details(title: str, body: str, is_open: bool = False) -> str:
-    """Folded until it is asked for."""
-    return f"<details{' open' if is_open else ''}><summary>{escape(title)}</summary>{body}</details>"
-
-
-def facts(pairs: Iterable[tuple[str, str]]) -> str:
-    """Names and what they are."""
-    return "<dl>" + "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in pairs) + "</dl>"
-
-
-def commands(lines: Iterable[str]) -> str:
-    """To be copied into a shell, each in a box of its own."""
-    return "".join(f"<pre>{escape(line)}</pre>" for line in lines)
-
-
-def lead(headline: str, sentence: str, kind: str = "") -> str:
-    """What the page has to say, before anything else; `kind` is good, bad, warn or nothing."""
-    text = f"<p>{escape(sentence)}</p>" if sentence else ""
-    return f'<div class="lead {kind}"><strong>{escape(headline)}</strong>{text}</div>'
-
-
-def coloured(text: str, kind: str) -> Html:
-    return Html(f'<span class="{kind}">{escape(text)}</span>')
+    columns = [HtmlColumn(title, is_number=place > 0) for place, title in enumerate(TABLE_TITLES)]
+    caption = f"{picture.title}: {picture.y_label} by {picture.x_label}"
+    numbers = HtmlTable(caption, columns, [HtmlRow(row) for row in picture.rows()])
+    return Figure(picture.title, Markup(drawing.inline), picture.note, numbers)
 
 
 def pictures_folder(page: Path) -> Path:

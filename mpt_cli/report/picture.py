@@ -3,12 +3,14 @@
 import io
 import math
 import re
+import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from mpt_cli.errors import missing_extra
 from mpt_cli.report.palette import NON_FINITE_COLOUR, PLAIN_STYLE, SKIPPED_STEP_COLOUR, CurveStyle
 from mpt_cli.telemetry.format import format_count
 
@@ -198,6 +200,19 @@ class Drawing:
     inline: str
     svg: str
     png: bytes
+
+
+def missing_matplotlib() -> str:
+    """Why there are no pictures, in a sentence; empty where they can be drawn."""
+    return missing_extra("matplotlib", "plots", "No pictures")
+
+
+def draw_all(pictures: Sequence[Picture]) -> list[Drawing]:
+    """Each of them; none where there is no matplotlib, which is said on standard error, and by the page."""
+    if pictures and (missing := missing_matplotlib()):
+        print(missing, file=sys.stderr)
+        return []
+    return [draw(picture) for picture in pictures]
 
 
 def draw(picture: Picture) -> Drawing:

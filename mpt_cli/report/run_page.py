@@ -1,26 +1,16 @@
 """The page of one run, or of several overlaid: verdict, outcome, pictures, what went wrong, events, configuration."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.report.history import RunHistory, as_number, flatten
-from mpt_cli.report.page import (
-    Section,
-    coloured,
-    commands,
-    details,
-    facts,
-    figures,
-    footnote,
-    lead,
-    render_page,
-    write_page,
-)
-from mpt_cli.report.picture import Drawing, draw
+from mpt_cli.report.page import footnote, render_page, write_page
+from mpt_cli.report.picture import Drawing, draw_all
 from mpt_cli.report.run_pictures import run_pictures
-from mpt_cli.report.tables import HtmlColumn, HtmlRow, html_table
+from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.format import (
@@ -149,27 +139,61 @@ def format_value(value: Any) -> str:
     return f"{number:.6g}" if number is not None and math.isfinite(number) else str(value)
 
 
-_BATCH_HEADS = [
-    HtmlColumn("array"),
-    HtmlColumn("shape"),
-    HtmlColumn("dtype"),
-    HtmlColumn("min", True),
-    HtmlColumn("max", True),
-    HtmlColumn("nan", True),
-    HtmlColumn("inf", True),
-]
+@dataclass(frozen=True)
+class Failure:
+    """What went wrong in a run. `weights` are all its variables, `batch` the last one it was given."""
+
+    explanation: str
+    facts: list[tuple[str, str]]
+    batch: HtmlTable | None
+    weights: HtmlTable | None
+    weights_sentence: str
+    has_spoiled_weights: bool
 
 
-def failures(stories: Sequence[RunHistory]) -> str:
-    """A part for each run that has an end and not a good one; nothing where there is none."""
-    return "".join(_failure_part(story) for story in stories if story.summary and not story.is_good)
+@dataclass(frozen=True)
+class EventsOnPage:
+    """How many events of each kind, every step that was skipped or not finite, and the latest events one by one."""
+
+    counts: str
+    steps: str
+    table: HtmlTable
 
 
-def _failure_part(story: RunHistory) -> str:
-    explanation = coloured(str(story.summary.get("explanation", "")), "bad")
-    code = story.summary.get("exit_code")
+@dataclass(frozen=True)
+class RunOnPage:
+    """A run as the templates take it: texts and tables. `name` is that of its directory, `label` the reader's."""
+
+    label: str
+    name: str
+    gaps: list[str]
+    outcome: list[tuple[str, str]]
+    failure: Failure | None
+    events: EventsOnPage | None
+    configuration: str
+    environment: list[tuple[str, str]]
+    commands: list[str]
+
+    @property
+    def has_configuration(self) -> bool:
+        """Or an environment."""
+        return bool(self.configuration or self.environment)
+
+
+def run_on_page(story: RunHistory) -> RunOnPage:
+    """Everything a page tells of one run but its pictures."""
+    return RunOnPage(
+        story.label, story.run.path.name, story.gaps, outcome_facts(story), _failure(story), _events(story),
+        story.config_text, environment_facts(story), _commands(story),
+    )  # fmt: skip
+
+
+def _failure(story: RunHistory) -> Failure | None:
+    """Of a run that has an end and not a good one."""
+    if not story.summary or story.is_good:
+        return None
     found = story.postmortem
-    pairs = [("exit code", str(code)), ("verdict", story.verdict)]
+    pairs = [("exit code", str(story.summary.get("exit_code"))), ("verdict", story.verdict)]
     if found:
         checkpoint = found.get("checkpoint_step")
         pairs += [
@@ -179,112 +203,121 @@ def _failure_part(story: RunHistory) -> str:
             ("checkpoint before it", "none" if checkpoint is None else f"step {format_count(checkpoint)}"),
             ("loss scale", _format_saved_scale(found.get("loss_scale"))),
         ]
-    head = f"<h3>{coloured(story.label, '')}</h3><p>{explanation}</p>"
-    return f"{head}{facts(pairs)}{_batch_and_weights(story.label, found)}"
-
-
-def _batch_and_weights(label: str, found: dict[str, Any]) -> str:
-    """The last batch and the weights, of which those that are not finite are unfolded."""
-    parts = []
-    batch = found.get("last_batch") or {}
-    if batch:
-        caption = f"The last batch of {label}"
-        parts.append(
-            html_table(caption, _BATCH_HEADS, [_numbers_row(name, numbers) for name, numbers in batch.items()])
-        )
     variables = {name: numbers for layer in found.get("layers") or [] for name, numbers in layer["variables"].items()}
-    spoiled = {name: numbers for name, numbers in variables.items() if numbers.get("nan") or numbers.get("inf")}
-    if variables:
-        words = f"{len(spoiled)} of {len(variables)} variables hold nan or inf" if spoiled else "All weights are finite"
-        rows = [_numbers_row(name, numbers) for name, numbers in variables.items()]
-        parts.append(details(words, html_table(f"Variables of {label}", _BATCH_HEADS, rows), is_open=bool(spoiled)))
-    return "".join(parts)
+    spoiled = [name for name, numbers in variables.items() if _is_spoiled(numbers)]
+    return Failure(
+        str(story.summary.get("explanation", "")),
+        pairs,
+        _numbers_table(f"The last batch of {story.label}", found.get("last_batch") or {}),
+        _numbers_table(f"Variables of {story.label}", variables),
+        f"{len(spoiled)} of {len(variables)} variables hold nan or inf" if spoiled else "All weights are finite",
+        bool(spoiled),
+    )
+
+
+_ARRAY_COLUMNS = [
+    *map(HtmlColumn, ("array", "shape", "dtype")),
+    *(HtmlColumn(title, is_number=True) for title in ("min", "max", "nan", "inf")),
+]
+
+
+def _numbers_table(caption: str, arrays: dict[str, dict[str, Any]]) -> HtmlTable | None:
+    rows = [_numbers_row(name, numbers) for name, numbers in arrays.items()]
+    return HtmlTable(caption, _ARRAY_COLUMNS, rows) if rows else None
 
 
 def _numbers_row(name: str, numbers: dict[str, Any]) -> HtmlRow:
     shape = " × ".join(map(str, numbers.get("shape", []))) or "scalar"
     rest = [format_value(numbers.get(field, "-")) for field in ("dtype", "min", "max", "nan", "inf")]
-    return HtmlRow([name, shape, *rest], "bad" if numbers.get("nan") or numbers.get("inf") else "")
+    return HtmlRow([name, shape, *rest], "bad" if _is_spoiled(numbers) else "")
+
+
+def _is_spoiled(numbers: dict[str, Any]) -> bool:
+    return bool(numbers.get("nan") or numbers.get("inf"))
 
 
 def _format_saved_scale(value: Any) -> str:
     return format_scale(float(value)) if value is not None else "none"
 
 
-MOST_UNFOLDED = 6  # runs
-_EVENT_HEADS = [
-    HtmlColumn("step", True),
+_EVENT_COLUMNS = [
+    HtmlColumn("step", is_number=True),
     HtmlColumn("kind"),
-    HtmlColumn("scale before", True),
-    HtmlColumn("scale after", True),
-    HtmlColumn("nan", True),
-    HtmlColumn("inf", True),
+    *(HtmlColumn(title, is_number=True) for title in ("scale before", "scale after", "nan", "inf")),
     HtmlColumn("variable or cause", wraps=True),
 ]
 
 
+def _events(story: RunHistory) -> EventsOnPage | None:
+    if not story.kinds:
+        return None
+    steps = f"Skipped steps: {format_step_ranges(story.skips)}" if story.skips else ""
+    if story.bad_steps:
+        steps = f"Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}"
+    rows = [_event_row(event) for event in story.latest_events]
+    total = sum(story.kinds.values())
+    title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
+    return EventsOnPage(
+        ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items()),
+        steps,
+        HtmlTable(f"{title} of {story.label}", _EVENT_COLUMNS, rows),
+    )
+
+
+def _event_row(event: dict[str, Any]) -> HtmlRow:
+    shown = [event.get(name) for name in ("step", "kind", "scale_before", "scale_after", "nan", "inf")]
+    return HtmlRow(["" if value is None else format_value(value) for value in
+                [*shown, event.get("variable") or event.get("cause")]])  # fmt: skip
+
+
+def _commands(story: RunHistory) -> list[str]:
+    """The command the run was started by, and those that repeat it."""
+    words = story.environment.get("command_line")
+    return [
+        *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),
+        shell_command("train", conf_override(story.run.config_yaml)),
+        shell_command("reproduce", explicit_path(story.run.path)),
+    ]
+
+
 def write_run_page(stories: Sequence[RunHistory], path: Path) -> None:
     """The page at `path`, with its pictures beside it."""
-    drawings = [draw(picture) for picture in run_pictures(stories)]
+    drawings = draw_all(run_pictures(stories))
     write_page(path, run_page(stories, drawings, footnote(path, drawings)), drawings)
 
 
 def run_page(stories: Sequence[RunHistory], drawings: Sequence[Drawing], footnote: str = "") -> str:
-    """The whole page as text."""
+    """The whole page as text. Its lead is the verdict; of several runs, how many ended how."""
     title = f"Run {stories[0].label}" if len(stories) == 1 else f"{len(stories)} runs"
-    return render_page(title, run_lead(stories), run_sections(stories, drawings), footnote)
-
-
-def run_lead(stories: Sequence[RunHistory]) -> str:
-    """The verdict; of several runs, how many ended how."""
-    if len(stories) == 1:
-        story = stories[0]
-        return lead(headline(story), str(story.summary.get("explanation", "")), severity(story)) + gaps(story)
     statuses = [story.status for story in stories]
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
-    is_good = all(story.is_good for story in stories)
-    return lead(f"{len(stories)} runs: {counted}.", "", "good" if is_good else "warn")
-
-
-def run_sections(stories: Sequence[RunHistory], drawings: Sequence[Drawing]) -> list[Section]:
-    """Everything below the lead; sweeps and comparisons show it too."""
-    return [
-        Section("outcome", "Outcome", _outcome(stories)),
-        Section("pictures", "Pictures", figures(drawings)),
-        Section("failed", "What went wrong", failures(stories)),
-        Section("events", "Skipped steps and changes of the scale", _several("Events", stories, _events)),
-        Section("configuration", "Configuration and environment", configurations(stories)),
-        Section("repeat", "Commands", _several("Commands", stories, _repeat)),
-    ]
-
-
-def gaps(story: RunHistory) -> str:
-    """What is missing from the record, in sentences."""
-    name = coloured(story.run.path.name, "")
-    return "".join(f'<p class="warn">{name}: {coloured(gap, "warn")}</p>' for gap in story.gaps)
-
-
-def _outcome(stories: Sequence[RunHistory]) -> str:
+    values: dict[str, Any] = {
+        "headline": f"{len(stories)} runs: {counted}.",
+        "sentence": "",
+        "kind": "good" if all(story.is_good for story in stories) else "warn",
+        "endings": _endings_table(stories),
+        "differences": _differences_table(stories),
+    }
     if len(stories) == 1:
-        return facts(outcome_facts(stories[0]))
+        [story] = stories
+        explanation = str(story.summary.get("explanation", ""))
+        values = {"headline": headline(story), "sentence": explanation, "kind": severity(story)}
+    runs = [run_on_page(story) for story in stories]
+    return render_page("run.html", title, drawings, runs=runs, footnote=footnote, **values)
+
+
+def _endings_table(stories: Sequence[RunHistory]) -> HtmlTable:
     name = usual_metric(stories)
-    heads = [
-        HtmlColumn("run"),
-        HtmlColumn("status"),
-        HtmlColumn("verdict"),
-        HtmlColumn(name, True),
-        HtmlColumn(f"best {name}", True),
-        HtmlColumn("skipped", True),
-        HtmlColumn("loss scale", True),
-        HtmlColumn("examples/s", True),
-        HtmlColumn("memory", True),
-        HtmlColumn("time", True),
+    numbers = (name, f"best {name}", "skipped", "loss scale", "examples/s", "memory", "time")
+    columns = [
+        *map(HtmlColumn, ("run", "status", "verdict")),
+        *(HtmlColumn(title, is_number=True) for title in numbers),
     ]
     rows = [
         HtmlRow(
             [
                 story.label,
-                coloured(story.status, severity(story)),
+                ColouredText(story.status, severity(story)),
                 story.verdict,
                 format_metric(story, "metrics", name),
                 format_metric(story, "best_metrics", name),
@@ -295,65 +328,12 @@ def _outcome(stories: Sequence[RunHistory]) -> str:
         )
         for story in stories
     ]
-    return html_table("How each run ended", heads, rows) + "".join(map(gaps, stories)) + _differences(stories)
+    return HtmlTable("How each run ended", columns, rows)
 
 
-def _differences(stories: Sequence[RunHistory]) -> str:
+def _differences_table(stories: Sequence[RunHistory]) -> HtmlTable | None:
+    """Nothing where the configurations are the same."""
     keys = differing_keys(stories)
-    if not keys:
-        return "<p>Their configurations are the same.</p>"
-    heads = [HtmlColumn("run"), *map(HtmlColumn, keys)]
+    columns = [HtmlColumn("run"), *map(HtmlColumn, keys)]
     rows = [HtmlRow([story.label, *(format_value(story.config.get(key, "-")) for key in keys)]) for story in stories]
-    return f"<h3>What differs</h3>{html_table('Keys whose values are not the same in all runs', heads, rows)}"
-
-
-def _events(story: RunHistory) -> str:
-    """Every skipped step, and the latest events one by one."""
-    if not story.kinds:
-        return ""
-    counts = ", ".join(f"{count:,} {kind}" for kind, count in story.kinds.items())
-    skipped = f"<p>Skipped steps: {format_step_ranges(story.skips)}</p>" if story.skips else ""
-    if story.bad_steps:
-        skipped = f"<p>Steps with gradients that were not finite, applied: {format_step_ranges(story.bad_steps)}</p>"
-    rows = [_event_row(event) for event in story.latest_events]
-    total = sum(story.kinds.values())
-    title = f"The latest {len(rows)} of {total:,} events" if total > len(rows) else f"All {total} events"
-    whole = f"{title} of {story.label}"
-    return f"<p>{coloured(counts, '')}</p>{skipped}{details(whole, html_table(whole, _EVENT_HEADS, rows))}"
-
-
-def _event_row(event: dict[str, Any]) -> HtmlRow:
-    shown = [event.get(name) for name in ("step", "kind", "scale_before", "scale_after", "nan", "inf")]
-    return HtmlRow(["" if value is None else format_value(value) for value in
-                [*shown, event.get("variable") or event.get("cause")]])  # fmt: skip
-
-
-def configurations(stories: Sequence[RunHistory]) -> str:
-    """The resolved configuration and the environment of each run, folded."""
-    return _several("Configurations", stories, _configuration)
-
-
-def _configuration(story: RunHistory) -> str:
-    found = environment_facts(story)
-    whole = details("Configuration", commands([story.config_text])) if story.config_text else ""
-    return whole + (details("Environment", facts(found)) if found else "")
-
-
-def _repeat(story: RunHistory) -> str:
-    words = story.environment.get("command_line")
-    given = [shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []
-    own = [
-        shell_command("train", conf_override(story.run.config_yaml)),
-        shell_command("reproduce", explicit_path(story.run.path)),
-    ]
-    return commands([*given, *own])
-
-
-def _several(title: str, stories: Sequence[RunHistory], part_of: Callable[[RunHistory], str]) -> str:
-    """One part as it is; several with their names, folded where they would fill screens."""
-    shown = [(story.label, part) for story in stories if (part := part_of(story))]
-    if len(stories) == 1:
-        return "".join(part for _, part in shown)
-    if len(shown) <= MOST_UNFOLDED:
-        return "".join(f"<h3>{coloured(label, '')}</h3>{part}" for label, part in shown)
-    return details(f"{title} of {len(shown)} runs", "".join(details(label, part) for label, part in shown))
+    return HtmlTable("Keys whose values are not the same in all runs", columns, rows) if keys else None

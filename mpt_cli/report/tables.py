@@ -1,10 +1,9 @@
-"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, HTML; and rows as CSV."""
+"""Rows of any kind as a table: aligned lines, Markdown, a table for the terminal, for a page; and rows as CSV."""
 
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from typing import Any, Generic, TypeVar
 
 from rich import box
@@ -87,38 +86,31 @@ class HtmlColumn:
     wraps: bool = False
 
     @property
-    def style(self) -> str:
-        return ' class="number"' if self.is_number else ' class="wrap"' if self.wraps else ""
+    def kind(self) -> str:
+        """The class of its cells in the stylesheet."""
+        return "number" if self.is_number else "wrap" if self.wraps else ""
+
+
+@dataclass(frozen=True)
+class ColouredText:
+    """A text on a page; `kind` is good, bad or warn."""
+
+    text: str
+    kind: str
 
 
 @dataclass(frozen=True)
 class HtmlRow:
-    """Cells as texts, or as HTML where a cell is `Html`. The first one names the row."""
+    """The first cell names the row; `kind` is best, bad or nothing."""
 
-    cells: Sequence[str]
-    style: str = ""
-
-
-class Html(str):
-    """A cell that is HTML already."""
+    cells: Sequence[str | ColouredText]
+    kind: str = ""
 
 
-def html_table(caption: str, heads: Sequence[HtmlColumn], rows: Iterable[HtmlRow]) -> str:
-    """Scrolls by itself where it is too wide, also by keyboard; the first cell of a row is its heading."""
-    top = "".join(f'<th scope="col"{head.style}>{_breakable(head.title)}</th>' for head in heads)
-    body = "".join(_html_row(heads, row) for row in rows)
-    inner = f"<table><caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}">{inner}</div>'
+@dataclass(frozen=True)
+class HtmlTable:
+    """What the template of a table takes; a row has as many cells as there are columns."""
 
-
-def _breakable(title: str) -> str:
-    """A key may be broken after its dots and underscores, which matters on paper."""
-    return escape(title).replace(".", ".<wbr>").replace("_", "_<wbr>")
-
-
-def _html_row(heads: Sequence[HtmlColumn], row: HtmlRow) -> str:
-    cells = [cell if isinstance(cell, Html) else escape(cell) for cell in row.cells]
-    first = f'<th scope="row"{heads[0].style}>{cells[0]}</th>'
-    rest = "".join(f"<td{head.style}>{cell}</td>" for head, cell in zip(heads[1:], cells[1:], strict=True))
-    style = f' class="{row.style}"' if row.style else ""
-    return f"<tr{style}>{first}{rest}</tr>"
+    caption: str
+    columns: Sequence[HtmlColumn]
+    rows: Sequence[HtmlRow]

@@ -1,20 +1,18 @@
 """Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them."""
 
 import math
-import os
 import secrets
-import subprocess
-import sys
-import threading
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.builtin import missing_keras_files
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, ConfigError, DataError, Problem
+from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
+from mpt_cli.jobs.queue import Ending, Limits, Queue
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_json, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.machine import nvidia_gpus
@@ -24,6 +22,7 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import find_recipe, recipe_paths
 from mpt_cli.settings.variants import KerasDataset
+from mpt_cli.signals import raise_for
 
 
 @dataclass(frozen=True)
@@ -55,35 +54,20 @@ class FinishedProcess:
             return {}
 
 
-class RunProcesses:
-    """Starts runs and waits for them, from several threads where that is wanted."""
+def run_command(
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, environment: Mapping[str, str] | None = None
+) -> Command[RunDirectory]:
+    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`."""
+    return Command(log.stem, mpt_command(verb, "--quiet", *overrides), run, log, environment=environment or {})
 
-    def __init__(self) -> None:
-        self._alive: set[subprocess.Popen[str]] = set()
 
-    def run(
-        self, words: list[str], run_dir: Path, verb: str = "train", variables: Mapping[str, str] | None = None
-    ) -> FinishedProcess:
-        """`mpt VERB words…` on the run directory, quietly; returns when it is over, however it ended.
-
-        Its environment is that of this process, but for the `variables`.
-        """
-        command = [sys.executable, "-P", "-m", "mpt_cli", verb, "--quiet", *words]
-        environment = {**os.environ, **(variables or {})}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                              text=True) as process:  # fmt: skip
-            self._alive.add(process)
-            try:
-                _, said = process.communicate()
-            finally:
-                self._alive.discard(process)
-        own = [line for line in said.splitlines() if line.startswith("mpt ")]
-        return FinishedProcess(RunDirectory(run_dir), process.returncode, "\n".join(own or said.splitlines()[-1:]))
-
-    def stop(self) -> None:
-        """Ask all that are alive to save and end."""
-        for process in list(self._alive):
-            process.terminate()
+def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
+    """What became of it; one that could not be started failed for want of a file or of memory."""
+    if ending.exit_code is None:
+        return FinishedProcess(command.subject, BAD_DATA, ending.note)
+    lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
+    own = [line for line in lines if line.startswith("mpt ")]
+    return FinishedProcess(command.subject, ending.exit_code, "\n".join(own or lines[-1:]))
 
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
@@ -224,30 +208,26 @@ def reproduce(
 
     After Ctrl-C no run is begun, and what it broke off is not judged.
     """
-    children, broken_off = RunProcesses(), threading.Event()
+    results: dict[str, Reproduction] = {}
 
-    def one(number: int, target: ReproduceTarget) -> Reproduction:
-        run_dir = folder / f"{number + 1}-{Path(target.name).stem}"  # unique also where a recipe is given twice
-        if broken_off.is_set():
-            raise CancelledError
-        threads = thread_variables(target.environment or {})
-        child = children.run([*target.words, format_override("run_dir", str(run_dir))], run_dir, variables=threads)
-        if broken_off.is_set():
-            raise CancelledError
-        result = _judge(target, child)
-        tell(result)
-        return result
+    def record(command: Command[RunDirectory], ending: Ending) -> None:
+        if ending.cause is None:
+            results[command.name] = _judge(by_name[command.name], read_finished(command, ending))
+            tell(results[command.name])
 
-    workers = ThreadPoolExecutor(jobs)
-    try:
-        waiting = [workers.submit(one, number, target) for number, target in enumerate(targets)]
-        return [result.result() for result in waiting]
-    except BaseException:
-        broken_off.set()
-        children.stop()
-        raise
-    finally:
-        workers.shutdown(cancel_futures=True)
+    with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
+        commands = [_target_command(number, target, folder, Path(logs)) for number, target in enumerate(targets, 1)]
+        by_name = {command.name: target for command, target in zip(commands, targets, strict=True)}
+        stopped_by = Queue(Limits(workers=jobs), executor, record).run(commands)
+    raise_for(stopped_by)
+    return [results[command.name] for command in commands]
+
+
+def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command[RunDirectory]:
+    run = RunDirectory(folder / f"{number}-{Path(target.name).stem}")  # unique also where a recipe is given twice
+    overrides = [*target.words, format_override("run_dir", str(run.path))]
+    threads = thread_variables(target.environment or {})
+    return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:

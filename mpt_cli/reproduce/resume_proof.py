@@ -4,6 +4,7 @@ bit.
 
 import json
 import random
+import tempfile
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.reproduce.reproduction import FinishedProcess, RunProcesses
+from mpt_cli.jobs.queue import run_one
+from mpt_cli.reproduce.reproduction import FinishedProcess, read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, read_summary
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
@@ -110,22 +112,24 @@ def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumePro
     The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again.
     ConfigError where the run is too short or `step` isn't in it; DataError where a run fails by itself.
     """
-    children = RunProcesses()
-    whole, killed = folder / "whole", folder / "killed"
-    try:
-        steps = _steps_of(_check_succeeded(children.run([*words, format_override("run_dir", str(whole))], whole)), step)
+    whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
+    with tempfile.TemporaryDirectory() as place:
+        logs = Path(place)
+        steps = _steps_of(_check_succeeded(_run("train", words, whole, logs / "whole.log")), step)
         at = random.randrange(1, steps) if step is None else step
-        own = [*words, format_override("run_dir", str(killed)), f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
-        child = children.run([f"--at={at}", *own], killed, verb="__killed")
+        own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
+        child = _run("__killed", [f"--at={at}", *own], killed, logs / "killed.log")
         if child.exit_code != SIGKILL_EXIT_CODE:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
-        resumed = _check_succeeded(children.run([*own, "resume=auto"], killed))
-    except BaseException:
-        children.stop()
-        raise
+        resumed = _check_succeeded(_run("train", [*own, "resume=auto"], killed, logs / "resumed.log"))
     attempts = resumed.environment["attempts"]
-    difference = first_difference(RunDirectory(whole), resumed.run)
+    difference = first_difference(whole, resumed.run)
     return ResumeProof(steps, at, attempts[-1]["from_step"], difference, folder)
+
+
+def _run(verb: str, overrides: list[str], run: RunDirectory, log: Path) -> FinishedProcess:
+    command = run_command(verb, [*overrides, format_override("run_dir", str(run.path))], run, log)
+    return read_finished(command, run_one(command))
 
 
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:

@@ -1,16 +1,9 @@
-"""What this machine is (processor, memory, GPUs) and how fast each Keras backend computes on it in each dtype.
+"""What this machine is: processor, memory, GPUs."""
 
-`python -m mpt_cli.runs.machine tensorflow` prints one JSON object: a process of its own, because a process can hold
-only one backend and a broken installation may bring it down. No framework is imported at the top.
-"""
-
-import json
 import os
 import platform
 import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,110 +72,3 @@ def _cpu_info(label: str) -> str:
         if name.strip() == label:
             return value.strip()
     return ""
-
-
-DTYPES = ("float32", "float16", "bfloat16")
-PROBE_SECONDS = 180.0
-ROUNDS, ROUND_SECONDS, MOST_CALLS = 3, 0.1, 200
-MATRIX_SIZE = {"cpu": 512, "gpu": 4096}
-IMAGE_SHAPE = {"cpu": (16, 32, 32, 32), "gpu": (128, 56, 56, 64)}  # batch, height, width, channels
-
-
-def probe_backend(backend: str, measure: bool = True, jit_compile: bool = True) -> dict[str, Any]:
-    """Run the probe and read its answer; `works` is False with an `error` where there was none.
-
-    `jit_compile` False times TensorFlow without XLA, as models that convolve are trained on a CPU.
-    """
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
-    manner = "quick" if not measure else "measure" if jit_compile else "plain"
-    command = [sys.executable, "-m", "mpt_cli.runs.machine", backend, manner]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=PROBE_SECONDS, env=environment, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return {"works": False, "error": f"no answer within {PROBE_SECONDS:.0f} seconds"}
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        return {"works": False, "error": (done.stderr.strip().splitlines() or ["no output"])[-1]}
-    answer: dict[str, Any] = json.loads(lines[-1])
-    return answer
-
-
-def _measure_backend(backend: str, measure: bool, jit_compile: bool = True) -> dict[str, Any]:
-    """What this process finds; imports Keras."""
-    import keras
-
-    devices = [name.lower() for name in keras.distribution.list_devices()]
-    kinds = sorted({"gpu" if "gpu" in name or "cuda" in name else "cpu" for name in devices} | {"cpu"})
-    timings = [row for kind in kinds for row in _timings(backend, kind, jit_compile)] if measure else []
-    return {"works": True, "keras": keras.__version__, "devices": devices, "timings": timings}
-
-
-def _timings(backend: str, kind: str, jit_compile: bool) -> list[dict[str, Any]]:
-    import keras
-
-    rows = []
-    with keras.device(f"{kind}:0"):
-        for operation, build in (("matmul", _matmul), ("conv", _conv)):
-            times = {dtype: _best_seconds(_compiled(backend, build(kind, dtype), jit_compile)) for dtype in DTYPES}
-            for dtype in DTYPES:
-                speed = times["float32"] / times[dtype]
-                row = {"device": kind, "operation": operation, "dtype": dtype, "seconds": times[dtype]}
-                rows.append({**row, "speed_against_float32": round(speed, 3)})
-    return rows
-
-
-def _matmul(kind: str, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
-    import keras
-
-    matrix = keras.random.normal((MATRIX_SIZE[kind],) * 2, seed=1, dtype="float32")
-    return keras.ops.matmul, [keras.ops.cast(matrix, dtype)] * 2
-
-
-def _conv(kind: str, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
-    import keras
-
-    shape = IMAGE_SHAPE[kind]
-    images = keras.random.normal(shape, seed=1, dtype="float32")
-    kernel = keras.random.normal((3, 3, shape[-1], shape[-1]), seed=2, dtype="float32")
-
-    def conv(x: Any, y: Any) -> Any:
-        return keras.ops.conv(x, y, padding="same")
-
-    return conv, [keras.ops.cast(images, dtype), keras.ops.cast(kernel, dtype)]
-
-
-def _compiled(backend: str, work: tuple[Callable[..., Any], list[Any]], jit_compile: bool) -> Callable[[], Any]:
-    """Under XLA, as most training is by default; JAX has nothing else."""
-    function, arguments = work
-    if backend == "jax":
-        import jax
-
-        compiled = jax.jit(function)
-    else:
-        import tensorflow as tf
-
-        compiled = tf.function(function, jit_compile=jit_compile)
-    return lambda: compiled(*arguments)
-
-
-def _best_seconds(call: Callable[[], Any]) -> float:
-    """Seconds per call, the fastest of some rounds; each ends by reading one element, which waits for the device."""
-    _seconds(call, 1)  # compiles
-    calls = max(1, min(MOST_CALLS, int(ROUND_SECONDS / _seconds(call, 1))))
-    return min(_seconds(call, calls) / calls for _ in range(ROUNDS))
-
-
-def _seconds(call: Callable[[], Any], calls: int) -> float:
-    import keras
-
-    started = time.perf_counter()
-    for _ in range(calls):
-        result = call()
-    keras.ops.convert_to_numpy(keras.ops.cast(result[(0,) * len(result.shape)], "float32"))
-    return time.perf_counter() - started
-
-
-if __name__ == "__main__":
-    print(json.dumps(_measure_backend(sys.argv[1], sys.argv[2] != "quick", sys.argv[2] != "plain")))

@@ -5,7 +5,8 @@ import statistics
 import time
 from collections.abc import Sequence
 
-from mpt_cli.jobs.queue import Command, Ending, Observer, Running
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import Job, Objective
@@ -34,7 +35,7 @@ def is_far_behind(objective: Objective, value: float, others: Sequence[float]) -
     return not behind <= FAR * max(deviation, _SMALLEST_SHARE * abs(median))  # nan is far behind
 
 
-class MedianStopping(Observer):
+class MedianStopping(Observer[Job]):
     """Looks at the ends of epochs in metrics.jsonl; a job that is far behind at two in a row is stopped.
 
     `jobs` are those of the sweep: what earlier ones reached counts too where it is resumed.
@@ -46,21 +47,21 @@ class MedianStopping(Observer):
         self._looked_at = 0.0
         self._read(jobs)
 
-    def tick(self, running: Sequence[Running]) -> None:
+    def tick(self, running: Sequence[Running[Job]]) -> None:
         if time.monotonic() - self._looked_at < _EVERY_SECONDS or not running:
             return
         self._looked_at = time.monotonic()
-        jobs = [child.work.job for child in running]
+        jobs = [child.command.subject for child in running]
         self._objective = self._objective or _first_usual(self._sweep, jobs)
         if self._objective is None:
             return
         self._read(jobs)
         for child in running:
-            if self._is_hopeless(child.work.job.number, self._objective):
+            if self._is_hopeless(child.command.subject.number, self._objective):
                 child.stop("median")
 
-    def ended(self, work: Command, ending: Ending) -> None:
-        self._read([work.job])
+    def ended(self, command: Command[Job], ending: Ending) -> None:
+        self._read([command.subject])
 
     def _read(self, jobs: Sequence[Job]) -> None:
         if self._objective is None:

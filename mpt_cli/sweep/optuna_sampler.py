@@ -5,11 +5,11 @@ results told to it. Imports optuna, an extra.
 import math
 import random
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -18,12 +18,14 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.queue import Command, Ending, Observer
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, job_name, make_plan
-from mpt_cli.sweep.results import FINISHED, INTERRUPTED, NOT_RUN, STOPPED_EARLY, JobResult, read_job
-from mpt_cli.sweep.samplers import MOST_ASKED, SearchSettings
-from mpt_cli.sweep.search_space import Dimension, Space, Span, Value
+from mpt_cli.sweep.plan import Job, Objective, choose_objective, job_name, make_plan, wanted_gpus
+from mpt_cli.sweep.results import FINISHED, GOOD, INTERRUPTED, NOT_RUN, STOPPED_EARLY, JobResult, read_job
+from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
+from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
+
+if TYPE_CHECKING:
+    from mpt_cli.sweep.run import Options
 
 STUDY_NAME = "mpt"
 _JOB = "job"  # the attribute of a trial that says which job it became
@@ -158,19 +160,43 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
 
 
+def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options") -> "OptunaSampler":
+    """The study in the directory, and the jobs it led to so far."""
+    plan, facts = sweep.read_plan()
+    space = read_space(search.words)
+    first = Job(0, "", {}, search.words, wanted_gpus(check_space(space)[0]))
+    count = sum(result.status not in GOOD for result in (read_job(sweep, job) for job in plan.jobs)) + plan.missing
+    shared = options.share_of_cores(options.limits([first], most=max(count, 1)).workers)
+    named = facts["objective"]
+    study = OptunaStudy(sweep.study, space, search, choose_objective(named, []) if named else None)
+    return OptunaSampler(sweep, plan, facts, space, study, replace(first, environment=shared))
+
+
 @dataclass
-class OptunaTrials(Observer):
-    """`plan` and `facts` are those of sweep.json, which is written again with each new job.
+class OptunaSampler(Sampler):
+    """`facts` are those of sweep.json, which is written again with each new job.
 
     `template` is a job whose environment and number of GPUs the new ones get.
     """
 
-    sweep: SweepDirectory
-    plan: SweepPlan
     facts: dict[str, Any]
     space: Space
-    study: "OptunaStudy"
+    study: OptunaStudy
     template: Job
+
+    def example(self, left: Sequence[Job]) -> Sequence[Job]:
+        return [self.template]
+
+    def format_count(self, count: int) -> str:
+        return f"{count} trials"
+
+    def why_fewer(self, wanted: int) -> str:
+        if len(self.plan.jobs) >= wanted:
+            return ""
+        if not self.plan.missing:
+            return f"all {self.plan.trials} combinations have been tried"
+        made = f"{self.plan.missing} of {wanted} trials were not made. Widen the space, or ask for fewer trials."
+        return f"no new combination came up in {MOST_ASKED} proposals: {made}"
 
     def new_jobs(self) -> Iterator[Job]:
         """Until there are as many as wanted, or no combination of values is left, or no new one came up."""
@@ -185,9 +211,6 @@ class OptunaTrials(Observer):
             self.plan.jobs.append(job)
             self.sweep.write_plan(self.plan, self.facts)
             yield job
-
-    def ended(self, work: Command, ending: Ending) -> None:
-        self.tell(read_job(self.sweep, work.job))
 
     def catch_up(self) -> None:
         """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""

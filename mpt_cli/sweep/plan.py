@@ -278,7 +278,7 @@ def plan_lines(plan: SweepPlan) -> list[str]:
     """The jobs with their overrides, as --dry-run lists them."""
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
              for job in plan.jobs]  # fmt: skip
-    return [*lines, *duplicate_lines(plan), job_count(plan.jobs)]
+    return [*lines, *duplicate_lines(plan), job_count(len(plan.jobs))]
 
 
 def duplicate_lines(plan: SweepPlan) -> list[str]:
@@ -286,8 +286,8 @@ def duplicate_lines(plan: SweepPlan) -> list[str]:
             for overrides, number in plan.duplicates]  # fmt: skip
 
 
-def job_count(jobs: Sequence[Job]) -> str:
-    return f"{len(jobs)} job{'s' if len(jobs) != 1 else ''}"
+def job_count(count: int) -> str:
+    return f"{count} job{'s' if count != 1 else ''}"
 
 
 def wanted_gpus(settings: Settings) -> int:

@@ -10,9 +10,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.jobs.queue import Command, Ending, Observer, Running
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
 from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.results import GOOD, JobResult, read_job
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
@@ -47,7 +49,7 @@ PLAIN_SECONDS = 30.0  # between lines about running jobs where they can't be cha
 LIVE_SECONDS = 0.5
 
 
-class SweepProgress(Observer):
+class SweepProgress(Observer[Job]):
     """Shows the queue on `screen`. A context manager: it gives the terminal back."""
 
     def __init__(self, screen: Screen, sweep: SweepDirectory, count: int, workers: int) -> None:
@@ -55,7 +57,7 @@ class SweepProgress(Observer):
         self._done: list[float] = []  # seconds of each job that has ended
         self._failed = 0
         self._is_ending = False
-        self._running: list[tuple[Running, dict[str, Any] | None]] = []
+        self._running: list[tuple[Running[Job], dict[str, Any] | None]] = []
         self._shown_at = time.monotonic()
         self._live: Live | None = None
 
@@ -69,11 +71,11 @@ class SweepProgress(Observer):
         if self._live is not None:
             self._live.stop()
 
-    def started(self, child: Running) -> None:
+    def started(self, running: Running[Job]) -> None:
         if self._live is None:
-            self._screen.say(f"{self._place()} started   {child.work.job.name}")
+            self._screen.say(f"{self._place()} started   {running.command.name}")
 
-    def tick(self, running: Sequence[Running]) -> None:
+    def tick(self, running: Sequence[Running[Job]]) -> None:
         if not self._is_ending and any(child.cause == "interrupt" for child in running):
             self._is_ending = True
             self._screen.say("ending the running jobs, each with a checkpoint; Ctrl-C again kills them")
@@ -81,18 +83,21 @@ class SweepProgress(Observer):
         if time.monotonic() - self._shown_at < interval:
             return
         self._shown_at = time.monotonic()
-        self._running = [(child, latest_line(self._sweep.run(child.work.job).metrics_jsonl)) for child in running]
+        self._running = [(child, self._latest_line(child.command.subject)) for child in running]
         if self._live is None:
             for child, line in self._running:
-                self._screen.say(f"  {child.work.job.name}  {'  '.join(format_state(line, child.seconds))}")
+                self._screen.say(f"  {child.command.name}  {'  '.join(format_state(line, child.seconds))}")
             self._screen.say(f"  {self._overall()}")
 
-    def ended(self, work: Command, ending: Ending) -> None:
+    def _latest_line(self, job: Job) -> dict[str, Any] | None:
+        return latest_line(self._sweep.run(job).metrics_jsonl)
+
+    def ended(self, command: Command[Job], ending: Ending) -> None:
         self._done.append(ending.seconds)
-        self._running = [(child, line) for child, line in self._running if child.work is not work]
-        result = read_job(self._sweep, work.job)
+        self._running = [(child, line) for child, line in self._running if child.command is not command]
+        result = read_job(self._sweep, command.subject)
         self._failed += not result.is_good
-        line = f"{self._place()} {result.status:<9} {work.job.name}  {format_ending(result)}"
+        line = f"{self._place()} {result.status:<9} {command.name}  {format_ending(result)}"
         self._screen.say(line, "" if result.status in GOOD else "red")
 
     def _place(self) -> str:
@@ -120,7 +125,7 @@ class SweepProgress(Observer):
         top.add_row(Text(self._overall(), "bold"), ProgressBar(total=self._count, completed=len(self._done)))
         rows = Table.grid(padding=(0, 2))
         for child, line in list(self._running):
-            rows.add_row(*map(Text, [child.work.job.name, *format_state(line, child.seconds)]))
+            rows.add_row(*map(Text, [child.command.name, *format_state(line, child.seconds)]))
         return Group(top, rows)
 
 

@@ -9,10 +9,10 @@ from typing import Any
 from mpt_cli.errors import DataError
 from mpt_cli.report import run_pictures
 from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.report.page import Section, coloured, commands, details, figures, footnote, lead, render_page, write_page
+from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.palette import CurveStyle, distinct_style
-from mpt_cli.report.picture import Curve, Drawing, Picture, draw
-from mpt_cli.report.tables import HtmlColumn, HtmlRow, TableColumn, csv_text, html_table
+from mpt_cli.report.picture import Curve, Drawing, Picture, draw_all
+from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable, csv_text
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
 from mpt_cli.sweep.results import GOOD, SEED, Configuration, JobResult, SweepResults
@@ -112,67 +112,61 @@ def _log_base(key: str, xs: Sequence[float]) -> int | None:
 
 def write_sweep_page(found: SweepResults, path: Path) -> None:
     """The page at `path`, with its pictures beside it."""
-    drawings = [draw(picture) for picture in pictures(found)]
+    drawings = draw_all(pictures(found))
     write_page(path, sweep_page(found, drawings, footnote(path, drawings)), drawings)
 
 
 def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "") -> str:
     """The whole page as text."""
+    best, count = found.best, len(found.results)
+    score = "" if best is None else format_number(found.objective.value(best.summary))
+    return render_page(
+        "sweep.html",
+        f"Sweep {found.sweep.path.name}",
+        drawings,
+        headline="No job finished." if best is None else f"Best: {best.job.name}, {found.objective.name} {score}",
+        kind="bad" if best is None else "good",
+        counts=counts_sentence(found),
+        best_command=[] if best is None else [best.job.command],
+        configurations=_configurations_table(found),
+        left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
+        failures=_failures(found),
+        again=again_command(found),
+        jobs=_jobs_table(found),
+        footnote=note,
+    )
+
+
+def _configurations_table(found: SweepResults) -> HtmlTable:
     wanted = columns(found)
     heads = [HtmlColumn(column.title, column.is_number) for column in wanted]
-    rows = [_page_row(wanted, row) for row in found.configurations]
-    sections = [
-        Section("configurations", "Configurations", html_table("Configurations in order of their rank", heads, rows)),
-        Section("pictures", "Pictures", _left_out(found) + figures(drawings)),
-        Section("failed", "Not finished", _failures(found)),
-        Section("jobs", "Jobs", _jobs_table(found)),
-    ]
-    return render_page(f"Sweep {found.sweep.path.name}", _lead(found), sections, note)
+    rows = [HtmlRow([column.cell(row) for column in wanted], _row_kind(row)) for row in found.configurations]
+    return HtmlTable("Configurations in order of their rank", heads, rows)
 
 
-def _left_out(found: SweepResults) -> str:
-    jobs = len(found.results)
-    return f"<p>Curves are of the {MOST_RUNS} best of {jobs} jobs.</p>" if jobs > MOST_RUNS else ""
+def _row_kind(row: Configuration) -> str:
+    return "best" if row.rank == 1 else "" if row.is_complete else "bad"
 
 
-def _lead(found: SweepResults) -> str:
-    best = found.best
-    if best is None:
-        return lead("No job finished.", counts_sentence(found), "bad")
-    value = format_number(found.objective.value(best.summary))
-    words = f"Best: {best.job.name}, {found.objective.name} {value}"
-    return lead(words, counts_sentence(found), "good") + commands([best.job.command])
+def _failures(found: SweepResults) -> list[dict[str, str]]:
+    """What the page says of each job that is not good."""
+    return [
+        {"name": result.job.name, "status": result.status, "reason": result.reason or "the sweep ended before it",
+         "command": result.job.command}
+        for result in found.results if result.status not in GOOD
+    ]  # fmt: skip
 
 
-def _page_row(wanted: Sequence[TableColumn[Configuration]], row: Configuration) -> HtmlRow:
-    style = "best" if row.rank == 1 else "" if row.is_complete else "bad"
-    return HtmlRow([column.cell(row) for column in wanted], style)
-
-
-def _failures(found: SweepResults) -> str:
-    failed = [result for result in found.results if result.status not in GOOD]
-    if not failed:
-        return ""
-    entries = "".join(
-        f"<h3>{coloured(result.job.name, '')}: {coloured(result.status, 'bad')}</h3>"
-        f"<p>{coloured(result.reason or 'the sweep ended before it', '')}</p>{commands([result.job.command])}"
-        for result in failed
-    )
-    again = commands([again_command(found)])
-    return f"{entries}<p>All of these and no others run again by</p>{again}"
-
-
-def _jobs_table(found: SweepResults) -> str:
+def _jobs_table(found: SweepResults) -> HtmlTable:
     heads = [HtmlColumn("job"), HtmlColumn("status"), HtmlColumn(found.objective.name, True), HtmlColumn("time", True),
              HtmlColumn("command", wraps=True)]  # fmt: skip
     rows = [_job_row(found, result) for result in found.results]
-    title = f"All {len(found.results)} jobs with their commands"
-    return details(title, html_table(title, heads, rows))
+    return HtmlTable(f"All {len(found.results)} jobs with their commands", heads, rows)
 
 
 def _job_row(found: SweepResults, result: JobResult) -> HtmlRow:
     seconds = "-" if result.seconds is None else format_seconds(result.seconds)
-    status = coloured(result.status, "good" if result.is_good else "bad")
+    status = ColouredText(result.status, "good" if result.is_good else "bad")
     value = format_number(found.objective.value(result.summary))
     return HtmlRow([result.job.name, status, value, seconds, result.job.command])
 

@@ -23,10 +23,10 @@ from mpt_cli.telemetry.format import format_seconds
 FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
-# by the exit code of a job that has saved, or that its launcher has lost
+# by the exit code of a job that has saved, or that was lost
 _SIGNALLED = {code: signal.Signals(number).name for number, code in SIGNAL_EXIT_CODES.items()}
 _BUG_NOTE = "This is a bug in mpt"
-_SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job, or what stands in for it where it runs elsewhere
+_SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
         return FAILED, BAD_DATA, "it left no summary.json"
     if code in _SIGNALLED:
         why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
-        return KILLED, TERMINATED, f"{why}, saved" if summary else last_sentence(sweep.log(job)) or why
+        return KILLED, TERMINATED, f"{why}, saved" if summary else ending.note or last_sentence(sweep.log(job)) or why
     return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
 
 

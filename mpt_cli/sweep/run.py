@@ -1,35 +1,24 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
-import os
 import signal
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
+from os import environ
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from mpt_cli.errors import SIGNAL_EXIT_CODES, ConfigError, Problem
-from mpt_cli.jobs.capacity import core_shares, fitting_workers, thread_environment, usable_cores
-from mpt_cli.jobs.launchers import Launcher
-from mpt_cli.jobs.queue import GRACE_SECONDS, Command, Limits, Observer, Queue
+from mpt_cli.jobs.capacity import usable_cores
+from mpt_cli.jobs.executor import Command, mpt_command
+from mpt_cli.jobs.launchers import Launcher, LocalLauncher
+from mpt_cli.jobs.queue import GRACE_SECONDS, Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import (
-    Job,
-    SweepPlan,
-    check_objective,
-    check_sources,
-    choose_objective,
-    duplicate_lines,
-    job_count,
-    make_plan,
-    wanted_gpus,
-)
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.results import (
@@ -42,27 +31,20 @@ from mpt_cli.sweep.results import (
     read_job,
     read_results,
 )
-from mpt_cli.sweep.samplers import MOST_ASKED, SearchSettings, check_optuna
-from mpt_cli.sweep.search_space import check_space, read_space
+from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
 
-if TYPE_CHECKING:
-    from mpt_cli.sweep.optuna_sampler import OptunaTrials
-
+GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
 
 
 def train_command(job: Job, run_dir: Path) -> list[str]:
-    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is.
-
-    -P keeps files of the working directory from standing in for modules of Python, as the `mpt` script does.
-    """
-    place = format_override("run_dir", str(run_dir))
-    return [sys.executable, "-P", "-m", "mpt_cli", "train", *job.words, place, "resume=auto", "--json"]
+    """What runs a job. `resume=auto` begins in a directory that is not there and goes on in one that is."""
+    return mpt_command("train", *job.words, format_override("run_dir", str(run_dir)), "resume=auto", "--json")
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is run; `launch` gives the command of a job's process, `launcher` the place where it runs."""
+    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs."""
 
     workers: int | None = None
     timeout_seconds: float | None = None
@@ -70,12 +52,20 @@ class Options:
     stop_behind_median: bool = False
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
-    launcher: Launcher | None = None
+    launcher: Launcher = field(default_factory=LocalLauncher)
 
-    @property
-    def is_here(self) -> bool:
-        """Whether the jobs run on this machine."""
-        return self.launcher is None or self.launcher.is_here
+    def limits(self, jobs: Sequence[Job], most: int | None = None) -> Limits:
+        """What runs at a time; `most` is how many jobs there will be where not these are all."""
+        count = most or len(jobs)
+        has_pool = not self.launcher.gives_gpus and any(job.gpus for job in jobs)
+        gpus = visible_gpus(environ) if has_pool else []
+        workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
+        cores = self.launcher.core_shares(workers)
+        return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
+
+    def share_of_cores(self, workers: int) -> dict[str, str]:
+        """The variables that give each of several jobs at a time its share."""
+        return self.launcher.environment(workers, environ)
 
 
 def split_overrides(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
@@ -86,28 +76,53 @@ def split_overrides(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[
     return [word for word in words if not word.startswith(f"{key}=")], places[0] if places else None
 
 
-def start_sweep(words: Sequence[str], options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """A new sweep: all configurations are checked before the first job starts. Returns results and exit code."""
+def start_sweep(
+    words: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings = GRID
+) -> tuple[SweepResults, int]:
+    """A new sweep: what its configurations can be is checked before the first job starts. Returns results and exit
+    code.
+    """
+    kind.check()
     own, place = split_overrides(words)
-    plan = make_plan(own, screen.say, options.is_here, options.objective)
+    plan = kind.make_plan(own, options, screen.say)
     sweep = SweepDirectory.create(place, plan.recipe)
     with sweep.lock():
-        plan = begin(sweep, plan, plan_facts(["mpt", "sweep", *words], options), options)
-        return _run_grid(sweep, plan, plan.jobs, options, screen)
+        begin(sweep, plan, {**plan_facts(["mpt", "sweep", *words], options), **kind.facts(own)}, options)
+        return _run(sweep, options, screen)
 
 
-def resume_sweep(path: str, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on."""
+def resume_sweep(
+    path: str, options: Options, screen: Screen, trials: int | None = None
+) -> tuple[SweepResults, int]:  # fmt: skip
+    """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
+
+    `trials` is how many jobs a search is to have in all.
+    """
     sweep = SweepDirectory.open(path)
+    settings_from_facts(sweep.read_plan()[1]).check()
     with sweep.lock():
-        plan, _ = sweep.read_plan()
         check_reported(sweep, options.objective)
-        return _run_grid(sweep, plan, jobs_left(sweep, plan), options, screen)
+        _change_search(sweep, trials, options.objective)
+        return _run(sweep, options, screen)
+
+
+def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
+    """What may be said anew of a search that is resumed."""
+    plan, facts = sweep.read_plan()
+    if "search" not in facts:
+        if trials is not None:
+            raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
+        return
+    if trials is not None:
+        facts["search"]["trials"] = trials
+    if objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
+        facts["objective"] = objective
+    sweep.write_plan(plan, facts)
 
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options: Options) -> SweepPlan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = share_of_cores(limits_for(plan.jobs, options).workers, options)
+    shared = options.share_of_cores(options.limits(plan.jobs).workers)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
     sweep.write_plan(plan, facts)
     return plan
@@ -124,12 +139,17 @@ def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
     return left
 
 
-def _run_grid(
-    sweep: SweepDirectory, plan: SweepPlan, jobs: Sequence[Job], options: Options, screen: Screen
-) -> tuple[SweepResults, int]:
-    for line in duplicate_lines(plan):
+def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[SweepResults, int]:
+    """From the directory alone: what is left of earlier goes first, then what the sampler makes."""
+    sampler = settings_from_facts(sweep.read_plan()[1]).open(sweep, options)
+    for line in sampler.remarks():
         screen.say(line)
-    stopped_by = run_jobs(sweep, jobs, options, screen, median_observers(sweep, plan, options))
+    left = jobs_left(sweep, sampler.plan)
+    try:
+        stopped_by = run_jobs(sweep, left, options, screen, median_observers(sweep, sampler.plan, options), sampler)
+    except ConfigError:  # no job reports what the sweep is for
+        finish(sweep, options)
+        raise
     found = finish(sweep, options)
     return found, exit_code(stopped_by, found.results)
 
@@ -141,7 +161,7 @@ def finish(sweep: SweepDirectory, options: Options) -> SweepResults:
     return found
 
 
-def median_observers(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> list[Observer]:
+def median_observers(sweep: SweepDirectory, plan: SweepPlan, options: Options) -> list[Observer[Job]]:
     if not options.stop_behind_median:
         return []
     objective = options.objective or sweep.read_plan()[1]["objective"]
@@ -149,36 +169,42 @@ def median_observers(sweep: SweepDirectory, plan: SweepPlan, options: Options) -
 
 
 def run_jobs(
-    sweep: SweepDirectory, jobs: Sequence[Job], options: Options, screen: Screen, watches: Sequence[Observer] = ()
-) -> signal.Signals | None:
-    """Run these jobs of the sweep, each as a process of its own; returns the signal that ended it before its time."""
-    limits = limits_for(jobs, options)
-    screen.say(_opening(sweep, jobs, limits, options))
-    if not jobs:
+    sweep: SweepDirectory, left: Sequence[Job], options: Options, screen: Screen,
+    observers: Sequence[Observer[Job]] = (), sampler: Sampler | None = None,
+) -> signal.Signals | None:  # fmt: skip
+    """Run these jobs of the sweep, and those that the sampler makes after them (none: of a grid, which makes none),
+    each as a process of its own; returns the signal that ended it before its time.
+    """
+    sampler = sampler or GridSampler(sweep, sweep.read_plan()[0])
+    sampler.catch_up()
+    wanted, missing = sampler.plan.trials, sampler.plan.missing
+    count = len(left) + missing
+    if not count:
+        screen.say(f"{sweep.path}: nothing is left to run")
         return None
-    with launcher_session(options, limits.workers) as opened:
-        cwd = Path(sweep.read_plan()[1]["working_directory"])
-        work = [make_command(sweep, job, opened, cwd) for job in jobs]
-        return run_queue(sweep, work, SweepProgress(screen, sweep, len(jobs), limits.workers), limits, watches)
+    example = sampler.example(left)
+    limits = options.limits(example, most=count)
+    share = format_machine_share(example[0], limits, options)
+    screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
+    progress = SweepProgress(screen, sweep, count, limits.workers)
+    with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
+        commands = _commands(sweep, left, sampler, options)
+        queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
+                      [progress, sampler, *observers])  # fmt: skip
+        stopped_by = queue.run(commands)
+    if stopped_by is None and (why := sampler.why_fewer(wanted)):
+        screen.say(why)
+    return stopped_by
 
 
-def run_queue(
-    sweep: SweepDirectory, work: Iterable[Command], progress: SweepProgress, limits: Limits, watches: Sequence[Observer]
-) -> signal.Signals | None:
-    """Run it to its end, each ending on record before anyone else hears of it."""
-    with progress:
-        queue = Queue(limits, lambda done, ending: sweep.write_ending(done.job, ending), [progress, *watches])
-        return queue.run(work)
-
-
-@contextmanager
-def launcher_session(options: Options, workers: int) -> Iterator[Options]:
-    """The options with the launcher ready to take jobs."""
-    if options.launcher is None:
-        yield options
-        return
-    with options.launcher.session(workers) as launcher:
-        yield replace(options, launcher=launcher)
+def _commands(
+    sweep: SweepDirectory, left: Sequence[Job], sampler: Sampler, options: Options
+) -> Iterable[Command[Job]]:  # fmt: skip
+    """From the first on, all jobs that are left count as not run."""
+    cwd = Path(sweep.read_plan()[1]["working_directory"])
+    earlier = [make_command(sweep, job, options, cwd) for job in left]
+    new: Iterator[Command[Job]] = (make_command(sweep, job, options, cwd) for job in sampler.new_jobs())
+    return chain(earlier, new)
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -186,50 +212,23 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
     return SIGNAL_EXIT_CODES[stopped_by] if stopped_by is not None else gravest_code(list(results))
 
 
-def limits_for(jobs: Sequence[Job], options: Options, most: int | None = None) -> Limits:
-    """What runs at a time; `most` is how many jobs there will be where not these are all."""
-    launcher, count = options.launcher, most or len(jobs)
-    has_pool = launcher is None or not launcher.gives_gpus
-    gpus = visible_gpus(os.environ) if has_pool and any(job.gpus for job in jobs) else []
-    fitting = fitting_workers(count, len(gpus)) if launcher is None or launcher.is_here else launcher.workers(count)
-    workers = max(1, min(options.workers or fitting, count))
-    cores = core_shares(workers) if launcher is None else []
-    return Limits(workers, gpus, cores, options.timeout_seconds, options.grace_seconds)
-
-
-def share_of_cores(workers: int, options: Options) -> dict[str, str]:
-    if options.launcher is not None:
-        return options.launcher.environment(workers, os.environ)
-    return thread_environment(workers, os.environ)
-
-
-def _opening(sweep: SweepDirectory, jobs: Sequence[Job], limits: Limits, options: Options) -> str:
-    """What is about to happen, and on how much of the machine."""
-    if not jobs:
-        return f"{sweep.path}: nothing is left to run"
-    return f"{job_count(jobs)}, {format_machine_share(jobs[0], limits, options)}, in {sweep.path}"
-
-
 def format_machine_share(job: Job, limits: Limits, options: Options) -> str:
     """How many at a time, on how much of the machine."""
     threads = next(iter(job.environment.values()), None)
-    share = f", {threads}{f' of {usable_cores()}' if options.is_here else ''} cores each" if threads else ""
+    of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
+    share = f", {threads}{of_all} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""
-    where = f" {options.launcher.words}" if options.launcher is not None else ""
-    return f"{limits.workers} at a time{where}{share}{gpus}"
+    return f"{limits.workers} at a time {options.launcher.description}".rstrip() + f"{share}{gpus}"
 
 
-def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Command:
+def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -> Command[Job]:
     """`cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
     sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
     path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
     attempt = earlier.attempt + 1 if earlier else 1
-    work = Command(job, options.launch(job, path / job.name), sweep.log(job), cwd, attempt=attempt)
-    if options.launcher is None:
-        return work
-    command = options.launcher.command(work.command, sweep, job)
-    return replace(work, command=command, began=options.launcher.began(sweep, job))
+    return Command(job.name, options.launch(job, path / job.name), job, sweep.log(job), cwd, job.environment, job.gpus,
+                   attempt)  # fmt: skip
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
@@ -237,103 +236,5 @@ def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
     return {
         "command_line": [*command_line], "working_directory": str(Path.cwd()),
         "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "objective": options.objective,
-        "launcher": None if options.launcher is None else options.launcher.facts,
+        "launcher": options.launcher.facts,
     }  # fmt: skip
-
-
-def start_search(
-    words: Sequence[str], search: SearchSettings, options: Options, screen: Screen
-) -> tuple[SweepResults, int]:
-    """A new search: the edges of its space are checked before the first job starts. Returns results and exit code."""
-    check_optuna()
-    own, place = split_overrides(words)
-    space = read_space(own)
-    settings, *others = check_space(space)
-    check_objective(options.objective, [settings, *others])
-    if options.is_here:
-        check_sources([settings.data])
-    sweep = SweepDirectory.create(place, settings.recipe)
-    with sweep.lock():
-        facts = plan_facts(["mpt", "sweep", *words], options)
-        sweep.write_plan(
-            SweepPlan(space.keys, [], settings.recipe), {**facts, "search": asdict(replace(search, words=own))}
-        )
-        return _run_search(sweep, options, screen)
-
-
-def resume_search(path: str, trials: int | None, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    """Runs what is missing or not good in an earlier search; `trials` is how many it is to have in all."""
-    check_optuna()
-    sweep = SweepDirectory.open(path)
-    with sweep.lock():
-        plan, facts = sweep.read_plan()
-        check_reported(sweep, options.objective)
-        if trials is not None:
-            facts["search"]["trials"] = trials
-        if options.objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
-            facts["objective"] = options.objective
-        sweep.write_plan(plan, facts)
-        return _run_search(sweep, options, screen)
-
-
-def space_lines(words: Sequence[str], search: SearchSettings, objective: str | None) -> list[str]:
-    """What is varied, as --dry-run lists it."""
-    space = read_space(split_overrides(words)[0])
-    check_objective(objective, check_space(space))
-    width = max(map(len, space.keys))
-    lines = [f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions]
-    return [*lines, f"{search.trials} trials, {search.sampler}"]
-
-
-def _run_search(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[SweepResults, int]:
-    plan, facts = sweep.read_plan()
-    left = jobs_left(sweep, plan)
-    count = len(left) + plan.missing
-    trials = _open_study(sweep, plan, options, max(count, 1))
-    limits = limits_for([trials.template], options, most=max(count, 1))
-    screen.say(
-        f"{count} trials, {format_machine_share(trials.template, limits, options)}, in {sweep.path}"
-        if count
-        else f"{sweep.path}: nothing is left to run"
-    )
-    trials.catch_up()
-    progress = SweepProgress(screen, sweep, count, limits.workers)
-    with launcher_session(options, limits.workers) as opened:
-        work = _commands_of(trials, left, opened, Path(facts["working_directory"]))
-        watches = [trials, *median_observers(sweep, plan, options)]
-        try:
-            stopped_by = run_queue(sweep, work, progress, limits, watches)
-        except ConfigError:  # no job reports what the search is for
-            finish(sweep, options)
-            raise
-    if stopped_by is None and len(trials.plan.jobs) < plan.trials:
-        screen.say(_why_fewer(trials.plan, plan.trials))
-    found = finish(sweep, options)
-    return found, exit_code(stopped_by, found.results)
-
-
-def _why_fewer(plan: SweepPlan, wanted: int) -> str:
-    """Why a search that nobody stopped made fewer trials than were wanted."""
-    if not plan.missing:
-        return f"all {plan.trials} combinations have been tried"
-    made = f"{plan.missing} of {wanted} trials were not made"
-    return f"no new combination came up in {MOST_ASKED} proposals: {made}. Widen the space, or ask for fewer trials."
-
-
-def _open_study(sweep: SweepDirectory, plan: SweepPlan, options: Options, count: int) -> "OptunaTrials":
-    from mpt_cli.sweep.optuna_sampler import OptunaStudy, OptunaTrials
-
-    facts = sweep.read_plan()[1]
-    search = SearchSettings(**{name: facts["search"][name] for name in SearchSettings.__dataclass_fields__})
-    space = read_space(search.words)
-    first = Job(0, "", {}, search.words, wanted_gpus(check_space(space)[0]))
-    workers = limits_for([first], options, most=count).workers
-    named = facts["objective"]
-    study = OptunaStudy(sweep.study, space, search, choose_objective(named, []) if named else None)
-    return OptunaTrials(sweep, plan, facts, space, study, replace(first, environment=share_of_cores(workers, options)))
-
-
-def _commands_of(trials: "OptunaTrials", left: Sequence[Job], options: Options, cwd: Path) -> Iterator[Command]:
-    """What is left of earlier goes first; from then on those jobs count as not run."""
-    earlier = [make_command(trials.sweep, job, options, cwd) for job in left]
-    return chain(earlier, (make_command(trials.sweep, job, options, cwd) for job in trials.new_jobs()))

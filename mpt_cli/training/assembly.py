@@ -22,9 +22,10 @@ from mpt_cli.precision import (
     find_bad_combinations,
     has_own_train_step,
 )
+from mpt_cli.precision.keras_internals import build_for_batch, tensorflow_left_out
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.backend import Platform, tensorflow_left_out
+from mpt_cli.training.backend import Platform
 from mpt_cli.training.distribution import build_distribution
 from mpt_cli.training.engine import Engine, build_engine, convolves
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
@@ -220,7 +221,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     """
     batch = first_batch(data, batch_size)
     try:
-        model._symbolic_build(data_batch=batch if batch.sample_weight is not None else (batch.x, batch.y))
+        build_for_batch(model, batch if batch.sample_weight is not None else (batch.x, batch.y))
     except (ValueError, TypeError, RuntimeError) as error:
         output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch.y))
         raise ConfigError(Problem(

@@ -23,7 +23,7 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from mpt_cli.errors import ConfigError, DataError, MptError, Problem
+from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training.distribution import ProcessInfo, check_device_count, connect, find_process_info
 
@@ -59,32 +59,16 @@ def prepare_backend(settings: Settings) -> Platform:
         raise ConfigError(Problem("backend.device", f"no GPU is visible to {name} on this machine.", "gpu",
                                   "Use backend.device=auto or cpu; `mpt doctor` shows what there is."))
     assert settings.seed is not None
+    from mpt_cli.precision.keras_internals import tensorflow_left_out
+
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
     return found
 
 
-@contextmanager
-def tensorflow_left_out() -> Iterator[None]:
-    """Keep Keras on another backend from importing TensorFlow, which seeding and saving do wherever it is installed.
-
-    3 seconds and 500 MiB that a run on JAX has no use for. No effect once TensorFlow is loaded, or on its own backend.
-    """
-    import keras
-    from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
-
-    known = lazy_tensorflow._available
-    if keras.backend.backend() != "tensorflow" and "tensorflow" not in sys.modules:
-        lazy_tensorflow._available = False
-    try:
-        yield
-    finally:
-        lazy_tensorflow._available = known
-
-
 def _check_installed(name: str) -> None:
     if importlib.util.find_spec(name) is None:
-        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, f"pip install {name}"))
+        raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
 def _set_variables(settings: Settings) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
+from mpt_cli.precision.keras_internals import predict_in_training, training_loss
 from mpt_cli.telemetry.records import GradientSample
 from mpt_cli.training.feed import Piece
 
@@ -34,8 +35,7 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
     # as each backend's own step does it: only the former casts the inputs of a subclassed model
     forward = model if keras.backend.backend() == "tensorflow" else model.call
     with keras.StatelessScope(state_mapping=mapping, collect_losses=True):
-        y_pred = forward(x, training=True) if model._call_has_training_arg else forward(x)
-        loss = model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=weight, training=True)
+        loss = training_loss(model, x, y, predict_in_training(model, x, forward), weight)
     return ops.cast(loss, "float32")
 
 

@@ -8,7 +8,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -186,14 +186,21 @@ def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> ker
 
     ConfigError where the schedule doesn't fit the run, or where this Keras is too old for the optimizer.
     """
-    class_name = OPTIMIZERS[settings.name].__name__
-    if not hasattr(keras.optimizers, class_name):
-        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {class_name}.", settings.name,
-                                  "Choose another, or a newer Keras."))
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
     del arguments["name"], arguments["schedule"]
+    class_name = OPTIMIZERS[settings.name].__name__
+    kind: Any = getattr(keras.optimizers, class_name, None)
+    if lacking := [class_name] if kind is None else _unknown_arguments(kind, arguments):
+        what = class_name if kind is None else f"{', '.join(lacking)} in {class_name}"
+        raise ConfigError(Problem("optimizer.name", f"Keras {keras.__version__} has no {what}.", settings.name,
+                                  "Choose another, or a newer Keras."))
     arguments["learning_rate"] = build_learning_rate(settings.schedule, float(settings.learning_rate), total_steps)
-    return getattr(keras.optimizers, class_name)(**arguments)
+    return kind(**arguments)
+
+
+def _unknown_arguments(kind: Any, arguments: Iterable[str]) -> list[str]:
+    """Those that `kind` of optimizer does not take: an older Keras computes something else under its name."""
+    return sorted(set(arguments) - set(inspect.signature(kind.__init__).parameters))
 
 
 def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:

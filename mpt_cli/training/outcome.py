@@ -1,11 +1,9 @@
-"""How a run ends: the signals that stop it, its summary, verdict and exit code, and what it looked like inside."""
+"""How a run ends: its summary, verdict and exit code, and what it looked like inside."""
 
-import signal
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from signal import Signals
-from types import FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,35 +16,6 @@ from mpt_cli.training.progress import Progress
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
     from mpt_cli.training.trainer import Trainer
-
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-class Interruption:
-    """A context manager in which the two signals set `requested` instead of ending the process.
-
-    A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end. A
-    signal that was ignored stays so: a shell starts the background jobs of a script without Ctrl-C.
-    """
-
-    def __init__(self) -> None:
-        self.requested: signal.Signals | None = None
-        self._before: dict[signal.Signals, Any] = {}
-
-    def __enter__(self) -> Self:
-        heeded = [number for number in SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        self._before = {number: signal.signal(number, self._handle) for number in heeded}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        if self.requested == signal.SIGINT and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self.requested = signal.Signals(number)
-
 
 @dataclass(frozen=True)
 class Outcome:

@@ -11,6 +11,7 @@ import numpy as np
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
+from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
@@ -18,7 +19,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, metric_names
-from mpt_cli.training.backend import Platform, framework_errors, peak_memory, tensorflow_left_out
+from mpt_cli.training.backend import Platform, framework_errors, peak_memory
 from mpt_cli.training.checkpoint import (
     SCALE_PREFIX,
     Checkpoint,

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
+from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Signs, Stop, observe
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
@@ -14,7 +15,7 @@ from mpt_cli.training.distribution import ProcessGroup
 from mpt_cli.training.engine import Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.gradient_samples import GradientSampler
-from mpt_cli.training.outcome import Interruption, Outcome
+from mpt_cli.training.outcome import Outcome
 from mpt_cli.training.progress import Progress
 
 

@@ -60,7 +60,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
         found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
-    files = [str(file) for file in directory.files]
+    files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
         from mpt_cli.diagnose.recipe_copy import write_recipe_copy
 
@@ -89,10 +89,14 @@ def _measure(
     from mpt_cli.diagnose.diagnosis import diagnose
     from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import Request
+    from mpt_cli.report.picture import missing_matplotlib
 
     found = diagnose(settings, platform, Request(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
-    write_pictures(found, directory.gradients_png, directory.gradients_svg)
+    if missing := missing_matplotlib():
+        say(missing)
+    else:
+        write_pictures(found, directory.gradients_png, directory.gradients_svg)
     directory.write(content)
     return found, content
 

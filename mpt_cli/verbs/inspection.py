@@ -315,7 +315,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     """Examine this machine: versions, devices, what each policy gains here, what is missing and how to get it."""
     from rich.console import Console
 
-    from mpt_cli.runs.doctor import doctor, print_doctor_report
+    from mpt_cli.doctor import doctor, print_doctor_report
 
     report = doctor(measure=not arguments.no_measure)
     if arguments.json:

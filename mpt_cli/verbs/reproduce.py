@@ -3,7 +3,6 @@
 import argparse
 import difflib
 import sys
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,13 +47,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     folder = create_output_folder(arguments.output)
     reporter = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     reporter.start(targets, left_out)
-    lock = threading.Lock()
-
-    def tell(result: "Reproduction") -> None:
-        with lock:
-            reporter.tell(result)
-
-    results = reproduce(targets, folder, arguments.jobs, tell)
+    results = reproduce(targets, folder, arguments.jobs, reporter.tell)
     missed = [result for result in results if not result.passed]
     reporter.finish(results)
     if arguments.json:

@@ -7,14 +7,20 @@ import sys
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.jobs.launchers import LAUNCHERS, LOCAL, split_launcher_overrides
-from mpt_cli.sweep.samplers import SAMPLERS, SearchSettings
+from mpt_cli.jobs.launchers import (
+    LAUNCHERS,
+    Launcher,
+    LocalLauncher,
+    choose_launcher,
+    launcher_from_facts,
+    read_launcher_name,
+    split_launcher_overrides,
+)
+from mpt_cli.sweep.samplers import SAMPLERS, GridSettings, SamplerSettings, SearchSettings
 from mpt_cli.verbs.parser import add_overrides, print_json
 
 if TYPE_CHECKING:
-    from mpt_cli.jobs.launchers import Launcher
     from mpt_cli.sweep.progress import Screen
-    from mpt_cli.sweep.results import SweepResults
     from mpt_cli.sweep.run import Options
 
 _SWEEP_EXAMPLES = """values, in Hydra's grammar:
@@ -35,7 +41,6 @@ examples:
 
 launchers, and their settings as launcher.KEY=VALUE:
   local      processes of this machine
-  joblib     workers of joblib's loky on this machine
   submitit   cluster (slurm or local), timeout_min, cpus_per_task, gpus_per_node, mem_gb, partition, account, qos,
              constraint, sbatch.OPTION (any other option of sbatch)
   ray        address (default: RAY_ADDRESS, else a Ray of its own here), num_cpus, num_gpus, memory_gb
@@ -63,7 +68,8 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.add_argument(
         "--launcher",
-        choices=LAUNCHERS,
+        type=read_launcher_name,
+        choices=tuple(LAUNCHERS),
         help="where the jobs run, each a process as ever; default: local, and with --resume as before",
     )
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
@@ -75,21 +81,20 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     """Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
     words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments, words)
-    launcher = _launcher(arguments, launcher_words)
     from mpt_cli.sweep.progress import Screen
     from mpt_cli.sweep.report import results_dict
-    from mpt_cli.sweep.run import Options
+    from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
     from mpt_cli.sweep.table import objective_lines, print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=launcher)  # fmt: skip
+                      launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
-        _resume_sweep_or_search(arguments, options, screen)
+        resume_sweep(arguments.resume, options, screen, arguments.trials)
         if arguments.resume
-        else _start_sweep_or_search(arguments, words, options, screen)
+        else start_sweep(words, options, screen, _sampler(arguments))
     )
     if arguments.json:
         for line in objective_lines(found):
@@ -100,61 +105,25 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _start_sweep_or_search(
-    arguments: argparse.Namespace, words: list[str], options: "Options", screen: "Screen"
-) -> "tuple[SweepResults, int]":
-    from mpt_cli.sweep.run import start_search, start_sweep
-
-    search = _search(arguments)
-    return start_search(words, search, options, screen) if search else start_sweep(words, options, screen)
-
-
-def _resume_sweep_or_search(
-    arguments: argparse.Namespace, options: "Options", screen: "Screen"
-) -> "tuple[SweepResults, int]":  # fmt: skip
-    from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.run import resume_search, resume_sweep
-
-    if "search" in SweepDirectory.open(arguments.resume).read_plan()[1]:
-        return resume_search(arguments.resume, arguments.trials, options, screen)
-    if arguments.trials is not None:
-        raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", arguments.trials))
-    return resume_sweep(arguments.resume, options, screen)
-
-
-def _search(arguments: argparse.Namespace) -> SearchSettings | None:
+def _sampler(arguments: argparse.Namespace) -> SamplerSettings:
     if arguments.trials is None:
-        return None
+        return GridSettings()
     return SearchSettings(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)
 
 
-def _launcher(arguments: argparse.Namespace, words: list[str]) -> "Launcher | None":
-    from mpt_cli.jobs.launchers import Launcher
+def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Screen") -> Launcher:
     from mpt_cli.sweep.directory import SweepDirectory
 
-    if arguments.resume is not None and arguments.launcher is None and not words:
-        return Launcher.from_facts(SweepDirectory.open(arguments.resume).read_plan()[1])
-    return Launcher.choose(arguments.launcher or LOCAL, words)
+    if arguments.resume is not None and arguments.launcher is None and not overrides:
+        return launcher_from_facts(SweepDirectory.open(arguments.resume).read_plan()[1], screen.say)
+    return choose_launcher(arguments.launcher or LocalLauncher.name, overrides)
 
 
-def _dry_run(arguments: argparse.Namespace, given: list[str], options: "Options") -> int:
-    from dataclasses import asdict
+def _dry_run(arguments: argparse.Namespace, words: list[str], options: "Options") -> int:
+    from mpt_cli.sweep.run import split_overrides
 
-    from mpt_cli.sweep.plan import make_plan, plan_lines
-    from mpt_cli.sweep.run import space_lines, split_overrides
-
-    search = _search(arguments)
-    if search is not None:
-        lines = space_lines(given, search, options.objective)
-        print_json({"search": lines}) if arguments.json else print("\n".join(lines))
-        return OK
-
-    words, _ = split_overrides(given)
-    plan = make_plan(words, is_here=options.is_here, objective=options.objective)
-    if arguments.json:
-        print_json({"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]})
-    else:
-        print("\n".join(plan_lines(plan)))
+    content, lines = _sampler(arguments).dry_run(split_overrides(words)[0], options)
+    print_json(content) if arguments.json else print("\n".join(lines))
     return OK
 
 

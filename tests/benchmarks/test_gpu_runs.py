@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_dry_run_measures_both_models_and_passes_its_checks() -> None:
     words = ["-m", "benchmarks.gpu", "--dry-run", "--policies", "mixed_float16,float32", "--minutes", "5"]

@@ -29,6 +29,7 @@ def test_small_sizes_with_a_fixed_cost_are_left_out_of_the_exponent() -> None:
     assert end_exponent(points, "step_seconds") == pytest.approx(1.0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_quick_run_measures_data_variables_and_a_long_run() -> None:
     words = ["-m", "benchmarks.growth", "--quick", "--sections", "data_size,variables,run"]

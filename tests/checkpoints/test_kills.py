@@ -15,6 +15,7 @@ from mpt_cli.training.checkpoint import name_of
 KILLS = 20
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "seed"), [("tensorflow", 5), ("jax", 6)])
 def test_twenty_kills_two_signals_and_the_same_end(tmp_path: Path, backend: str, seed: int) -> None:

@@ -2,22 +2,16 @@
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import mpt
 
 from mpt_cli.runs.directory import read_summary
 
 pytestmark = pytest.mark.slow
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", "trainer.max_steps=60"]
-
-
-def mpt(*words: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "mpt_cli", *words]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=200)
 
 
 @pytest.fixture(scope="module")

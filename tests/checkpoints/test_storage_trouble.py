@@ -2,11 +2,11 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from preloaded import run_program
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, read_summary
@@ -28,9 +28,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _train(run_dir: Path, plan: dict[int, str], *words: str) -> "subprocess.CompletedProcess[str]":
-    program = Path(__file__).with_name("troubled_run.py")
-    command = [sys.executable, str(program), str(run_dir), json.dumps(plan), *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, cwd=Path(__file__).parents[2])
+    program = str(Path(__file__).with_name("troubled_run.py"))
+    return run_program(program, str(run_dir), json.dumps(plan), *words, backend="tensorflow",
+                       cwd=Path(__file__).parents[2], timeout=200)  # fmt: skip
 
 
 def _check_the_record(run: RunDirectory) -> None:

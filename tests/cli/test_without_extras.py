@@ -62,9 +62,11 @@ def test_a_launcher_names_its_extra(mpt):
     assert "submitit" in done.stderr and "pip install" in done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_every_verb_runs_on_jax_without_tensorflow(mpt):
-    without = (*EXTRAS, "tensorflow")
+    without = (*EXTRAS, "tensorflow", "matplotlib")
+    no_pictures = "No pictures: matplotlib is not installed. pip install 'mpt-cli[plots]'"
     on_jax = [*TINY, "backend=jax", "policy=mixed_float16"]
     for words in (
         ["train", *on_jax, "run_dir=run"], ["train", *on_jax, "trainer.epochs=2", "run_dir=run", "resume=auto"],
@@ -75,8 +77,27 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
     ):  # fmt: skip
         done = mpt(*words, without=without)
         assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+        has_pictures = words[0] in ("report", "diagnose", "sweep")
+        assert (done.stdout + done.stderr).count(no_pictures) == has_pictures, words
+
+
+def test_what_needs_tensorflow_names_its_extra(mpt, tmp_path):
+    without = (*EXTRAS, "tensorflow")
+    install = "pip install 'mpt-cli[tensorflow]'"
     done = mpt("train", *TINY, without=without)
-    assert done.returncode == 2 and "backend.name: tensorflow is not installed" in done.stderr
+    assert done.returncode == 2 and f"tensorflow is not installed. Received: 'tensorflow'. {install}" in done.stderr
+    (tmp_path / "a.tfrecord").write_bytes(b"not looked at")
+    data = ["data=tfrecord", f"data.path={tmp_path / 'a.tfrecord'}", "data.input_shape=[4]", "data.num_classes=2"]
+    done = mpt("train", "conf=digits_mlp", "backend=jax", *data, without=without)
+    assert done.returncode == 3 and f"data.name=tfrecord needs TensorFlow. Install it ({install})" in done.stderr
+    for found in (done, mpt("sweep", *TINY, "seed=1,2", without=without)):
+        assert found.returncode != 0 and "Traceback" not in found.stderr
+
+
+def test_what_needs_jax_names_its_extra(mpt):
+    done = mpt("train", *TINY, "backend=jax", without=(*EXTRAS, "jax", "jaxlib"))
+    assert done.returncode == 2
+    assert "jax is not installed. Received: 'jax'. pip install 'mpt-cli[jax]'" in done.stderr
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from mpt_cli.compare.report import columns, failure_lines, print_comparison
 from mpt_cli.compare.results import NoiseMeter, read_comparison
 from mpt_cli.compare.verdict import overall, sentences
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs.queue import Command, Ending
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 
@@ -162,7 +163,7 @@ def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, m
     place = CompareDirectory(tmp_path)
     meter = NoiseMeter(place)
     meter.started(None)
-    meter.ended(Command(Job(1, "001", {}, []), [], tmp_path / "log"), Ending(0, 2.0))
+    meter.ended(Command("001", [], Job(1, "001", {}, [])), Ending(0, 2.0))
     assert json.loads(place.noise_json.read_text())["others_share"] == {"001": 0.75}  # 3 of 4 core seconds
 
 

@@ -1,11 +1,11 @@
 """TensorFlow draws by the seed of the run, whoever imports it and when."""
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from preloaded import mpt
 
 from mpt_cli.data.tf_data import tensorflow_seeded
 
@@ -67,8 +67,7 @@ def test_a_run_on_jax_whose_loader_shuffles_repeats_and_resumes(tmp_path: Path):
     (tmp_path / "mine.py").write_text(SHUFFLED)
 
     def train(*words: str) -> dict[str, object]:
-        command = [sys.executable, "-m", "mpt_cli", "train", "--quiet", *words]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+        done = mpt("train", "--quiet", *words, cwd=tmp_path, backend="jax")
         assert done.returncode == 0, done.stderr
         run = tmp_path / words[-1].partition("=")[2]
         summary = json.loads((run / "summary.json").read_text())

@@ -8,18 +8,14 @@ from pathlib import Path
 
 import pytest
 import yaml
-from backends import only_on
+from backends import assert_passes_on_jax, only_on, parts
 from examined import NETS
+from preloaded import mpt
 
 from mpt_cli.cli import main
 
 LAYER_KEYS = {"name", "kind", "compute_dtype", "variable_dtype", "safe_window", "activation_gradients",
               "weight_gradients", "updates"}  # fmt: skip
-
-
-def mpt(*words, cwd):
-    return subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=cwd, capture_output=True, text=True,
-                          timeout=300)  # fmt: skip
 
 
 def trained(cwd, *words):
@@ -139,7 +135,6 @@ def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp
 
 @pytest.mark.slow
 @only_on("tensorflow")
-def test_this_folder_on_jax():
-    from backends import assert_passes_on_jax
-
-    assert_passes_on_jax(Path(__file__).parent)
+@pytest.mark.parametrize("files", parts(Path(__file__).parent, 2))
+def test_this_folder_on_jax(files):
+    assert_passes_on_jax(*files)

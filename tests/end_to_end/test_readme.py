@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from preloaded import mpt
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 FILES = dict(re.findall(r"^`([\w.]+\.(?:py|yaml))`[^\n]*:\n\n```\w+\n(.*?)```", README, re.M | re.S))
@@ -17,17 +18,21 @@ def test_the_readme_has_commands_and_files():
     assert set(FILES) == {"my_task.py", "rings.yaml"}
 
 
+def as_the_shell_reads(command: str, cwd: Path) -> list[str]:
+    """Its words, each sent through `sh` once: quotes, comments, patterns of file names."""
+    print_each = f"printf '%s\\0' {command}"
+    done = subprocess.run(["sh", "-c", print_each], cwd=cwd, capture_output=True, text=True, check=True)
+    return done.stdout.split("\0")[:-1]
+
+
 @pytest.mark.slow
 def test_every_command_of_the_readme_runs(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     for command in COMMANDS:
-        words = command.split("#")[0]
-        assert words.startswith("mpt "), command
-        done = subprocess.run(
-            f"{sys.executable} -m mpt_cli {words[4:]}", shell=True, cwd=tmp_path, capture_output=True, text=True,
-            timeout=300,
-        )  # fmt: skip
+        name, *words = as_the_shell_reads(command, tmp_path)
+        assert name == "mpt", command
+        done = mpt(*words, cwd=tmp_path)
         assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
         assert "\x1b" not in done.stdout, command
 

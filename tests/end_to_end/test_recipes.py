@@ -1,14 +1,25 @@
-"""The shipped recipes that the README's commands and `.ci/run` leave out meet what they expect of themselves."""
-
-import subprocess
-import sys
+"""The shipped recipes meet what they expect of themselves, each reproduced once: here or by a command of the README."""
 
 import pytest
+from preloaded import mpt
+from test_readme import COMMANDS
+
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.search_path import recipe_paths
+
+RECIPES = ["char_transformer", "digits_cnn", "digits_resnet", "tabular_classification", "tabular_regression",
+           "underflow"]  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
-def test_the_longer_recipes_meet_their_expectations(tmp_path):
-    words = ["reproduce", "digits_resnet", "char_transformer", "-j", "2"]
-    done = subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=tmp_path, capture_output=True, text=True,
-                          timeout=600)  # fmt: skip
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_meets_its_expectations(recipe, tmp_path):
+    done = mpt("reproduce", recipe, cwd=tmp_path, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_each_recipe_that_runs_on_a_cpu_is_reproduced_once():
+    by_readme = [word for line in COMMANDS if line.startswith("mpt reproduce") for word in line.split()[2:]]
+    names = [name for name in recipe_paths() if not load_settings([f"conf={name}"]).requires]
+    assert sorted(names) == sorted([*RECIPES, *(word for word in by_readme if word in names)])

@@ -9,16 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from preloaded import mpt, start_mpt
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
              "checkpoints", "model.keras", "console.log", "preprocessing.json"}  # fmt: skip
-
-
-def mpt(*words, cwd, **kwargs):
-    return subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=cwd, capture_output=True, text=True,
-                          timeout=300, **kwargs)  # fmt: skip
 
 
 def strict_lines(path):
@@ -78,7 +74,7 @@ def test_the_opening_lines_say_which_loss_float_labels_got(words, loss, tmp_path
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     words = ["trainer.max_steps=30", "policy=mixed_bfloat16", "seed=null", "--json"]
     first = json.loads(mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path).stdout)
-    again = json.loads(mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path).stdout)
+    again = json.loads(mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path, fresh=True).stdout)
     assert first["applied_steps"] == again["applied_steps"] == 30
     assert first["metrics"] == again["metrics"]
 
@@ -116,10 +112,7 @@ def test_underflow_needs_scaling(tmp_path):
 
 
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mpt_cli", "train", "conf=digits_cnn", "run_dir=r", "trainer.epochs=500"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    process = start_mpt("train", "conf=digits_cnn", "run_dir=r", "trainer.epochs=500", cwd=tmp_path)
     for line in process.stdout:
         if line.startswith("epoch 1/"):
             break
@@ -137,10 +130,8 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
 
 def test_two_processes_do_not_write_into_one_run(tmp_path):
     mpt("train", "conf=digits_mlp", "run_dir=r", "trainer.max_steps=5", cwd=tmp_path)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "mpt_cli", "train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000",
-         "resume=auto"], cwd=tmp_path, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "resume=auto"]
+    process = start_mpt("train", *words, cwd=tmp_path)
     for line in process.stdout:
         if "going on" in line:
             break
@@ -224,6 +215,11 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["applied_steps"] == 20
     assert [path.name for path in work.iterdir()] == ["runs"]
+    done = mpt("report", json.loads(done.stdout)["run_dir"], "--out", "page.html", cwd=work, env=environment)
+    assert done.returncode == 0 and "<h2 id=\"outcome-title\">" in (work / "page.html").read_text(), done.stderr
+    assert (site / "mpt_cli" / "py.typed").is_file()
+    [licence] = site.glob("mpt_cli-*.dist-info/licenses/LICENSE")
+    assert licence.read_text() == (ROOT / "LICENSE").read_text()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pair import TINY, TWO, mpt, two_seen
+from pair import TINY, TWO, two_seen
+from preloaded import mpt
 
 from mpt_cli.errors import DataError
 from mpt_cli.training.distribution import check_same_data

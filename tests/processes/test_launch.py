@@ -2,10 +2,11 @@
 
 import io
 import signal
+import sys
 
 import pytest
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs import launch
 from mpt_cli.settings import load_settings
 
@@ -67,3 +68,9 @@ def test_each_process_has_gpus_of_its_own(words, gpus, shares) -> None:
 def test_too_few_gpus_are_refused(words, each) -> None:
     with pytest.raises(ConfigError, match=rf"needs {each} GPU for each process, and this machine has 1 visible"):
         launch.gpu_shares(load_settings([*TWO, *words]), ["0"])
+
+
+def test_a_process_that_can_not_be_started_is_said(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/program")
+    with pytest.raises(DataError, match=r"process 0 of 2 could not be started: .*No such file or directory"):
+        launch.launch(load_settings(TWO), TWO)

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from finished_run import FINISHED
-from pair import TINY, TWO, mpt, two_seen
+from pair import TINY, TWO, two_seen
+from preloaded import mpt, start_program
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
@@ -130,7 +131,8 @@ def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(t
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["status"], summary["exit_code"]) == ("failed", 3)
     step = max(line["step"] for line in lines(tmp_path / "run/metrics.jsonl"))
-    resumed = mpt("train", "resume=run", f"trainer.max_steps={step + 50}", "trainer.epochs=2000", cwd=tmp_path)
+    words = ["resume=run", f"trainer.max_steps={step + 50}", "trainer.epochs=2000"]
+    resumed = mpt("train", *words, cwd=tmp_path, fresh=True)  # two processes, as in its configuration
     assert resumed.returncode == 0, resumed.stderr
     steps = [line["step"] for line in lines(tmp_path / "run/metrics.jsonl") if not line.get("epoch_end")]
     assert steps == list(range(50, steps[-1] + 1, 50)) and steps[-1] >= step
@@ -153,14 +155,12 @@ def slurm_step(cwd: Path, *words: str) -> list["subprocess.CompletedProcess[str]
     job = free_port() % 2**12  # JAX meets at this port and 61440
     variables = {"SLURM_JOB_ID": str(job), "SLURM_STEP_NODELIST": "localhost", "SLURM_NTASKS": "2",
                  "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "1"}  # fmt: skip
-    command = [sys.executable, "-m", "mpt_cli", "train", *words]
     running = [
-        subprocess.Popen(command, cwd=cwd, env={**os.environ, **variables, "SLURM_PROCID": str(index)},
-                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        start_program("mpt_cli", "train", *words, backend="jax", cwd=cwd, **variables, SLURM_PROCID=str(index))
         for index in range(2)
-    ]  # fmt: skip
+    ]
     try:
-        said = [process.communicate(timeout=100)[0] for process in running]
+        said = ["".join(process.communicate(timeout=100)) for process in running]
     finally:
         for process in running:
             process.kill()

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
-from pair import TINY, TWO, mpt
+from pair import TINY, TWO
+from preloaded import mpt
 
 pytestmark = pytest.mark.slow
 WORDS = [*TINY, *TWO, "trainer.epochs=1"]
@@ -20,12 +21,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_its_model_is_evaluated_and_exported_on_one_device(folder: Path) -> None:
-    evaluated = mpt("evaluate", "run", "--json", cwd=folder)
+    evaluated = mpt("evaluate", "run", "--json", cwd=folder, backend="jax")
     assert evaluated.returncode == 0, evaluated.stderr
     metrics = json.loads((folder / "run/summary.json").read_text())["metrics"]
     for name, value in json.loads(evaluated.stdout)["metrics"].items():
         assert value == pytest.approx(metrics[f"val_{name}"], rel=2e-3, abs=3e-3)  # sums of float16 in another order
-    exported = mpt("export", "run", cwd=folder)
+    exported = mpt("export", "run", cwd=folder, backend="jax")
     assert exported.returncode == 0, exported.stderr
 
 

@@ -15,7 +15,7 @@ from mpt_cli.report.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_s
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run_page import run_page, write_run_page
 from mpt_cli.report.run_pictures import run_pictures
-from mpt_cli.report.tables import HtmlColumn, HtmlRow, html_table
+from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 
 
 def luminance(colour: str) -> float:
@@ -48,7 +48,7 @@ def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
         f"{picture['aria-labelledby'].removesuffix('-title')}.{kind}" for picture in found.all("svg")
         for kind in ("png", "svg"))  # fmt: skip
     assert "Finished: healthy" in text and "All went well." in text
-    assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#x27;a=&lt;b&gt;&#x27;</pre>" in text
+    assert "Skipped steps: 1–2, 40" in text and "<pre>mpt train conf=stub &#39;a=&lt;b&gt;&#39;</pre>" in text
     assert f"mpt reproduce {tmp_path}/run" in text and "name: mixed_float16" in text and "Python 3.11.7" in text
     assert "prefers-color-scheme: dark" in text and "@media print" in text and "#010203" not in text
 
@@ -167,9 +167,10 @@ def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
 
 
 def test_cells_are_escaped_and_named():
-    text = render_page("T", "", [], "") + html_table(
-        "<c>", [HtmlColumn("a"), HtmlColumn("b", True)], [HtmlRow(["<x>", "1"])]
-    )
+    table = HtmlTable("<c>", [HtmlColumn("a"), HtmlColumn("b", True)], [HtmlRow(["<x>", "1"])])
+    jobs = HtmlTable("jobs", [], [])
+    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], configurations=table,
+                       left_out="", failures=[], again="", jobs=jobs)  # fmt: skip
     assert "&lt;x&gt;" in text and '<th scope="row">' in text and "<caption>&lt;c&gt;</caption>" in text
 
 

@@ -9,8 +9,9 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.queue import Ending
 from mpt_cli.reproduce import resume_proof as module
-from mpt_cli.reproduce.reproduction import FinishedProcess, RunProcesses
 from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
@@ -72,15 +73,18 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
     plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
 
-    def run(self: RunProcesses, words: list[str], run_dir: Path, verb: str = "train") -> FinishedProcess:
-        if verb != "train":
-            return FinishedProcess(RunDirectory(run_dir), plan["killed"], "mpt: it ended")
-        made = _run(run_dir, **(plan["changes"] if "resume=auto" in words else {}))
+    def run_one(command: Command[RunDirectory]) -> Ending:
+        assert command.log is not None
+        if "__killed" in command.arguments:
+            command.log.write_text("mpt: it ended\n")
+            return Ending(plan["killed"], 1.0)
+        made = _run(command.subject.path, **(plan["changes"] if "resume=auto" in command.arguments else {}))
         write_json(made.summary_json, {"status": plan["status"], "exit_code": 0, "steps_seen": plan["steps"]})
         write_json(made.environment_json, {"attempts": [{"from_step": 0}, {"from_step": 4}]})
-        return FinishedProcess(made, 0, "mpt: why")
+        command.log.write_text("mpt: why\n")
+        return Ending(0, 1.0)
 
-    monkeypatch.setattr(module.RunProcesses, "run", run)
+    monkeypatch.setattr(module, "run_one", run_one)
     return plan
 
 

@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mpt_cli.runs import doctor as module
-from mpt_cli.runs.doctor import (
+from mpt_cli import doctor as module
+from mpt_cli.doctor import (
     BackendReport,
     DoctorReport,
     MissingPackage,
     doctor,
     doctor_report_rows,
     print_doctor_report,
+    probe_backend,
 )
-from mpt_cli.runs.machine import probe_backend
 
 
 def _timings(float16: float, bfloat16: float) -> list[dict[str, Any]]:
@@ -41,7 +41,7 @@ REPORT = DoctorReport(
     versions={"mpt": "1"},
     machine=MACHINE,
     backends=[WORKING, ABSENT],
-    missing=[MissingPackage("jax", "backend=jax", "pip install jax")],
+    missing=[MissingPackage("jax", "backend=jax", "pip install 'mpt-cli[jax]'")],
     runs_parent="/here/runs",
     runs_parent_writable=True,
     terminal={"interactive": False, "type": "xterm", "encoding": "utf-8", "colour": True},
@@ -54,7 +54,7 @@ def test_what_each_policy_gains_is_told_per_device() -> None:
     float16 = "cpu mixed_float16: matmul 0.30x, conv 0.30x the speed of float32, "
     assert float16 + "slower: use it here for memory or for rehearsal" in texts
     assert "cpu mixed_bfloat16: matmul 2.00x, conv 2.00x the speed of float32, faster" in texts
-    assert "jax, for backend=jax: pip install jax" in texts
+    assert "jax, for backend=jax: pip install 'mpt-cli[jax]'" in texts
     assert ("jax", "not installed") in doctor_report_rows(REPORT)
 
 
@@ -110,16 +110,20 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
     monkeypatch.setattr(module, "machine_facts", lambda: {**MACHINE, "gpus": [gpu]})
     answer = {"works": True, "devices": ["cpu:0"]}
     monkeypatch.setattr(module, "probe_backend", lambda name, measure: answer)
-    assert "tensorflow[and-cuda]" in doctor(measure=False).missing[-1].install
+    assert doctor(measure=False).missing[-1].install == "pip install 'mpt-cli[cuda]'"
 
 
 def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
-    assert set(told) == {"jax", "tensorboard", "mlflow", "wandb", "optuna", "submitit", "ray", "onnx", "tf2onnx"}
-    assert told["mlflow"] == ("logger.mlflow=true", "pip install mlflow")
+    assert set(told) == {"tensorflow", "jax", "matplotlib", "tensorboard", "mlflow", "wandb", "optuna", "submitit",
+                         "ray", "onnx", "tf2onnx"}  # fmt: skip
+    assert told["mlflow"] == ("logger.mlflow=true", "pip install 'mpt-cli[mlflow]'")
     assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")
-    assert told["wandb"] == ("logger.wandb=true", "pip install wandb")
+    assert told["wandb"] == ("logger.wandb=true", "pip install 'mpt-cli[wandb]'")
+    assert told["submitit"] == ("mpt sweep --launcher submitit", "pip install 'mpt-cli[slurm]'")
+    assert told["matplotlib"][1] == "pip install 'mpt-cli[plots]'"
+    assert told["tensorflow"][1] == "pip install 'mpt-cli[tensorflow]'"
 
 
 def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:

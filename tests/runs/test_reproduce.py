@@ -1,12 +1,13 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
+import contextlib
 import json
 import os
 import re
 import signal
 import sys
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -15,8 +16,10 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
+from mpt_cli.jobs.executor import Command, Share
+from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import reproduction
-from mpt_cli.reproduce.reproduction import FinishedProcess, RunProcesses, all_targets, expected_of, find_target
+from mpt_cli.reproduce.reproduction import all_targets, expected_of, find_target, read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
 from mpt_cli.settings import load_settings, resolved_yaml
@@ -39,22 +42,55 @@ expect:
 """
 
 
+class StubHandle:
+    """A run that has ended, or (None) that ends once it is asked to."""
+
+    has_begun = True
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 143
+
+    def kill(self) -> None:
+        self.code = -9
+
+
+class StubExecutor(contextlib.nullcontext):
+    """Runs nothing: `run` says what a command comes to."""
+
+    poll_seconds = 0.01
+    run: Callable[[Command], int | None]
+
+    def __enter__(self) -> "StubExecutor":
+        return self
+
+    def start(self, command: Command, share: Share) -> StubHandle:
+        return StubHandle(self.run(command))
+
+
 @pytest.fixture
 def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What every run of the test comes to; without a summary it fails."""
     found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
 
-    def run(self: RunProcesses, words: list[str], run_dir: Path, variables: dict[str, str]) -> FinishedProcess:
-        found.setdefault("words", []).append(words)
-        found["variables"] = variables
+    def run(command: Command) -> int:
+        found.setdefault("words", []).append(command.arguments[command.arguments.index("--quiet") + 1 :])
+        found["variables"] = command.environment
+        run_dir = command.subject.path
         run_dir.mkdir(parents=True)
         if found["summary"]:
             write_json(run_dir / "summary.json", found["summary"])
         write_json(run_dir / "environment.json", found["environment"])
-        code = found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
-        return FinishedProcess(RunDirectory(run_dir), code, "mpt train: there is no such file")
+        command.log.write_text("mpt train: there is no such file\n")
+        return found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
 
-    monkeypatch.setattr(RunProcesses, "run", run)
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(run), raising=False)
+    monkeypatch.setattr(reproduction, "LocalExecutor", StubExecutor)
     return found
 
 
@@ -160,17 +196,14 @@ def test_the_default_folder_is_another_one_each_time(outcome, monkeypatch: pytes
 
 
 def test_ctrl_c_tells_of_the_interruption_and_judges_no_run_that_it_broke_off(monkeypatch, capsys) -> None:
-    begun, asked_to_end = [], threading.Event()
+    begun = []
 
-    def run(self: RunProcesses, words: list[str], run_dir: Path, variables: dict[str, str]) -> FinishedProcess:
-        begun.append(run_dir.name)
-        time.sleep(0.3)  # by then the main thread waits for the runs
+    def run(command: Command) -> None:
+        begun.append(command.name)
         os.kill(os.getpid(), signal.SIGINT)
-        assert asked_to_end.wait(10)
-        return FinishedProcess(RunDirectory(run_dir), 143, "")
 
-    monkeypatch.setattr(RunProcesses, "run", run)
-    monkeypatch.setattr(RunProcesses, "stop", lambda self: asked_to_end.set())
+    monkeypatch.setattr(StubExecutor, "run", staticmethod(run), raising=False)
+    monkeypatch.setattr(reproduction, "LocalExecutor", StubExecutor)
     assert main(["reproduce", "./mine.yaml", "digits_mlp"]) == 130
     said = capsys.readouterr()
     assert (said.out, said.err, begun) == ("", "\nmpt: interrupted\n", ["1-mine"])
@@ -244,7 +277,9 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     script.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setenv("KEPT", "8")
-    child = RunProcesses().run(["conf=x"], Path("run"), variables={"TF_NUM_INTRAOP_THREADS": "1"})
+    run = RunDirectory(Path("run"))
+    command = run_command("train", ["conf=x"], run, Path("log"), {"TF_NUM_INTRAOP_THREADS": "1"})
+    child = read_finished(command, run_one(command))
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
@@ -306,3 +341,11 @@ def test_differences_between_environments_leave_out_what_explains_nothing() -> N
     assert environment_differences(before, now) == [
         "versions.keras: 1 -> 2", "packages.six: 1 -> 2", "machine.cpu: A -> B", "git.mpt.commit: none -> abc",
     ]  # fmt: skip
+
+
+def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/program")
+    command = run_command("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
+    child = read_finished(command, run_one(command))
+    assert (child.exit_code, child.summary) == (3, None)
+    assert child.words == "it could not be started: [Errno 2] No such file or directory: '/no/such/program'"

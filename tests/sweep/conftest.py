@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from sweep_stubs import Stubs
 
-from mpt_cli.sweep import report, run
+from mpt_cli.jobs import launchers
+from mpt_cli.sweep import report
 
 
 @pytest.fixture
@@ -13,5 +14,5 @@ def stubs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Their pages have no pictures, which would take most of the time; their share of the cores is not fixed."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(report, "pictures", lambda found: [])
-    monkeypatch.setattr(run, "thread_environment", lambda workers, environment: {})
+    monkeypatch.setattr(launchers, "thread_environment", lambda workers, environment: {})
     return Stubs()

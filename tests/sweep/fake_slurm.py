@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-PLACE = Path(os.environ["FAKE_SLURM"])
+PLACE = Path(os.environ.get("FAKE_SLURM", "."))
 
 
 def sbatch(script: str) -> None:
@@ -40,10 +40,18 @@ def scancel(job: str) -> None:
     """SIGTERM to all processes of the job and, after a second where Slurm waits 30, SIGKILL."""
     with (PLACE / "cancelled.txt").open("a") as file:
         file.write(f"{job}\n")
-    with suppress(ProcessLookupError):
-        os.killpg(int((PLACE / job).read_text()), signal.SIGTERM)
-        time.sleep(1.0)
-        os.killpg(int((PLACE / job).read_text()), signal.SIGKILL)
+    session = int((PLACE / job).read_text())
+    signal_session(session, signal.SIGTERM)
+    time.sleep(1.0)
+    signal_session(session, signal.SIGKILL)
+
+
+def signal_session(session: int, number: signal.Signals) -> None:
+    """To all processes of a job, as Slurm does, in whatever group they are."""
+    for path in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(path.name)) == session:
+                os.kill(int(path.name), number)
 
 
 def sacct(*_: str) -> None:

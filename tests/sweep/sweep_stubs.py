@@ -3,13 +3,14 @@
 import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mpt_cli.jobs.queue import Command
+from mpt_cli.jobs.executor import Command
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.results import SweepResults
@@ -22,9 +23,9 @@ def stub_command(run_dir: Path, manner: str = "good", value: float = 0.5) -> lis
     return [sys.executable, "-S", str(STUB), manner, str(run_dir), str(value)]
 
 
-def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command:
+def stub_work(folder: Path, number: int, manner: str = "good", gpus: int = 0) -> Command[Job]:
     job = Job(number, f"{number:03d}-stub", {"seed": str(number)}, ["conf=digits_mlp", f"seed={number}"], gpus)
-    return Command(job, stub_command(folder / job.name, manner), folder / f"{job.name}.log")
+    return Command(job.name, stub_command(folder / job.name, manner), job, folder / f"{job.name}.log", gpus=gpus)
 
 
 @dataclass
@@ -68,3 +69,25 @@ def signal_when(folder: Path, count: int, number: signal.Signals, times: int = 1
     for _ in range(times):
         time.sleep(0.5)
         os.kill(os.getpid(), number)
+
+
+SWEEP = """
+import os, sys
+from sweep_stubs import Stubs
+from mpt_cli.jobs.launchers import choose_launcher
+manner, name, *settings = sys.argv[1:]
+words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"]
+Stubs({1: manner, 2: manner}).start(words, launcher=choose_launcher(name, settings))
+"""
+
+
+def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[bytes]":
+    """A process with a sweep of two stubs in the folder s, `count` of which wait: manner, launcher and its settings."""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, "-c", SWEEP, *arguments], cwd=folder, env=environment)
+    deadline = time.monotonic() + 60
+    while len(started(folder / "s")) < count:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.5)  # until they do
+    return process

@@ -1,6 +1,7 @@
-"""Jobs that run through joblib, submitit and Ray: the same sweeps, and nothing left running when they end."""
+"""Jobs that run through submitit and Ray: the same sweeps, and nothing left running when they end."""
 
 import importlib.util
+import json
 import os
 import signal
 import threading
@@ -8,22 +9,22 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import signal_when, started
+from sweep_stubs import begun_sweep, signal_when, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs import proxy
-from mpt_cli.jobs.launchers import Launcher
-from mpt_cli.jobs.remote import Lost
+from mpt_cli.jobs.executor import Command, Lost, Share
+from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher, launcher_from_facts
+from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.sweep.directory import SweepDirectory
 
-HERE = {"joblib": [], "submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
+HERE = {"submitit": ["launcher.cluster=local", "launcher.timeout_min=5"]}
 without_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
-EACH = pytest.mark.parametrize("name", ["joblib", "submitit", pytest.param("ray", marks=without_ray)])
+EACH = pytest.mark.parametrize("name", ["submitit", pytest.param("ray", marks=without_ray)])
 
 
-def launcher(name: str) -> Launcher | None:
-    return Launcher.choose(name, HERE.get(name, []))
+def launcher(name: str) -> Launcher:
+    return choose_launcher(name, HERE.get(name, []))
 
 
 def processes_of(folder: Path, program: str) -> list[int]:
@@ -78,38 +79,85 @@ def test_ctrl_c_ends_the_jobs_of_submitit_and_resume_runs_them_there_again(stubs
     assert (code, [result.status for result in found.results]) == (130, ["interrupted", "not run"])
     assert found.results[0].summary["status"] == "terminated" and none_is_left(tmp_path)
     stubs.manners = {}
-    again = Launcher.from_facts(SweepDirectory.open(tmp_path / "s").read_plan()[1])
+    again = launcher_from_facts(SweepDirectory.open(tmp_path / "s").read_plan()[1])
     assert again == launcher("submitit")
     _, code = stubs.resume(tmp_path / "s", launcher=again)
     assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["001", "002"]
 
 
-def test_the_job_of_a_proxy_that_was_killed_ends_too(stubs, tmp_path):
+@pytest.mark.slow
+def test_the_job_of_a_task_of_submitits_that_was_killed_ends_too(stubs, tmp_path):
     stubs.manners = {1: "deaf"}
 
-    def kill_the_proxy() -> None:
+    def kill_the_task() -> None:
         while not (tmp_path / "s" / "started.txt").exists():
             time.sleep(0.02)
-        for pid in processes_of(tmp_path, "launchers.proxy"):
+        for pid in processes_of(tmp_path, "submitit.core._submit"):
             os.kill(pid, signal.SIGKILL)
 
-    threading.Thread(target=kill_the_proxy).start()
+    threading.Thread(target=kill_the_task).start()
     found, _ = stubs.start(["conf=digits_mlp", "seed=0", f"sweep_dir={tmp_path / 's'}"], launcher=launcher("submitit"))
-    assert found.results[0].status == "killed" and none_is_left(tmp_path)
+    assert (found.results[0].status, found.results[0].exit_code) == ("killed", 143) and none_is_left(tmp_path)
+    assert found.results[0].reason.startswith("the job was lost. submitit's job ")
 
 
 class LostJob:
     """A job whose machine has gone away."""
 
+    has_begun = True
+
     def poll(self) -> int | None:
         raise Lost("submitit's job 77 ended as NODE_FAIL")
 
-    def stop(self) -> None: ...
+    def terminate(self) -> None: ...
+
+    def kill(self) -> None: ...
 
 
-def test_a_lost_job_ends_as_one_that_goes_on(tmp_path, capsys):
-    assert proxy._wait(LostJob(), tmp_path / "stop", lambda: False) == 143
-    assert capsys.readouterr().err == "mpt sweep: the job was lost. submitit's job 77 ended as NODE_FAIL\n"
+class Nowhere:
+    """A place whose jobs are all lost."""
+
+    poll_seconds = 0.01
+
+    def start(self, command: Command, share: Share) -> LostJob:
+        return LostJob()
+
+
+def test_a_lost_job_ends_as_one_that_goes_on():
+    endings = []
+    queue = Queue(Limits(), Nowhere(), lambda command, ending: endings.append(ending))  # type: ignore[arg-type]
+    assert queue.run([Command("001", [], None)]) is None
+    (ending,) = endings
+    assert (ending.exit_code, ending.cause) == (143, None)
+    assert ending.note == "the job was lost. submitit's job 77 ended as NODE_FAIL"
+
+
+def test_a_sweep_that_was_begun_with_joblib_goes_on_here_and_says_so(stubs, tmp_path, capsys, monkeypatch):
+    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    plan = tmp_path / "s" / "sweep.json"
+    facts = json.loads(plan.read_text())
+    assert facts["launcher"] is None
+    plan.write_text(json.dumps({**facts, "launcher": {"name": "joblib", "settings": {}}}))
+    assert main(["sweep", "--resume", "s"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "This sweep was begun with --launcher joblib, which is gone: its jobs run as processes of this machine, as "
+        "they did.\ns: nothing is left to run\n")  # fmt: skip
+    assert launcher_from_facts(json.loads(plan.read_text())) == LocalLauncher()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "manner"), [("local", "deaf"), ("submitit", "hangs")])
+def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path, name, manner):
+    """Here they are killed too; submitit's are asked to save."""
+    sweep = begun_sweep(tmp_path, 2, manner, name, *HERE.get(name, []))
+    assert len(processes_of(tmp_path / "s", "stub_job.py")) == 2
+    sweep.kill()
+    sweep.wait()
+    assert none_is_left(tmp_path / "s")
+    summaries = list((tmp_path / "s").glob("*/summary.json"))
+    assert len(summaries) == (0 if name == "local" else 2)
+    _, code = stubs.resume(tmp_path / "s", launcher=launcher(name))
+    assert code == 0 and len(started(tmp_path / "s")) == 2
 
 
 @pytest.mark.slow
@@ -129,7 +177,8 @@ def test_a_timeout_counts_from_where_a_job_begins(stubs, tmp_path):
         (["--launcher", "submitit", "launcher.timeout_min=0"], "launcher.timeout_min: must be a whole number > 0."),
         (["--launcher", "submitit", "launcher.cluster=local", "launcher.qos=high"],
          "launcher.qos: is for launcher.cluster=slurm. Received: 'high'."),
-        (["--launcher", "joblib", "launcher.n_jobs=2"], "launcher.n_jobs: is no setting of joblib. It has none."),
+        (["--launcher", "joblib"], "--launcher: must be local, submitit or ray. Received: 'joblib'. Leave it out: -j N "
+         "runs N jobs at a time as processes of this machine, which is all that joblib did."),
         (["launcher.cluster=local"], "launcher.cluster: is for another launcher than local."),
     ],
 )  # fmt: skip
@@ -144,17 +193,17 @@ def test_what_is_wrong_with_a_launcher_is_said_before_anything_starts(tmp_path, 
 def test_a_missing_package_names_its_extra(monkeypatch, name, extra):
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: None)
     with pytest.raises(ConfigError, match=rf"{name} is not installed\. Received: .*pip install 'mpt-cli\[{extra}\]'"):
-        Launcher.choose(name, [])
+        choose_launcher(name, [])
 
 
 def test_what_a_launcher_gives_a_job(monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("shutil.which", lambda program: f"/usr/bin/{program}")
     monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
-    slurm = Launcher.choose("submitit", ["launcher.cpus_per_task=8", "launcher.sbatch.mail-type=FAIL"])
-    assert slurm is not None and not slurm.is_here and slurm.gives_gpus and slurm.workers(500) == 16
+    slurm = choose_launcher("submitit", ["launcher.cpus_per_task=8", "launcher.sbatch.mail-type=FAIL"])
+    assert not slurm.is_here and slurm.gives_gpus and slurm.workers(500) == 16
     assert slurm.environment(16, {})["OMP_NUM_THREADS"] == "8"
-    ray = Launcher.choose("ray", ["launcher.num_gpus=0.5", "launcher.memory_gb=2"])
-    assert ray is not None and ray.is_here and ray.gives_gpus
-    cluster = Launcher.choose("ray", ["launcher.address=ray.example:6379"])
-    assert cluster is not None and not cluster.is_here and cluster.environment(2, {}) == {}
+    ray = choose_launcher("ray", ["launcher.num_gpus=0.5", "launcher.memory_gb=2"])
+    assert ray.is_here and ray.gives_gpus
+    cluster = choose_launcher("ray", ["launcher.address=ray.example:6379"])
+    assert not cluster.is_here and cluster.environment(2, {}) == {}

@@ -75,7 +75,7 @@ class Running:
     """A child as far as the median rule knows one."""
 
     def __init__(self, job: Job) -> None:
-        self.work, self.cause = type("Work", (), {"job": job}), None
+        self.command, self.cause = type("Command", (), {"subject": job}), None
 
     def stop(self, cause: str) -> None:
         self.cause = cause
@@ -98,7 +98,7 @@ def test_a_job_far_behind_the_median_at_two_epochs_in_a_row_is_stopped(tmp_path)
     running = [Running(job) for job in jobs_with(tmp_path, courses)]
     MedianStopping(SweepDirectory(tmp_path), [], None).tick(running)
     # 5 has been far behind only once; 6 has caught up
-    assert [child.work.job.number for child in running if child.cause == "median"] == [4]
+    assert [child.command.subject.number for child in running if child.cause == "median"] == [4]
 
 
 def test_the_jobs_that_ended_before_a_sweep_was_resumed_count_for_the_median(tmp_path):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from sweep_stubs import signal_when, stub_work
 
-from mpt_cli.jobs.queue import Command, Ending, Limits, Observer, Queue
+from mpt_cli.jobs.executor import Command, LocalExecutor
+from mpt_cli.jobs.queue import Ending, Limits, Observer, Queue
 from mpt_cli.sweep.plan import Job
 
 
@@ -24,8 +25,8 @@ class Record(Observer):
         self.endings: dict[int, Ending] = {}
         self.most_running = 0
 
-    def __call__(self, work: Command, ending: Ending) -> None:
-        self.endings[work.job.number] = ending
+    def __call__(self, command: Command, ending: Ending) -> None:
+        self.endings[command.subject.number] = ending
 
     def tick(self, running) -> None:
         self.most_running = max(self.most_running, len(running))
@@ -33,7 +34,8 @@ class Record(Observer):
 
 def run_queue(work, **limits) -> tuple[Record, signal.Signals | None]:
     record = Record()
-    return record, Queue(Limits(**limits), record, [record]).run(work)
+    with LocalExecutor() as executor:
+        return record, Queue(Limits(**limits), executor, record, [record]).run(work)
 
 
 def is_alive(pid: int) -> bool:
@@ -62,8 +64,8 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
     first, *rest = sorted(own)
     shares = [frozenset({first}), frozenset(rest or own)]
     script = "import os, sys, time; print(sorted(os.sched_getaffinity(0)), file=sys.stderr); time.sleep(0.5)"
-    work = [Command(Job(number, str(number), {}, [], 0), [sys.executable, "-c", script], tmp_path / f"{number}.log")
-            for number in range(4)]  # fmt: skip
+    work = [Command(str(number), [sys.executable, "-c", script], Job(number, str(number), {}, [], 0),
+                    tmp_path / f"{number}.log") for number in range(4)]  # fmt: skip
     run_queue(work, workers=2, cores=shares)
     used = [(tmp_path / f"{number}.log").read_text().strip() for number in range(4)]
     expected = [str(sorted(share)) for share in shares]
@@ -72,7 +74,7 @@ def test_jobs_at_a_time_are_kept_to_cores_of_their_own_and_the_parent_is_not(tmp
 
 
 def test_a_job_that_can_not_be_started_leaves_the_others_alone(tmp_path):
-    nowhere = Command(stub_work(tmp_path, 1).job, ["/no/such/program"], tmp_path / "log")
+    nowhere = replace(stub_work(tmp_path, 1), arguments=["/no/such/program"])
     record, _ = run_queue([nowhere, stub_work(tmp_path, 2)])
     assert record.endings[1].exit_code is None and "No such file" in record.endings[1].note
     assert record.endings[2].exit_code == 0
@@ -137,7 +139,7 @@ def test_a_job_gets_as_many_gpus_as_it_wants_and_none_on_request(tmp_path):
 
 def test_jobs_get_the_environment_they_are_given(tmp_path):
     work = stub_work(tmp_path, 1)
-    run_queue([replace(work, job=replace(work.job, environment={"OMP_NUM_THREADS": "3"}))])
+    run_queue([replace(work, environment={"OMP_NUM_THREADS": "3"})])
     (own,) = environments(tmp_path)
     assert own["OMP_NUM_THREADS"] == "3" and own["PATH"] == os.environ["PATH"]
     assert "CUDA_DEVICE_ORDER" not in own
@@ -161,7 +163,7 @@ def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
 def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
     (tmp_path / "logs").mkdir()
     work = (
-        Command(Job(number, f"{number:03d}", {}, [], 0), ["sleep", "1"], tmp_path / "logs" / f"{number}.log")
+        Command(f"{number:03d}", ["sleep", "1"], Job(number, "", {}, [], 0), tmp_path / "logs" / f"{number}.log")
         for number in range(200)
     )
 
@@ -174,8 +176,9 @@ def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
         def tick(self, running) -> None:
             held.append(look())
 
-    before, held, record = look(), list[tuple[int, int, int]](), Record()
-    Queue(Limits(workers=20), record, [record, Parent()]).run(work)
+    with LocalExecutor() as executor:
+        before, held, record = look(), list[tuple[int, int, int]](), Record()
+        Queue(Limits(workers=20), executor, record, [record, Parent()]).run(work)
     assert [record.endings[number].exit_code for number in range(200)] == [0] * 200 and record.most_running == 20
     later = held[len(held) // 4 :]
     assert max(kilobytes for kilobytes, _, _ in later) - held[len(held) // 4][0] < 2048

@@ -21,7 +21,7 @@ from mpt_cli.sweep.optuna_sampler import OptunaStudy
 from mpt_cli.sweep.plan import Job, Objective
 from mpt_cli.sweep.report import pictures
 from mpt_cli.sweep.results import SweepResults
-from mpt_cli.sweep.run import resume_search, start_search
+from mpt_cli.sweep.run import resume_sweep, start_sweep
 from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.sweep.search_space import read_space
 from mpt_cli.sweep.table import best_lines, failure_lines
@@ -43,11 +43,11 @@ class SearchStubs(Stubs):
 
     def search(self, words: list[str], trials: int, **options: object) -> tuple[SweepResults, int]:
         search = SearchSettings(trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))))
-        return self._run(lambda own, screen: start_search(words, search, own, screen), options)
+        return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
     def resume_search(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
         (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_search(str(path), trials, own, screen), options)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, trials), options)
 
     def _launch(self, job: Job, run_dir: Path) -> list[str]:
         value = self.values.get(job.number, value_of(job) if "optimizer.learning_rate" in job.overrides else 0.5)

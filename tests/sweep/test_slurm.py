@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import signal_when
+from fake_slurm import signal_session
+from sweep_stubs import begun_sweep, signal_when
 
-from mpt_cli.jobs.launchers import Launcher
+from mpt_cli.jobs.launchers import choose_launcher
 
 FAKE = Path(__file__).with_name("fake_slurm.py")
 WORDS = ["launcher.partition=gpu", "launcher.gpus_per_node=1", "launcher.cpus_per_task=8", "launcher.mem_gb=16",
@@ -27,12 +28,12 @@ def slurm(tmp_path, monkeypatch) -> Path:
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} {name} "$@"\n')
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("FAKE_SLURM", str(place))
+    monkeypatch.setenv("FAKE_SLURM", str(place))  # of the stand-ins, which are other processes
     return place
 
 
 def launched(stubs, words, **options):
-    return stubs.start(["conf=digits_mlp", *words], launcher=Launcher.choose("submitit", WORDS), **options)
+    return stubs.start(["conf=digits_mlp", *words], launcher=choose_launcher("submitit", WORDS), **options)
 
 
 def ended(place: Path) -> bool:
@@ -57,6 +58,14 @@ def test_sbatch_is_told_the_settings_and_the_job_ends_with_its_own_code(stubs, s
 
 
 @pytest.mark.slow
+def test_what_sbatch_refuses_is_said_of_each_job(stubs, slurm, tmp_path):
+    (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: gpu' >&2\nexit 1\n")
+    found, code = launched(stubs, ["seed=0,1"])
+    assert (code, [result.status for result in found.results]) == (3, ["failed", "failed"])
+    assert found.results[0].reason == "it could not be started: sbatch: error: invalid partition: gpu"
+
+
+@pytest.mark.slow
 def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
     stubs.manners = {1: "hangs"}
     found, _ = launched(stubs, ["seed=0"], timeout_seconds=1.0, grace_seconds=20.0)
@@ -65,13 +74,21 @@ def test_a_timeout_cancels_the_job_which_saves_first(stubs, slurm):
 
 
 @pytest.mark.slow
-def test_a_proxy_that_is_killed_has_its_job_cancelled(stubs, slurm, tmp_path):
+def test_a_second_ctrl_c_cancels_the_job_again(stubs, slurm, tmp_path):
     stubs.manners = {1: "deaf"}
     killed = (tmp_path / "s", 1, signal.SIGINT, 2)  # by the second
     threading.Thread(target=signal_when, args=killed, daemon=True).start()
     found, code = launched(stubs, ["seed=0", "sweep_dir=s"], grace_seconds=60.0)
     assert code == 130 and found.results[0].status == "interrupted" and ended(slurm)
     assert set((slurm / "cancelled.txt").read_text().split()) == {"77"}
+
+
+@pytest.mark.slow
+def test_a_sweep_that_is_killed_has_its_job_cancelled(slurm, tmp_path):
+    sweep = begun_sweep(tmp_path, 1, "deaf", "submitit", *WORDS)
+    sweep.kill()
+    sweep.wait()
+    assert ended(slurm) and set((slurm / "cancelled.txt").read_text().split()) == {"77"}
 
 
 @pytest.mark.slow
@@ -82,7 +99,7 @@ def test_a_job_whose_time_is_over_saves_and_goes_on_in_a_job_anew(stubs, slurm, 
         while not (tmp_path / "s" / "logs" / "001-only.began").exists():
             time.sleep(0.02)
         time.sleep(0.5)
-        os.killpg(int((slurm / "77").read_text()), signal.SIGUSR2)  # to all processes of the job, as Slurm does
+        signal_session(int((slurm / "77").read_text()), signal.SIGUSR2)
 
     threading.Thread(target=announce_the_end, daemon=True).start()
     found, code = launched(stubs, ["seed=0", "sweep_dir=s"])

@@ -10,9 +10,8 @@ import pytest
 from sweep_stubs import signal_when, started
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs import capacity
+from mpt_cli.jobs import capacity, launchers
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep import run
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import make_plan
 from mpt_cli.sweep.results import read_results
@@ -210,7 +209,7 @@ def test_the_command_of_a_job_quotes_its_directory(stubs):
 
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
     monkeypatch.setattr(capacity, "usable_cores", lambda: 4)
-    monkeypatch.setattr(run, "thread_environment", capacity.thread_environment)
+    monkeypatch.setattr(launchers, "thread_environment", capacity.thread_environment)
     stubs.manners = {1: "raises"}
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"], workers=2)
     stubs.manners = {}

@@ -16,8 +16,8 @@ LINE = {"step": 92, "loss": 0.1207, "loss_scale": 2.0**21, "skipped_steps": 13}
 class Running:
     """A child as far as the display knows one."""
 
-    def __init__(self, work) -> None:
-        self.work, self.seconds, self.cause = work, 12.5, None
+    def __init__(self, command) -> None:
+        self.command, self.seconds, self.cause = command, 12.5, None
 
 
 def screen_on(stream: io.StringIO, is_terminal: bool) -> Screen:
@@ -45,7 +45,7 @@ def test_in_a_terminal_running_jobs_stand_below_the_lines_that_stay(tmp_path):
         assert progress._live is not None
         progress._live.refresh()
         assert "001-stub  step 92   loss 0.1207" in stream.getvalue() and "002-stub  starting" in stream.getvalue()
-        sweep.write_ending(work[0].job, Ending(-9, 10.0))
+        sweep.write_ending(work[0].subject, Ending(-9, 10.0))
         progress.ended(work[0], Ending(-9, 10.0))
     # 3 more of 10 s on 2 workers; but the one still running has had its 10 s already
     assert progress._overall() == "1 of 4 jobs done, 1 not good, about 10.0 s left"

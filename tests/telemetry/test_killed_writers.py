@@ -38,6 +38,7 @@ def check_files(run_dir: Path) -> list[dict]:
     return records["metrics.jsonl"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_every_line_of_a_killed_run_is_strict_json(tmp_path: Path) -> None:

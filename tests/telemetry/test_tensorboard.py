@@ -61,7 +61,7 @@ def test_an_interval_without_loss_has_no_point(tmp_path: Path, snapshot) -> None
 
 def test_asked_for_and_not_installed_is_a_configuration_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package.*pip install tensorboard"):
+    with pytest.raises(ConfigError, match=r"logger.tensorboard: needs the package.*'mpt-cli\[tensorboard\]'"):
         check_logger(LoggerSettings(tensorboard=True))
     check_logger(LoggerSettings(tensorboard=False))
 

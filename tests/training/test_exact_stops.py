@@ -76,6 +76,7 @@ def first_broken(rule: str, limit: float, steps: list[Step]) -> int | None:
     return broken.index(True) + 1 if True in broken else None
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(

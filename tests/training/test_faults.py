@@ -1,13 +1,11 @@
 import json
-import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from backends import BACKEND, only_on
+from preloaded import mpt
 from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.data.examples import DataSet, Examples, Stream
@@ -213,11 +211,9 @@ def tiny_run_engine():
 )
 def test_one_device_of_two_is_enough(tmp_path: Path, words):
     """A step that goes wrong on the second device is skipped on both."""
-    command = [sys.executable, "-m", "mpt_cli", "train", "conf=digits_mlp", *words, "distribute.devices=2",
-               "fault.replica=1", "trainer.batch_size=8", "policy=mixed_float16", "trainer.epochs=1", "expect={}",
-               "data.limit=200", "run_dir=run", "--json"]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=300, env=environment)
+    done = mpt("train", "conf=digits_mlp", *words, "distribute.devices=2", "fault.replica=1", "trainer.batch_size=8",
+               "policy=mixed_float16", "trainer.epochs=1", "expect={}", "data.limit=200", "run_dir=run", "--json",
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
     summary = json.loads(done.stdout)

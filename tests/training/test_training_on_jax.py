@@ -3,10 +3,17 @@
 from pathlib import Path
 
 import pytest
-from backends import assert_passes_on_jax, only_on
+from backends import assert_passes_on_jax, only_on, parts
+
+HERE = Path(__file__).parent
+pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-@pytest.mark.slow
-@only_on("tensorflow")
-def test_training_on_jax() -> None:
-    assert_passes_on_jax(Path(__file__).parent)
+@pytest.mark.parametrize("files", parts(HERE, 6))
+def test_training_on_jax(files: list[Path]) -> None:
+    assert_passes_on_jax(*files)
+
+
+@pytest.mark.long
+def test_long_matrices_of_training_on_jax() -> None:
+    assert_passes_on_jax(HERE, only="long")

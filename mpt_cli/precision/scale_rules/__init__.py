@@ -153,12 +153,12 @@ def load_rule(name: str) -> type[ScaleRule]:
     """The mode that another package has under this name; PluginError where it can't be used."""
     from mpt_cli import plugins
 
-    rule: Any = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
+    rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
     if isabstract(rule):
         raise plugins.PluginError(f"{rule.__qualname__} must have a method `advance`.")
-    return rule  # type: ignore[no-any-return]
+    return rule
 
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.jsonl_csv import GRADIENT_FIELDS
@@ -45,7 +45,7 @@ def scale_changes(events: Iterable[Event]) -> Iterator[tuple[int, dict[str, floa
 def check_tensorboard() -> None:
     """ConfigError where the package is missing; to be called before anything is created."""
     if importlib.util.find_spec("tensorboard") is None:
-        remedy = 'Install it with: pip install tensorboard, or set logger.tensorboard=false.'
+        remedy = f"Install the extra with: {install_command('tensorboard')}, or set logger.tensorboard=false."
         raise ConfigError(Problem("logger.tensorboard", "needs the package tensorboard.", True, remedy))
 
 
@@ -128,7 +128,7 @@ LONGEST_PARAM = 6000  # characters, MLflow's limit
 def check_tracker(name: str) -> None:
     """ConfigError where the package `name` is missing; to be called before anything is created."""
     if importlib.util.find_spec(name) is None:
-        remedy = f"Install the extra with: pip install 'mpt-cli[{name}]', or set logger.{name}=false."
+        remedy = f"Install the extra with: {install_command(name)}, or set logger.{name}=false."
         raise ConfigError(Problem(f"logger.{name}", f"needs the package {name}.", True, remedy))
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from backends import assert_passes_on_jax, only_on
+from backends import assert_passes_on_jax, only_on, parts
 
 from mpt_cli.precision import gradients
 
@@ -15,5 +15,6 @@ def test_every_public_callable_has_an_example(name):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-def test_on_jax():
-    assert_passes_on_jax(Path(__file__).parent)
+@pytest.mark.parametrize("files", parts(Path(__file__).parent, 2))
+def test_on_jax(files):
+    assert_passes_on_jax(*files)

@@ -1,10 +1,13 @@
 """`mpt doctor`: what is installed, what this machine has, what each policy gains here, what is missing; as a person
-reads it.
+reads it. `python -m mpt_cli.doctor BACKEND` measures one Keras backend; none is imported at the top.
 """
 
 import importlib.util
+import json
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,9 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 import mpt_cli
-from mpt_cli.errors import BAD_DATA, OK
+from mpt_cli.errors import BAD_DATA, OK, install_command
+from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import DEFAULT_PARENT
-from mpt_cli.runs.machine import machine_facts, probe_backend
+from mpt_cli.runs.machine import machine_facts
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.telemetry.records import SCHEMA_VERSION
@@ -24,11 +28,13 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 DEFAULT_BACKEND = "tensorflow"
 BACKENDS = (DEFAULT_BACKEND, "jax")
 BUSY_SHARE = 0.25  # of the cores; chosen, not measured: a load that is left from mpt itself is mostly below
-EXTRAS = {  # package -> what it is for
-    "jax": "backend=jax", "tensorboard": "logger.tensorboard=true", "mlflow": "logger.mlflow=true",
-    "wandb": "logger.wandb=true", "optuna": "mpt sweep --trials",
-    "submitit": "mpt sweep --launcher submitit", "ray": "mpt sweep --launcher ray",
-    "onnx": "mpt export --format onnx", "tf2onnx": "mpt export --format onnx",
+OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
+    "tensorflow": ("backend=tensorflow, data=tfrecord, mpt export --format savedmodel", "tensorflow"),
+    "jax": ("backend=jax", "jax"), "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
+    "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),
+    "wandb": ("logger.wandb=true", "wandb"), "optuna": ("mpt sweep --trials", "optuna"),
+    "submitit": ("mpt sweep --launcher submitit", "slurm"), "ray": ("mpt sweep --launcher ray", "ray"),
+    "onnx": ("mpt export --format onnx", None), "tf2onnx": ("mpt export --format onnx", None),
 }  # fmt: skip
 
 
@@ -120,14 +126,14 @@ def _examine_backend(name: str, measure: bool) -> BackendReport:
 
 def _missing_packages(machine: dict[str, Any], backends: list[BackendReport]) -> list[MissingPackage]:
     missing = [
-        MissingPackage(name, purpose, f"pip install {name}")
-        for name, purpose in EXTRAS.items()
+        MissingPackage(name, purpose, install_command(extra) if extra else f"pip install {name}")
+        for name, (purpose, extra) in OPTIONAL_PACKAGES.items()
         if importlib.util.find_spec(name) is None
     ]
     default = next(backend for backend in backends if backend.name == DEFAULT_BACKEND)
     if machine["gpus"] and default.works and not any("gpu" in device for device in default.devices):
         missing.append(
-            MissingPackage("CUDA libraries", "the GPU of this machine", "pip install 'tensorflow[and-cuda]'")
+            MissingPackage("CUDA libraries", "the GPU of this machine", install_command("cuda"))
         )
     return missing
 
@@ -229,3 +235,104 @@ def _format_result(report: DoctorReport) -> str:
         named = "" if report.backend in (None, report.backends[0]) else f" backend={report.backend.name}"
         return f"ready: mpt train conf=digits_cnn{named}"
     return "NOT ready: see above"
+
+
+DTYPES = ("float32", "float16", "bfloat16")
+PROBE_SECONDS = 180.0
+ROUNDS, ROUND_SECONDS, MOST_CALLS = 3, 0.1, 200
+MATRIX_SIZE = {"cpu": 512, "gpu": 4096}
+IMAGE_SHAPE = {"cpu": (16, 32, 32, 32), "gpu": (128, 56, 56, 64)}  # batch, height, width, channels
+
+
+def probe_backend(backend: str, measure: bool = True, jit_compile: bool = True) -> dict[str, Any]:
+    """What a process of its own finds, because one can hold only one backend and a broken installation may bring it
+    down; `works` is False with an `error` where there was no answer.
+
+    `jit_compile` False times TensorFlow without XLA, as models that convolve are trained on a CPU.
+    """
+    manner = "quick" if not measure else "measure" if jit_compile else "plain"
+    variables = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    answer = call(module_command("mpt_cli.doctor", backend, manner), PROBE_SECONDS, environment=variables)
+    if answer.exit_code != OK or not answer.stdout.strip():
+        said = answer.stderr.strip().splitlines() or ["no output"]
+        return {"works": False, "error": answer.why or said[-1]}
+    return answer.json
+
+
+def _measure_backend(backend: str, measure: bool, jit_compile: bool = True) -> dict[str, Any]:
+    """What this process finds; imports Keras."""
+    import keras
+
+    devices = [name.lower() for name in keras.distribution.list_devices()]
+    kinds = sorted({"gpu" if "gpu" in name or "cuda" in name else "cpu" for name in devices} | {"cpu"})
+    timings = [row for kind in kinds for row in _timings(backend, kind, jit_compile)] if measure else []
+    return {"works": True, "keras": keras.__version__, "devices": devices, "timings": timings}
+
+
+def _timings(backend: str, kind: str, jit_compile: bool) -> list[dict[str, Any]]:
+    import keras
+
+    rows = []
+    with keras.device(f"{kind}:0"):
+        for operation, build in (("matmul", _matmul), ("conv", _conv)):
+            times = {dtype: _best_seconds(_compiled(backend, build(kind, dtype), jit_compile)) for dtype in DTYPES}
+            for dtype in DTYPES:
+                speed = times["float32"] / times[dtype]
+                row = {"device": kind, "operation": operation, "dtype": dtype, "seconds": times[dtype]}
+                rows.append({**row, "speed_against_float32": round(speed, 3)})
+    return rows
+
+
+def _matmul(kind: str, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
+    import keras
+
+    matrix = keras.random.normal((MATRIX_SIZE[kind],) * 2, seed=1, dtype="float32")
+    return keras.ops.matmul, [keras.ops.cast(matrix, dtype)] * 2
+
+
+def _conv(kind: str, dtype: str) -> tuple[Callable[..., Any], list[Any]]:
+    import keras
+
+    shape = IMAGE_SHAPE[kind]
+    images = keras.random.normal(shape, seed=1, dtype="float32")
+    kernel = keras.random.normal((3, 3, shape[-1], shape[-1]), seed=2, dtype="float32")
+
+    def conv(x: Any, y: Any) -> Any:
+        return keras.ops.conv(x, y, padding="same")
+
+    return conv, [keras.ops.cast(images, dtype), keras.ops.cast(kernel, dtype)]
+
+
+def _compiled(backend: str, work: tuple[Callable[..., Any], list[Any]], jit_compile: bool) -> Callable[[], Any]:
+    """Under XLA, as most training is by default; JAX has nothing else."""
+    function, arguments = work
+    if backend == "jax":
+        import jax
+
+        compiled = jax.jit(function)
+    else:
+        import tensorflow as tf
+
+        compiled = tf.function(function, jit_compile=jit_compile)
+    return lambda: compiled(*arguments)
+
+
+def _best_seconds(call: Callable[[], Any]) -> float:
+    """Seconds per call, the fastest of some rounds; each ends by reading one element, which waits for the device."""
+    _seconds(call, 1)  # compiles
+    calls = max(1, min(MOST_CALLS, int(ROUND_SECONDS / _seconds(call, 1))))
+    return min(_seconds(call, calls) / calls for _ in range(ROUNDS))
+
+
+def _seconds(call: Callable[[], Any], calls: int) -> float:
+    import keras
+
+    started = time.perf_counter()
+    for _ in range(calls):
+        result = call()
+    keras.ops.convert_to_numpy(keras.ops.cast(result[(0,) * len(result.shape)], "float32"))
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    print(json.dumps(_measure_backend(sys.argv[1], sys.argv[2] != "quick", sys.argv[2] != "plain")))

@@ -1,0 +1,303 @@
+"""A command, what starts one, and one that was started: the interface of every place where commands run, and the place
+that is this machine. Light: nothing here knows of Keras, NumPy or a cluster.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Generic, Protocol, Self, TypeVar
+
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True)
+class Command(Generic[Subject]):
+    """What is to be run. `name` is unique among those that run together.
+
+    `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
+    `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
+    `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most.
+    """
+
+    name: str
+    arguments: Sequence[str]
+    subject: Subject
+    log: Path | None = None
+    cwd: Path | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    gpus: int = 0
+    attempt: int = 1
+    is_heard: bool = False
+
+
+@dataclass(frozen=True)
+class Share:
+    """What of the machine a command has to itself. No cores: it may use them all. `variables` show it its GPUs."""
+
+    gpus: Sequence[str] = ()
+    cores: frozenset[int] = frozenset()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
+WHOLE_MACHINE = Share()
+
+
+def mpt_command(verb: str, *overrides: str) -> list[str]:
+    """`mpt VERB overrides…` of this very installation.
+
+    -P keeps files of the working directory from standing in for modules of Python, as the `mpt` script does.
+    """
+    return module_command("mpt_cli", verb, *overrides)
+
+
+def module_command(module: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-P", "-m", module, *arguments]
+
+
+class Lost(Exception):
+    """The command ended without an exit code: its machine went away, or it never began. The message says what is
+    known.
+    """
+
+
+class CannotStart(Exception):
+    """The command could not be started; the message says why."""
+
+
+class Handle(Protocol):
+    """A command that was started. Used from one thread; nothing here waits for longer than a library's own call."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it runs, or still waits in a cluster's queue."""
+
+    def poll(self) -> int | None:
+        """Its exit code, negative for a signal; None while it runs. Lost where there will be none.
+
+        Once there is one, whatever the command left running is gone.
+        """
+
+    def terminate(self) -> None:
+        """Ask it once to save and end."""
+
+    def kill(self) -> None:
+        """End it now, with all that it started."""
+
+
+class Executor(Protocol):
+    """A place where commands run. A context manager: at its end nothing of it is left."""
+
+    @property
+    def poll_seconds(self) -> float:
+        """Between two looks at what runs."""
+
+    def start(self, command: Command[Any], share: Share) -> Handle:
+        """CannotStart where that fails."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Guard:
+    """A small `sh` that outlives this process: where that is killed, it ends what was started and not called off.
+
+    `end` is the command that it runs for each name. It waits for the end of its input, which only this process writes,
+    and is deaf to the signals that a whole job of a cluster, or a terminal, gets.
+    """
+
+    _SCRIPT = """trap '' INT TERM HUP USR1 USR2
+    names=' '
+    while read -r verb name; do case $verb in
+      add) names="$names$name " ;;
+      remove) names="${names%% $name *} ${names#* $name }" ;;
+      done) exit 0 ;;
+    esac; done
+    for name in $names; do "$@" "$name"; done"""
+
+    def __init__(self, *end: str) -> None:
+        self._process = subprocess.Popen(
+            ["sh", "-c", self._SCRIPT, "sh", *end], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+        )  # fmt: skip
+
+    def add(self, name: object) -> None:
+        self._tell(f"add {name}\n")
+
+    def remove(self, name: object) -> None:
+        self._tell(f"remove {name}\n")
+
+    def close(self) -> None:
+        self._tell("done\n")
+        with suppress(OSError):
+            self._input.close()
+        self._process.wait()
+
+    def _tell(self, line: str) -> None:
+        with suppress(OSError):  # it was killed: then nothing is guarded
+            self._input.write(line.encode())
+            self._input.flush()
+
+    @property
+    def _input(self) -> IO[bytes]:
+        assert self._process.stdin is not None
+        return self._process.stdin
+
+
+class LocalExecutor:
+    """Processes of this machine, each a group of its own, which keeps the terminal's Ctrl-C from it and lets its
+    helpers be ended with it. They end when this process is killed, unless someone else sees to that (`is_guarded`
+    False).
+    """
+
+    poll_seconds = 0.05
+
+    def __init__(self, is_guarded: bool = True) -> None:
+        self._is_guarded = is_guarded
+        self._guard: Guard | None = None
+
+    def __enter__(self) -> Self:
+        self._guard = Guard("kill", "-s", "KILL", "--") if self._is_guarded else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
+        assert self._guard is not None or not self._is_guarded, "used outside of its with statement"
+        environment = {**os.environ, **command.environment, **share.variables}
+        try:
+            with ExitStack() as stack, _kept_to(share.cores):
+                process = subprocess.Popen(
+                    command.arguments, cwd=command.cwd, env=environment, process_group=0, **_streams(command, stack)
+                )
+        except OSError as error:
+            raise CannotStart(str(error)) from error
+        return LocalHandle(process, self._guard)
+
+
+def _streams(command: Command[Any], stack: ExitStack) -> dict[str, Any]:
+    if command.is_heard:
+        return {}
+    said = subprocess.DEVNULL if command.log is None else stack.enter_context(command.log.open("ab"))
+    return {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+
+
+class LocalHandle:
+    """A process of this machine, and its group."""
+
+    has_begun = True
+
+    def __init__(self, process: "subprocess.Popen[bytes]", guard: Guard | None) -> None:
+        self._process, self._guard = process, guard
+        if guard is not None:
+            guard.add(-self.pid)  # the group
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        if self._process.returncode is None and self._has_ended():
+            self.kill()
+            if self._guard is not None:
+                self._guard.remove(-self.pid)
+            self._process.wait()
+        return self._process.returncode
+
+    def terminate(self) -> None:
+        self._signal_group(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal_group(signal.SIGKILL)
+
+    def send_signal(self, number: int) -> None:
+        """To the process alone."""
+        if self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def wait_ended(self) -> None:
+        """Until the process has ended, which `poll` then finds. Fit for a signal handler that interrupts `poll`."""
+        while not self._has_ended():
+            time.sleep(LocalExecutor.poll_seconds)
+
+    def _has_ended(self) -> bool:
+        if not hasattr(os, "waitid"):  # macOS, with a Python before 3.13
+            return self._process.poll() is not None
+        # WNOWAIT leaves the process as a zombie, so that its group can't be anyone else's until `poll` has cleared it
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    def _signal_group(self, number: signal.Signals) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, number)
+
+
+@contextmanager
+def _kept_to(cores: frozenset[int]) -> Iterator[None]:
+    """What is started in here may run on `cores` only, from its first instruction on."""
+    if not cores:
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a short helper said; `why` is empty unless it could not be started or gave no answer in time."""
+
+    exit_code: int | None
+    stdout: str = ""
+    stderr: str = ""
+    why: str = ""
+
+    @property
+    def json(self) -> dict[str, Any]:
+        """The object in the last line of its output; ValueError where there is none."""
+        found = json.loads((self.stdout.strip().splitlines() or [""])[-1])
+        if not isinstance(found, dict):
+            raise ValueError("no JSON object")
+        return found
+
+
+def call(
+    arguments: Sequence[str], timeout_seconds: float, cwd: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Answer:  # fmt: skip
+    """Runs a helper that keeps nothing, and waits for it. Past its time, and where this process is interrupted, it is
+    killed with all it started.
+    """
+    try:
+        process = subprocess.Popen(
+            arguments, cwd=cwd, env={**os.environ, **(environment or {})}, process_group=0, text=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+    except OSError as error:
+        return Answer(None, why=str(error))
+    with process:
+        try:
+            stdout, stderr = process.communicate(timeout=timeout_seconds)
+        except BaseException as error:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            if isinstance(error, subprocess.TimeoutExpired):
+                return Answer(None, why=f"no answer within {timeout_seconds:.0f} seconds")
+            raise
+    return Answer(process.returncode, stdout, stderr)

@@ -1,0 +1,154 @@
+"""The parts of Keras without a public name that mpt needs: all of them are used here and nowhere else.
+
+What each is for, and what there is instead in public, stands at its function. `tests/precision/test_keras_internals.py`
+names every one, so that a Keras without it is told from a defect of ours.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+from keras.src.backend.common import global_state
+from keras.src.losses.loss import unscale_loss_for_distribution
+from keras.src.saving.keras_saveable import KerasSaveable
+from keras.src.utils import naming
+from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
+
+__all__ = ["KerasSaveable", "unscale_loss_for_distribution"]  # as they are: see `scale_state` and `backend_tensorflow`
+Tensor = Any
+
+
+def predict_in_training(model: Any, x: Any, forward: Any = None) -> Tensor:
+    """Outputs as a training step computes them: `training=True` where the model's `call` takes it.
+
+    `forward` is `model`, or its `call` where the inputs of a subclassed model must not be cast.
+    """
+    forward = model if forward is None else forward
+    return forward(x, training=True) if model._call_has_training_arg else forward(x)
+
+
+def training_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Tensor:
+    """The compiled loss as `train_step` has it: the public `compute_loss` does not know whether it is in training."""
+    return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
+
+
+def build_for_batch(model: Any, batch: Any) -> None:
+    """Make the variables of layers, losses and metrics from the shapes of `batch`, without computing anything."""
+    model._symbolic_build(data_batch=batch)
+
+
+def lacks_variables(model: Any) -> bool:
+    """Whether a layer, the metrics, the loss or the optimizer of a compiled model is not built."""
+    parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
+    return not all(part is None or part.built for part in parts)
+
+
+def loss_tracker(model: Any) -> Any:
+    """The metric `loss` of a compiled model, which Keras updates in its `train_step`."""
+    return model._loss_tracker
+
+
+def updated_metrics(model: Any, metrics: list[Tensor], loss: Tensor, batch: Any, y_pred: Any) -> list[Tensor]:
+    """On JAX: the values of the metric variables after a batch `(x, y, sample_weight)`."""
+    x, y, sample_weight = batch
+    return list(model._update_metrics_variables(metrics, loss, x, y, y_pred, sample_weight)[1])
+
+
+def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
+    """On JAX, while `fit` holds the values of the optimizer's variables itself; None outside."""
+    inside_fit = None if getattr(model, "_jax_state_synced", True) else model._jax_state
+    return inside_fit["optimizer_variables"] if inside_fit else None
+
+
+def has_value(variable: Any) -> bool:
+    """False while `fit` on JAX holds it."""
+    return variable._value is not None
+
+
+def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
+    """The layers inside a layer or model, at every depth or right inside; none of an operation.
+
+    `model.layers` knows neither those inside a layer nor those that a subclassed model holds in a list.
+    """
+    if not isinstance(part, keras.Layer):
+        return []
+    return list(part._flatten_layers(include_self=False, recursive=recursive))
+
+
+def tracked_layers(layer: Any) -> list[Any]:
+    """The layers right inside, also before `layer` is built, in the order in which they were given to it."""
+    return list(layer._layers)
+
+
+def own_trainable_variables(holder: Any) -> list[Any]:
+    """Of a layer, without those of the layers inside it; of an optimizer, the weights that it was built for."""
+    return list(holder._trainable_variables)
+
+
+def graph_calls(operation: Any) -> list[Any]:
+    """The nodes of the graph of a functional model at which a layer or operation is called."""
+    return list(operation._inbound_nodes)
+
+
+def call_behind(tensor: Any) -> tuple[Any, Any] | None:
+    """The operation that made a symbolic tensor, and the node of that call; None for what no operation made."""
+    history = getattr(tensor, "_keras_history", None)
+    return None if history is None else (history[0], history[0]._inbound_nodes[history[1]])
+
+
+def track_for_tensorflow(optimizer: Any, variable: Any) -> None:
+    """Let `tf.train.Checkpoint` find a variable of an optimizer on TensorFlow's backend by its name."""
+    optimizer._track_trackable(variable, name=variable.name, overwrite=True)
+
+
+@contextmanager
+def names_as_in_a_fresh_process() -> Iterator[None]:
+    """Inside, layers without a name are numbered from the beginning; afterwards as before."""
+    names = global_state.get_global_attribute("object_name_uids")
+    naming.reset_uids()
+    try:
+        yield
+    finally:
+        global_state.set_global_attribute("object_name_uids", names)
+
+
+@contextmanager
+def tensorflow_left_out() -> Iterator[None]:
+    """Keep Keras on another backend from importing TensorFlow, which seeding and saving do wherever it is installed.
+
+    3 seconds and 500 MiB that a run on JAX has no use for. No effect once TensorFlow is loaded, or on its own backend.
+    """
+    known = lazy_tensorflow._available
+    if keras.backend.backend() != "tensorflow" and "tensorflow" not in sys.modules:
+        lazy_tensorflow._available = False
+    try:
+        yield
+    finally:
+        lazy_tensorflow._available = known
+
+
+LayerCall = Callable[..., Any]
+
+
+@contextmanager
+def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
+    """Inside, each of `parts` (layers, operations) calls `wrap(its index, its call)`; afterwards its call as before."""
+    replaced = [(part, _name_of_call(part)) for part in parts]
+    kept = [vars(part).get(name) for part, name in replaced]
+    try:
+        for index, (part, name) in enumerate(replaced):
+            setattr(part, name, wrap(index, getattr(part, name)))
+        yield
+    finally:
+        for (part, name), own in zip(replaced, kept, strict=True):
+            if own is not None:
+                setattr(part, name, own)
+            elif name in vars(part):
+                delattr(part, name)  # the one of its class shows again
+
+
+def _name_of_call(part: Any) -> str:
+    """Keras's `__call__` runs another method, `quantized_call`, of layers that multiply in float8."""
+    return "quantized_call" if getattr(part, "quantization_mode", None) else "call"

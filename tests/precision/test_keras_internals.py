@@ -1,0 +1,177 @@
+"""Every private part of Keras that mpt uses, by its name: that it is there, does what is asked of it, and stands in one
+file.
+"""
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.precision import keras_internals as internals
+
+PACKAGE = Path(internals.__file__).parents[1]
+FILE = Path(internals.__file__)
+MODULES = {
+    "keras.src.backend.common.global_state": ("get_global_attribute", "set_global_attribute"),
+    "keras.src.losses.loss": ("unscale_loss_for_distribution",),
+    "keras.src.saving.keras_saveable": ("KerasSaveable",),
+    "keras.src.utils.naming": ("reset_uids",),
+    "keras.src.utils.module_utils": ("tensorflow",),
+}
+CLASSES = {
+    "keras.src.trainers.trainer.Trainer": ("_compute_loss", "_symbolic_build"),
+    "keras.src.layers.layer.Layer": ("_flatten_layers",),
+    "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables",),
+    "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
+}
+SET_IN_CODE = {  # attributes of instances: the class in whose source they are set
+    "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics"),
+    "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables"),
+    "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_trainable_variables",),
+    "keras.src.ops.operation.Operation": ("_inbound_nodes",),
+    "keras.src.ops.node.Node": ("_keras_history",),
+    "keras.src.backend.common.variables.Variable": ("_value",),
+    "keras.src.utils.module_utils.LazyModule": ("_available",),
+    "keras.src.backend.jax.trainer.JAXTrainer": ("_jax_state", "_jax_state_synced"),
+}
+
+
+def _found(path: str) -> object:
+    module, _, name = path.rpartition(".")
+    if "jax" in path:
+        pytest.importorskip("jax")
+    if "tensorflow" in path:
+        pytest.importorskip("tensorflow")
+    return getattr(importlib.import_module(module), name)
+
+
+def _gone(owner: str, name: str) -> str:
+    return f"Keras {keras.__version__} has no {owner}.{name} any more: mend what uses it in {FILE.name}"
+
+
+@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in MODULES.items() for name in names])
+def test_a_private_module_has_the_function_that_is_used(module, name):
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        pytest.fail(_gone(module, name))
+    assert hasattr(found, name), _gone(module, name)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in CLASSES.items() for name in names])
+def test_a_class_has_the_private_method_that_is_used(owner, name):
+    assert hasattr(_found(owner), name), _gone(owner, name)
+
+
+@pytest.mark.parametrize(("owner", "name"), [(owner, name) for owner, names in SET_IN_CODE.items() for name in names])
+def test_a_class_sets_the_private_attribute_that_is_used(owner, name):
+    found = _found(owner)
+    sources = "".join(inspect.getsource(each) for each in found.__mro__ if each.__module__.startswith("keras"))
+    assert name in sources, _gone(owner, name)
+
+
+def test_no_other_file_uses_a_private_part_of_keras():
+    own = {node.attr for node in ast.walk(ast.parse(FILE.read_text()))
+           if isinstance(node, ast.Attribute) and node.attr.startswith("_")}  # fmt: skip
+    named = {name for names in [*CLASSES.values(), *SET_IN_CODE.values()] for name in names}
+    assert own <= named, f"not named by this test: {sorted(own - named)}"
+    with_models = ("precision", "data", "models", "training", "compare", "diagnose")
+    for path in sorted({file for room in with_models for file in (PACKAGE / room).rglob("*.py")} - {FILE}):
+        for node in ast.walk(ast.parse(path.read_text())):
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            assert not module.startswith("keras.src"), f"{path}:{node.lineno} imports {module}"
+            if isinstance(node, ast.Attribute) and node.attr in named:
+                is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                assert is_own, f"{path}:{node.lineno} uses {node.attr}: it belongs into {FILE.name}"
+
+
+def compiled() -> keras.Model:
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="inside"), keras.layers.Dropout(0.5)])
+    model = keras.Sequential([keras.Input((4,)), inner, keras.layers.Dense(1, name="outside")])
+    model.compile("sgd", "mse", metrics=["mae"])
+    return model
+
+
+BATCH = np.ones((2, 4), "float32"), np.zeros((2, 1), "float32")
+
+
+def test_a_model_is_built_for_a_batch_with_its_loss_metrics_and_optimizer():
+    model = compiled()
+    assert internals.lacks_variables(model)
+    internals.build_for_batch(model, BATCH)
+    assert not internals.lacks_variables(model)
+    assert internals.loss_tracker(model) is model.metrics[0]
+
+
+def test_outputs_in_training_have_dropout_and_the_loss_is_the_compiled_one():
+    model = compiled()
+    keras.utils.set_random_seed(0)
+    x, y = np.ones((64, 4), "float32"), np.zeros((64, 1), "float32")
+    y_pred = keras.ops.convert_to_numpy(internals.predict_in_training(model, x))
+    assert len(np.unique(y_pred)) > 1  # without dropout all rows are equal
+    loss = internals.training_loss(model, x, y, y_pred, None)
+    assert float(loss) == pytest.approx(float(np.mean(y_pred**2)), rel=1e-6)
+
+
+def test_layers_inside_are_found_at_every_depth_or_right_inside():
+    model = compiled()
+    names = [layer.name for layer in internals.inner_layers(model)]
+    assert {"inside", "outside"} < set(names)
+    assert "inside" not in [layer.name for layer in internals.inner_layers(model, recursive=False)]
+    assert internals.inner_layers(keras.ops.add) == []
+    wrapper = keras.layers.TimeDistributed(keras.layers.Dense(2, name="wrapped"))
+    assert [layer.name for layer in internals.tracked_layers(wrapper)] == ["wrapped"]
+
+
+def test_own_variables_leave_out_those_of_the_layers_inside():
+    model = compiled()
+    [inside] = [layer for layer in internals.inner_layers(model) if layer.name == "inside"]
+    assert len(internals.own_trainable_variables(inside)) == 2 and internals.own_trainable_variables(model) == []
+    model.optimizer.build(model.trainable_variables)
+    assert len(internals.own_trainable_variables(model.optimizer)) == len(model.trainable_variables) == 4
+
+
+def test_the_call_that_made_a_tensor_is_found():
+    x = keras.Input((4,))
+    layer = keras.layers.Dense(3)
+    y = layer(x)
+    operation, node = internals.call_behind(y)
+    assert operation is layer and node in internals.graph_calls(layer) and node.input_tensors[0] is x
+    assert internals.call_behind(np.ones(3)) is None
+
+
+def test_names_are_counted_from_the_beginning_and_then_as_before():
+    def name() -> str:
+        return str(keras.layers.Dense(1).name)
+
+    before = name()
+    with internals.names_as_in_a_fresh_process():
+        assert [name(), name()] == ["dense", "dense_1"]
+    number = int(before.partition("_")[2] or 0)
+    assert name() == f"dense_{number + 1}"
+
+
+@pytest.mark.parametrize(("policy", "method"), [("float32", "call"), ("float8_from_mixed_bfloat16", "quantized_call")])
+def test_a_layer_calls_through_something_else_for_a_while(policy, method):
+    layer = keras.layers.Dense(2, dtype=policy)
+    layer.build((1, 3))
+    calls = []
+
+    def noted(index, call):
+        return lambda *args, **kwargs: (calls.append(index), call(*args, **kwargs))[1]
+
+    with internals.calls_through([layer], noted):
+        assert method in vars(layer)
+        layer(np.ones((1, 3), "float32"))
+    layer(np.ones((1, 3), "float32"))
+    assert calls == [0] and method not in vars(layer)
+
+
+def test_an_optimizer_outside_of_fit_holds_its_own_values():
+    model = compiled()
+    assert internals.optimizer_values_in_fit(model) is None
+    assert internals.has_value(model.optimizer.iterations)

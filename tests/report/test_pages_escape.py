@@ -1,0 +1,104 @@
+"""Whatever a page is given stands on it as text: names, paths, messages, metrics, variables. A page without pictures
+says why.
+"""
+
+import importlib.util
+from dataclasses import replace
+
+import pytest
+from page_checks import Page, check_page
+from run_files import POSTMORTEM, overflow, step_line, write_run
+
+from mpt_cli.report.history import read_history
+from mpt_cli.report.page import render_page
+from mpt_cli.report.picture import Curve, Picture, draw
+from mpt_cli.report.run_page import Failure, RunOnPage, run_page, write_run_page
+from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
+
+EVIL = "<script>alert('1')</script>\"&"
+SHOWN = "&lt;script&gt;alert(&#39;1&#39;)"  # as it stands in the text of a page
+TABLE = HtmlTable(EVIL, [HtmlColumn(EVIL), HtmlColumn(EVIL, is_number=True)],
+                  [HtmlRow([EVIL, EVIL]), HtmlRow([EVIL, ColouredText(EVIL, "bad")], "bad")])  # fmt: skip
+PICTURE = Picture("p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0])], x_label=EVIL, note=EVIL, is_of_several=True,
+                  levels={EVIL: 1.5})  # fmt: skip
+FAILURE = Failure(EVIL, [(EVIL, EVIL)], TABLE, TABLE, EVIL, False)
+RUN = RunOnPage(EVIL, EVIL, [EVIL], [(EVIL, EVIL)], FAILURE, None, EVIL, [(EVIL, EVIL)], [EVIL])
+
+
+def check_escaped(text: str) -> Page:
+    """No element of a page is a script, and nothing was left out to that end."""
+    found = check_page(text)
+    assert "<script" not in text.lower() and "script" not in {tag for tag, _ in found.elements}
+    assert not any(name.startswith("on") for _, attributes in found.elements for name in attributes)
+    return found
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory):
+    """A run with markup in all that a recipe, a metric, a variable, an error or a path can bring in."""
+    metric = f"val_{EVIL}"
+    lines = [step_line(step, epoch_end=True, **{EVIL: 0.4, metric: 0.5}) for step in (50, 100)]
+    event = {**overflow(1), "variable": EVIL, "kind": EVIL}
+    arrays = {EVIL: {"shape": [1], "dtype": EVIL, "min": EVIL, "max": 1.0, "nan": 3, "inf": 0}}
+    postmortem = {**POSTMORTEM, "rule": EVIL, "remedy": EVIL, "epoch": EVIL, "last_batch": arrays,
+                  "layers": [{"name": EVIL, "variables": arrays}]}  # fmt: skip
+    path = tmp_path_factory.mktemp("runs") / "<script>alert('1')<" / "script>&"
+    run = write_run(path, metrics_lines=lines, events=[event, overflow(2)], status=EVIL, verdict=EVIL, exit_code=4,
+                    explanation=EVIL, metrics={metric: 0.5}, best_metrics={metric: 0.6}, postmortem=postmortem,
+                    config=f"recipe: |-\n  {EVIL}\nseed: 0\n")  # fmt: skip
+    return replace(read_history(run), label=EVIL)
+
+
+def test_the_page_of_a_run_escapes_all_that_it_shows(story):
+    text = run_page([story], [draw(picture) for picture in run_pictures([story])], EVIL)
+    check_escaped(text)
+    for shown in (f"<dd>{SHOWN}", f"<dt>val_{SHOWN}", f"<td>{SHOWN}", f"<h1>Run {SHOWN}", f'<td class="wrap">{SHOWN}',
+                  f"<p>{SHOWN}", f'<span class="bad">{SHOWN}', f"<pre>recipe: |-\n  {SHOWN}", f"{SHOWN}"):
+        assert shown in text, shown  # fmt: skip
+
+
+def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
+    other = replace(story, config={**story.config, EVIL: EVIL})
+    text = run_page([story, other], [draw(picture) for picture in run_pictures([story, other])])
+    check_escaped(text)
+    assert f"<h3><span>{SHOWN}" in text and f'<th scope="col">{SHOWN}' in text
+    check_escaped(run_page([story, other] * 4, []))
+
+
+def test_the_page_of_a_sweep_escapes_all_that_it_shows():
+    failure = dict.fromkeys(("name", "status", "reason", "command"), EVIL)
+    text = render_page(
+        "sweep.html", EVIL, [draw(PICTURE)], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
+        configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE, footnote=EVIL,
+    )  # fmt: skip
+    check_escaped(text)
+    assert text.count(SHOWN) > 20 and f"<caption>{SHOWN}" in text and f"<figcaption>{SHOWN}" in text
+
+
+def test_the_page_of_a_comparison_escapes_all_that_it_shows():
+    text = render_page(
+        "compare.html", EVIL, [draw(PICTURE)], verdict=EVIL, kind="", entries=TABLE, sentences=[EVIL], method=TABLE,
+        runs=[RUN, RUN], unstarted=[{"name": EVIL, "reason": EVIL}], command=EVIL, job_commands=[EVIL], footnote=EVIL,
+    )  # fmt: skip
+    check_escaped(text)
+    assert f"<li><span>{SHOWN}" in text and f"<strong>{SHOWN}" in text
+
+
+def test_a_key_may_be_broken_after_its_dots_and_stays_text():
+    table = HtmlTable("t", [HtmlColumn("a.b_c<x>")], [])
+    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], configurations=table,
+                       left_out="", failures=[], again="", jobs=table)  # fmt: skip
+    assert '<th scope="col">a.<wbr>b_<wbr>c&lt;x&gt;</th>' in text
+
+
+def test_without_matplotlib_the_page_says_what_is_missing(tmp_path, monkeypatch, capsys):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+    path = tmp_path / "run" / "report.html"
+    write_run_page([read_history(write_run(tmp_path / "run"))], path)
+    missing = "No pictures: matplotlib is not installed. pip install 'mpt-cli[plots]'"
+    assert capsys.readouterr().err == missing + "\n"
+    text = path.read_text()
+    assert f"<p>{missing.replace(chr(39), '&#39;')}</p>" in text and check_page(text).all("svg") == []
+    assert not (tmp_path / "run" / "report_pictures").exists()

@@ -1,0 +1,59 @@
+"""A process forked from one that has imported Keras finds what one of its own finds, and ends as it does."""
+
+import json
+import signal
+import subprocess
+import sys
+
+import pytest
+from preloaded import ENVIRONMENT, mpt, run_program, start_program
+
+pytestmark = pytest.mark.slow
+FINDS = """
+import atexit, json, os, random, signal, sys
+atexit.register(print, "at its end")
+handlers = {s.name: str(signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE)}
+names = [name for name in os.environ if name not in ("_", "LC_CTYPE", "PYTEST_CURRENT_TEST")]
+open_files = sorted(int(name) for name in os.listdir("/dev/fd") if int(name) < 3)
+print(json.dumps({
+    "name": __name__, "words": sys.argv, "folder": os.getcwd(), "path": sys.path[0], "mine": os.environ["MINE"],
+    "input": sys.stdin.read(), "terminal": sys.stdout.isatty(), "encoding": sys.stdout.encoding,
+    "handlers": handlers, "group": os.getpgid(0), "variables": sorted(names), "open": open_files,
+}))
+print("told", file=sys.stderr)
+sys.exit(7)
+"""
+WAITS = "print('waiting', flush=True); import time; time.sleep(100)"
+
+
+def test_it_finds_what_a_fresh_process_finds(tmp_path):
+    program = tmp_path / "finds.py"
+    program.write_text(FINDS)
+    forked = run_program(str(program), "a", "b=c d", backend="jax", cwd=tmp_path, timeout=100, MINE="é")
+    environment = {**ENVIRONMENT, "KERAS_BACKEND": "jax", "MINE": "é"}
+    command = [sys.executable, str(program), "a", "b=c d"]
+    fresh = subprocess.run(command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
+                           text=True)  # fmt: skip
+    assert (forked.returncode, forked.stderr) == (fresh.returncode, fresh.stderr) == (7, "told\n")
+    ours, theirs = (json.loads(done.stdout.splitlines()[0]) for done in (forked, fresh))
+    assert ours == theirs
+    assert forked.stdout.splitlines()[1:] == fresh.stdout.splitlines()[1:] == ["at its end"]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -9), (signal.SIGTERM, -15)])
+def test_a_signal_ends_it(number, code, tmp_path):
+    (tmp_path / "waits.py").write_text(WAITS)
+    process = start_program(str(tmp_path / "waits.py"), backend="jax", cwd=tmp_path)
+    assert process.stdout.readline() == "waiting\n" and process.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.01)
+    process.send_signal(number)
+    assert process.wait(100) == code == process.poll()
+
+
+def test_it_trains_to_the_same_numbers_bit_for_bit(tmp_path):
+    words = ["train", "conf=digits_mlp", "backend=jax", "trainer.max_steps=30", "--json"]
+    forked, fresh = mpt(*words, "run_dir=a", cwd=tmp_path), mpt(*words, "run_dir=b", cwd=tmp_path, fresh=True)
+    ours, theirs = json.loads(forked.stdout), json.loads(fresh.stdout)
+    assert ours["applied_steps"] == theirs["applied_steps"] == 30
+    assert ours["metrics"] == theirs["metrics"]
