@@ -9,7 +9,17 @@ import traceback
 from collections.abc import Sequence
 
 from mpt_cli import __version__
-from mpt_cli.errors import BAD_CONFIG, BAD_DATA, BUG, INTERRUPTED, OK, ConfigError, MptError, UserCodeError
+from mpt_cli.errors import (
+    BAD_CONFIG,
+    BAD_DATA,
+    BUG,
+    INTERRUPTED,
+    OK,
+    ConfigError,
+    MptError,
+    UserCodeError,
+    did_you_mean,
+)
 from mpt_cli.verbs import LISTED_VERBS, VERBS
 from mpt_cli.verbs.parser import load_verb, verb_parser
 
@@ -82,8 +92,6 @@ def _top_parser() -> argparse.ArgumentParser:
 
 
 def _unknown_verb(verb: str) -> str:
-    from mpt_cli.errors import did_you_mean
-
     return f"there is no verb {verb!r}. {did_you_mean(verb, LISTED_VERBS) or 'Verbs: ' + ', '.join(LISTED_VERBS) + '.'}"
 
 

@@ -13,9 +13,9 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.training.backend import Platform
+from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.distribution import Distribution, undistributed
 from mpt_cli.training.progress import Progress
@@ -32,9 +32,7 @@ def evaluate(
     settings = undistributed(stored_settings(run))
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(settings)
+    platform = backend.prepare_backend(settings)
 
     metrics = evaluate_model(settings, platform, TrainedModel(run.model_keras, kept), split)
     return metrics, None if kept is None else best_epoch(kept)
@@ -76,7 +74,9 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
-def evaluate_model(settings: Settings, platform: Platform, trained: TrainedModel, split: str) -> dict[str, float]:
+def evaluate_model(
+    settings: Settings, platform: backend.Platform, trained: TrainedModel, split: str
+) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
     from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model

@@ -11,6 +11,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.evaluation import TrainedModel, check_model, load_trained
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
+from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import CheckpointStore
 from mpt_cli.training.distribution import undistributed
 
@@ -45,11 +46,7 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     check_target(kind, target)
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    from mpt_cli.training.backend import prepare_backend
-
-    prepare_backend(settings)
-    from mpt_cli.evaluation import TrainedModel
-
+    backend.prepare_backend(settings)
     export_model(TrainedModel(run.model_keras, kept), kind, target)
     return target
 

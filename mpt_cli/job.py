@@ -31,6 +31,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
+from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.training.outcome import summarise, summarise_failure
@@ -137,9 +138,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
 
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(start.settings)  # chooses the Keras backend, so before anything that imports Keras
+    platform = backend.prepare_backend(start.settings)  # chooses the Keras backend: before anything that imports it
     if platform.process_info is not None:
         broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
@@ -167,9 +166,7 @@ def _without_effect(start: Start, session: "Session") -> list[str]:
 
 def follow(settings: Settings) -> None:
     """The part in a run of several processes of each but the first: it trains along, and writes nothing."""
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(settings)
+    platform = backend.prepare_backend(settings)
     told = broadcast_from_rank0(None)
     if not told["trains"]:
         return
@@ -193,9 +190,7 @@ def check_build(settings: Settings) -> "BuildCheck":
     several = (settings.distribute.processes or 1) > 1
     if several:
         settings = undistributed(settings)
-    from mpt_cli.training.backend import prepare_backend
-
-    platform = prepare_backend(settings)
+    platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
     built = try_build(settings, platform)

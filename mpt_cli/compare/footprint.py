@@ -16,6 +16,7 @@ from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.distribution import undistributed
 
 LIMIT_SECONDS = 600.0
 TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
@@ -34,7 +35,6 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
     """What this process finds; imports Keras on the backend of the first run."""
     all_settings = {path: stored_settings(RunDirectory.open(path)) for path in paths}
     from mpt_cli.training.backend import prepare_backend
-    from mpt_cli.training.distribution import undistributed
 
     platform = prepare_backend(undistributed(next(iter(all_settings.values()))))
     found: dict[str, Any] = {"device": platform.device, "kind": "gpu" if platform.gpus else "cpu", "runs": {}}
@@ -50,7 +50,6 @@ def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
     """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
     from mpt_cli.data.load import load_data
     from mpt_cli.training.assembly import assemble, choose_jit
-    from mpt_cli.training.distribution import undistributed
 
     assert settings.seed is not None
     parts = assemble(undistributed(settings), platform, load_data(settings.data, settings.seed))

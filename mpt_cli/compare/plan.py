@@ -9,9 +9,8 @@ from typing import Any, ClassVar
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import read_json
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.directory import SEED, SweepDirectory
 from mpt_cli.sweep.plan import Job, SweepPlan, make_plan
-from mpt_cli.sweep.results import SEED
 from mpt_cli.sweep.search_space import read_grid
 
 

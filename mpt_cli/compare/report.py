@@ -26,9 +26,9 @@ from mpt_cli.report.tables import (
     rich_table,
 )
 from mpt_cli.runs.directory import write_atomic, write_json
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.recipes import shell_command
+from mpt_cli.sweep.directory import GOOD
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.results import GOOD
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share
 
 SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow

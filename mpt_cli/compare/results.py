@@ -19,8 +19,8 @@ from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import as_number, read_lines
 from mpt_cli.runs.directory import write_json
+from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, read_job
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
-from mpt_cli.sweep.results import FINISHED, SEED, JobResult, read_job
 from mpt_cli.telemetry.format import format_number
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1

@@ -3,7 +3,7 @@
 from mpt_cli.compare.footprint import TILE
 from mpt_cli.compare.results import BETTER, EQUAL, UNKNOWN, Comparison, Entry, format_rule
 from mpt_cli.runs.machine import cpu_features
-from mpt_cli.sweep.results import INTERRUPTED, NOT_RUN
+from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.telemetry.format import format_count, format_number, format_share
 
 

@@ -22,7 +22,15 @@ from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
-from mpt_cli.settings.recipes import GroupChoice, Recipe, applicable_bodies, read_recipe
+from mpt_cli.settings.recipes import (
+    GroupChoice,
+    Recipe,
+    applicable_bodies,
+    conf_directory,
+    find_recipe,
+    read_recipe,
+    recipe_paths,
+)
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -34,7 +42,6 @@ from mpt_cli.settings.schema import (
     unknown_key_problem,
     variant_class,
 )
-from mpt_cli.settings.search_path import conf_directory, find_recipe, recipe_paths
 
 
 def resolved_yaml(settings: Settings) -> str:

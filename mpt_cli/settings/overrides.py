@@ -15,9 +15,16 @@ from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key
-from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice
+from mpt_cli.settings.recipes import (
+    IMPLIED_CHOICES,
+    GroupChoice,
+    add_choice,
+    conf_override,
+    group_names,
+    recipe_paths,
+    recipe_remedy,
+)
 from mpt_cli.settings.schema import CHOOSING_KEYS, check_sink_key, emptied_paths, find_key, unknown_key_problem
-from mpt_cli.settings.search_path import conf_override, group_names, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 _NUMBERS = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL)

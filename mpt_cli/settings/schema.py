@@ -12,8 +12,7 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
 from mpt_cli.settings.key import Key, class_keys, key
-from mpt_cli.settings.loss_scale import SCALE_MODES, mode_settings
-from mpt_cli.settings.loss_scale import LossScaleSettings as LossScaleSettings  # one of the sections below
+from mpt_cli.settings.loss_scale import SCALE_MODES, LossScaleSettings, mode_settings
 from mpt_cli.settings.variants import (
     DATA,
     MLP,

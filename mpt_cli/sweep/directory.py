@@ -1,18 +1,28 @@
-"""The sweep directory: the only place that knows the file names in it."""
+"""The sweep directory: the only place that knows the file names in it; and what became of each job, read from it alone,
+with the configurations in order of their rank.
+"""
 
 import json
+import math
+import re
 import secrets
+import signal
+import statistics
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, SIGNAL_EXIT_CODES, TERMINATED, ConfigError, DataError
 from mpt_cli.jobs.queue import Ending
-from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, write_json
-from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.plan import Job, SweepPlan
+from mpt_cli.report.history import read_lines, settled_step
+from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
+from mpt_cli.runs.resume import past_attempts
+from mpt_cli.settings.recipes import shell_command
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
+from mpt_cli.telemetry.format import format_seconds
 
 
 @dataclass(frozen=True)
@@ -129,3 +139,246 @@ class SweepDirectory:
 def _default_path(parent: str, recipe: str) -> Path:
     folder = default_parent(recipe).name
     return Path(parent) / folder / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out"
+STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
+GOOD = (FINISHED, STOPPED_EARLY)
+# by the exit code of a job that has saved, or that was lost
+_SIGNALLED = {code: signal.Signals(number).name for number, code in SIGNAL_EXIT_CODES.items()}
+_BUG_NOTE = "This is a bug in mpt"
+_SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
+
+    `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
+    to their checkpoint. `exit_code` is what it counts as (143 for one that a signal ended).
+    """
+
+    job: Job
+    run_dir: Path
+    status: str
+    exit_code: int | None = None
+    reason: str = ""
+    seconds: float | None = None
+    settled_step: int | None = None
+    summary: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_good(self) -> bool:
+        return self.status in GOOD
+
+    def number(self, name: str) -> float | None:
+        """A field of the summary as a number; None where there is none."""
+        value = self.summary.get(name)
+        return None if value is None or isinstance(value, bool) else float(value)
+
+    @property
+    def skipped_share(self) -> float | None:
+        seen = self.number("steps_seen")
+        return (self.number("skipped_steps") or 0.0) / seen if seen else None
+
+
+def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
+    """The state of one job; never fails, whatever a killed process left behind."""
+    ending, run = sweep.read_ending(job), sweep.run(job)
+    if ending is None:
+        return JobResult(job, run.path, NOT_RUN)
+    summary = _summary_of(run, ending)
+    status, exit_code, reason = _judge(ending, summary, sweep, job)
+    events = list(read_lines(run.events_jsonl)) if summary else []
+    settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
+    is_scaled = summary.get("final_loss_scale") is not None
+    seconds = ending.seconds + _earlier_seconds(run)
+    return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
+
+
+def _earlier_seconds(run: RunDirectory) -> float:
+    """What the attempts before the last one trained, as that one found it in the checkpoint."""
+    attempts = past_attempts(run)
+    return float(attempts[-1].get("earlier_seconds", 0.0)) if attempts else 0.0
+
+
+def _summary_of(run: RunDirectory, ending: Ending) -> dict[str, Any]:
+    """summary.json, unless it is an earlier attempt's: the one of a process that was killed tells another code."""
+    try:
+        summary = read_summary(run.summary_json)
+    except DataError:
+        return {}
+    return summary if summary.get("exit_code") == ending.exit_code else {}
+
+
+def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: Job) -> tuple[str, int | None, str]:
+    code = ending.exit_code
+    if code == OK and summary:
+        return FINISHED, OK, ""
+    if ending.cause == "median":
+        return STOPPED_EARLY, OK, "its objective was far behind the median of the others at the same step"
+    if ending.cause == "interrupt":
+        return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
+    if ending.cause == "timeout":
+        return TIMED_OUT, TERMINATED, f"it was still running after {format_seconds(ending.limit_seconds or 0.0)}"
+    if code is None:
+        return FAILED, BAD_DATA, ending.note
+    if code < 0:
+        return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
+    if code == OK:
+        return FAILED, BAD_DATA, "it left no summary.json"
+    if code in _SIGNALLED:
+        why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
+        return KILLED, TERMINATED, f"{why}, saved" if summary else ending.note or last_sentence(sweep.log(job)) or why
+    return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
+
+
+def last_sentence(log: Path) -> str:
+    """The last message of mpt in the log, else its last line; empty where it says nothing."""
+    try:
+        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+    except OSError:
+        return ""
+    said = [line for line in lines if line and not line.startswith(_BUG_NOTE)]
+    messages = [_SPEAKER.sub("", line) for line in said if _SPEAKER.match(line)]
+    return (messages or said or [""])[-1]
+
+
+def gravest_code(results: list[JobResult]) -> int:
+    """What the sweep exits with: 0 when every job is good, 4 when those that failed did so numerically, else the
+    gravest code: 1 before 3, 2 and 143 (killed, timed out or not run).
+    """
+    codes = {TERMINATED if result.exit_code is None else result.exit_code for result in results if not result.is_good}
+    order = [BUG, BAD_DATA, 2, TERMINATED]
+    return next((code for code in order if code in codes), NUMERICAL if NUMERICAL in codes else max(codes, default=OK))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+SEED = "seed"
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The jobs of one setting of the varied keys. `mean` and `deviation` are of the objective over finished jobs.
+
+    `deviation` is that of the sample (n - 1), None for fewer than two. `rank` is None where nothing finished.
+    """
+
+    overrides: dict[str, str]
+    results: list[JobResult]
+    mean: float | None = None
+    deviation: float | None = None
+    rank: int | None = None
+
+    @property
+    def finished(self) -> list[JobResult]:
+        return [result for result in self.results if result.status == FINISHED]
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.finished) == len(self.results)
+
+    @property
+    def shown(self) -> list[JobResult]:
+        """The jobs whose figures stand for it: those that finished, else all that left a summary."""
+        return self.finished or [result for result in self.results if result.summary]
+
+
+@dataclass(frozen=True)
+class SweepResults:
+    """A whole sweep as it stands on disk; `configurations` are in order of their rank.
+
+    `complaint` says why they are not ranked by what was asked for.
+    """
+
+    sweep: SweepDirectory
+    plan: SweepPlan
+    objective: Objective
+    results: list[JobResult]
+    configurations: list[Configuration]
+    complaint: str = ""
+
+    @property
+    def best(self) -> JobResult | None:
+        """The best job of the best configuration."""
+        first = next((configuration for configuration in self.configurations if configuration.rank == 1), None)
+        if first is None:
+            return None
+        return min(first.finished, key=lambda result: self.objective.sort_key(self.objective.value(result.summary)))
+
+    @property
+    def keys(self) -> list[str]:
+        """The varied keys, without the seed that several runs of one row share."""
+        return [key for key in self.plan.varied if key != SEED]
+
+    @property
+    def has_seeds(self) -> bool:
+        return SEED in self.plan.varied
+
+    @property
+    def is_complete(self) -> bool:
+        return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
+
+
+def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: bool = False) -> SweepResults:
+    """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
+
+    ConfigError for an `objective` that no job reports. Where a sweep ends (`is_final`), and where it is the one on
+    record, the default takes its place.
+    """
+    plan, facts = sweep.read_plan()
+    results = [read_job(sweep, job) for job in plan.jobs]
+    finished = [result.summary for result in results if result.status == FINISHED]
+    try:
+        chosen, complaint = choose_objective(objective or facts.get("objective"), finished), ""
+    except ConfigError as error:
+        if objective and not is_final:
+            raise
+        chosen, complaint = choose_objective(None, finished), str(error)
+    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
+
+
+def check_reported(sweep: SweepDirectory, objective: str | None) -> None:
+    """ConfigError for an objective named anew that none of the finished jobs reports."""
+    if objective is not None:
+        read_results(sweep, objective)
+
+
+def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
+    """Configurations, best first; of equals, the one that skipped less.
+
+    One with failed jobs comes after those without: its mean is that of the survivors.
+    """
+    groups: dict[tuple[tuple[str, str], ...], list[JobResult]] = {}
+    for result in results:
+        own = tuple((key, value) for key, value in result.job.overrides.items() if key != SEED)
+        groups.setdefault(own, []).append(result)
+    rows = [_configuration(dict(own), members, objective) for own, members in groups.items()]
+    rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
+    return [Configuration(row.overrides, row.results, row.mean, row.deviation, place if _is_ranked(row) else None)
+            for place, row in enumerate(rows, 1)]  # fmt: skip
+
+
+def _configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:
+    finished = [result for result in members if result.status == FINISHED]
+    values = [value for result in finished if (value := objective.value(result.summary)) is not None]
+    if not values:
+        return Configuration(overrides, members)
+    is_sound = all(map(math.isfinite, values))
+    mean = statistics.fmean(values)
+    deviation = statistics.stdev(values) if len(values) > 1 and is_sound else None
+    return Configuration(overrides, members, mean, deviation)
+
+
+def _skips(row: Configuration) -> float:
+    return sum(result.skipped_share or 0.0 for result in row.results)
+
+
+def _is_ranked(row: Configuration) -> bool:
+    return row.mean is not None and not math.isnan(row.mean)

@@ -18,9 +18,17 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.directory import (
+    FINISHED,
+    GOOD,
+    INTERRUPTED,
+    NOT_RUN,
+    STOPPED_EARLY,
+    JobResult,
+    SweepDirectory,
+    read_job,
+)
 from mpt_cli.sweep.plan import Job, Objective, choose_objective, job_name, make_plan, wanted_gpus
-from mpt_cli.sweep.results import FINISHED, GOOD, INTERRUPTED, NOT_RUN, STOPPED_EARLY, JobResult, read_job
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
 from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
 

@@ -14,8 +14,8 @@ from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
+from mpt_cli.settings.recipes import shell_command
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import shell_command
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.sweep.search_space import Grid, read_grid
 from mpt_cli.telemetry.records import GradientSample, Summary

@@ -13,9 +13,8 @@ from rich.text import Text
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.directory import GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.results import GOOD, JobResult, read_job
 from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED

@@ -16,21 +16,21 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher
 from mpt_cli.jobs.queue import GRACE_SECONDS, Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective
-from mpt_cli.sweep.progress import Screen, SweepProgress
-from mpt_cli.sweep.report import write_results
-from mpt_cli.sweep.results import (
+from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
     JobResult,
+    SweepDirectory,
     SweepResults,
     check_reported,
     gravest_code,
     read_job,
     read_results,
 )
+from mpt_cli.sweep.median_stopping import MedianStopping
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective
+from mpt_cli.sweep.progress import Screen, SweepProgress
+from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
 
 GRID = GridSettings()

@@ -1,5 +1,5 @@
-"""How the values of a sweep's jobs are chosen: all combinations of a grid, or one job after another by Optuna. Light:
-`mpt sweep --help` reads the names here, and Optuna is an extra.
+"""How the values of a sweep's jobs are chosen: all combinations of a grid, or one job after another by Optuna, an
+extra, which is imported when a search begins.
 """
 
 import importlib.util
@@ -11,28 +11,36 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer
+from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.plan import (
+    Job,
+    SweepPlan,
+    check_objective,
+    check_sources,
+    duplicate_lines,
+    job_count,
+    make_plan,
+    plan_lines,
+)
+from mpt_cli.sweep.search_space import check_space, read_space
 
 if TYPE_CHECKING:
-    from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.plan import Job, SweepPlan
-    from mpt_cli.sweep.results import JobResult
     from mpt_cli.sweep.run import Options
 
-SAMPLERS = ("tpe", "random")
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
 
 
 @dataclass
-class Sampler(Observer["Job"], ABC):
+class Sampler(Observer[Job], ABC):
     """Where the jobs of a sweep come from while it runs, and who is told how each ended. `plan` is that of the sweep as
     it stands.
     """
 
-    sweep: "SweepDirectory"
-    plan: "SweepPlan"
+    sweep: SweepDirectory
+    plan: SweepPlan
 
     @abstractmethod
-    def example(self, left: Sequence["Job"]) -> Sequence["Job"]:
+    def example(self, left: Sequence[Job]) -> Sequence[Job]:
         """Jobs that want as much of the machine as those that will run; `left` are those known so far."""
 
     @abstractmethod
@@ -46,37 +54,31 @@ class Sampler(Observer["Job"], ABC):
     def catch_up(self) -> None:
         """Hear what became of jobs that ended while nobody could tell it."""
 
-    def new_jobs(self) -> Iterable["Job"]:
+    def new_jobs(self) -> Iterable[Job]:
         """After those known so far: each is asked for when there is room for it."""
         return ()
 
-    def tell(self, result: "JobResult") -> None:
+    def tell(self, result: JobResult) -> None:
         """How a job ended."""
 
     def why_fewer(self, wanted: int) -> str:
         """Why fewer jobs than wanted were made, where nobody stopped the sweep; empty where they were all made."""
         return ""
 
-    def ended(self, command: Command["Job"], ending: Ending) -> None:
-        from mpt_cli.sweep.results import read_job
-
+    def ended(self, command: Command[Job], ending: Ending) -> None:
         self.tell(read_job(self.sweep, command.subject))
 
 
 class GridSampler(Sampler):
     """All combinations are jobs from the first, and how one ends changes nothing."""
 
-    def example(self, left: Sequence["Job"]) -> Sequence["Job"]:
+    def example(self, left: Sequence[Job]) -> Sequence[Job]:
         return left
 
     def format_count(self, count: int) -> str:
-        from mpt_cli.sweep.plan import job_count
-
         return job_count(count)
 
     def remarks(self) -> list[str]:
-        from mpt_cli.sweep.plan import duplicate_lines
-
         return duplicate_lines(self.plan)
 
 
@@ -88,7 +90,7 @@ class SamplerSettings(ABC):
         """ConfigError where it can't be used here."""
 
     @abstractmethod
-    def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> "SweepPlan":
+    def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> SweepPlan:
         """The jobs that are known before the first starts. ConfigError with all that is wrong of any configuration."""
 
     @abstractmethod
@@ -100,7 +102,7 @@ class SamplerSettings(ABC):
         """What sweep.json holds of it."""
 
     @abstractmethod
-    def open(self, sweep: "SweepDirectory", options: "Options") -> Sampler:
+    def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         """The sampler of this sweep, as it stands on disk."""
 
 
@@ -113,21 +115,17 @@ class GridSettings(SamplerSettings):
 
     def make_plan(
         self, overrides: Sequence[str], options: "Options", say: Callable[[str], None] = lambda sentence: None
-    ) -> "SweepPlan":
-        from mpt_cli.sweep.plan import make_plan
-
+    ) -> SweepPlan:
         return make_plan(overrides, say, options.launcher.is_here, options.objective)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
-        from mpt_cli.sweep.plan import plan_lines
-
         plan = self.make_plan(overrides, options)
         return {"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]}, plan_lines(plan)
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         return {}
 
-    def open(self, sweep: "SweepDirectory", options: "Options") -> Sampler:
+    def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         return GridSampler(sweep, sweep.read_plan()[0])
 
 
@@ -147,11 +145,8 @@ class SearchSettings(SamplerSettings):
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
 
-    def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> "SweepPlan":
+    def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> SweepPlan:
         """The edges of the space are checked; the configurations inside it by the jobs themselves."""
-        from mpt_cli.sweep.plan import SweepPlan, check_objective, check_sources
-        from mpt_cli.sweep.search_space import check_space, read_space
-
         space = read_space(overrides)
         settings, *others = check_space(space)
         check_objective(options.objective, [settings, *others])
@@ -160,9 +155,6 @@ class SearchSettings(SamplerSettings):
         return SweepPlan(space.keys, [], settings.recipe)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
-        from mpt_cli.sweep.plan import check_objective
-        from mpt_cli.sweep.search_space import check_space, read_space
-
         space = read_space(overrides)
         check_objective(options.objective, check_space(space))
         width = max(map(len, space.keys))
@@ -173,7 +165,7 @@ class SearchSettings(SamplerSettings):
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         return {"search": asdict(replace(self, words=[*overrides]))}
 
-    def open(self, sweep: "SweepDirectory", options: "Options") -> Sampler:
+    def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         from mpt_cli.sweep.optuna_sampler import open_search
 
         return open_search(self, sweep, options)

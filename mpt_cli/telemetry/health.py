@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import format_count, format_scale, format_share
 from mpt_cli.telemetry.records import GROWTH, NEVER, OVERFLOW, ROLLBACK, Event, Scaling, StopLimits, StreakCounts
 

@@ -17,8 +17,9 @@ from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
+from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.references import canonical_name, no_such_keras_name
-from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.settings.variants import OPTIMIZERS, OptimizerSettings, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpt_cli.training.session import Session
     from mpt_cli.training.trainer import Trainer
 
+
 @dataclass(frozen=True)
 class Outcome:
     """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.recipes import shell_command
 from mpt_cli.verbs.parser import add_best, add_json, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.report.history import RunHistory
+    from mpt_cli.sweep.directory import SweepDirectory
     from mpt_cli.sweep.progress import Screen
 
 _REPORT_EXAMPLES = """examples:
@@ -54,27 +55,26 @@ def run_report(arguments: argparse.Namespace) -> int:
     paths = [Path(path).expanduser() for path in arguments.directories]
     if arguments.out:
         check_replaceable(Path(arguments.out))
-    report = _report_of(paths[0]) if len(paths) == 1 else _report_runs
+    kind = _kind_of(paths[0]) if len(paths) == 1 else None
+    report = _report_runs if kind is None else kind[1]
     if report is _report_runs and arguments.objective:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
     report(paths, arguments)
     return OK
 
 
-def _report_of(path: Path) -> "Report":
+def _kind_of(path: Path) -> "tuple[SweepDirectory, Report] | None":
+    """The directory of a sweep or a comparison, and how it is reported; None of a run."""
     from mpt_cli.compare.plan import CompareDirectory
     from mpt_cli.sweep.directory import SweepDirectory
 
-    if SweepDirectory(path).plan_json.is_file():
-        return _report_sweep
-    return _report_compare if CompareDirectory(path).plan_json.is_file() else _report_runs
+    kinds = ((SweepDirectory(path), _report_sweep), (CompareDirectory(path), _report_compare))
+    return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
 
 
 def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
-    from mpt_cli.sweep.directory import SweepDirectory
-    from mpt_cli.sweep.report import results_dict, write_results, write_sweep_page
-    from mpt_cli.sweep.results import read_results
-    from mpt_cli.sweep.table import print_results
+    from mpt_cli.sweep.directory import SweepDirectory, read_results
+    from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
 
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
     _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, print_results), arguments)
@@ -122,15 +122,12 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
 
 def _runs_in(path: Path) -> list[Path]:
     """The run directory itself, or those of the jobs of a sweep or a comparison that began."""
-    from mpt_cli.compare.plan import CompareDirectory
     from mpt_cli.runs.directory import RunDirectory
-    from mpt_cli.sweep.directory import SweepDirectory
 
-    for kind in (SweepDirectory, CompareDirectory):
-        directory = kind(path)
-        if directory.plan_json.is_file():
-            runs = [directory.run(job) for job in directory.read_plan()[0].jobs]
-            return [run.path for run in runs if run.config_yaml.is_file()]
+    kind = _kind_of(path)
+    if kind is not None:
+        runs = [kind[0].run(job) for job in kind[0].read_plan()[0].jobs]
+        return [run.path for run in runs if run.config_yaml.is_file()]
     if path.is_dir() and not RunDirectory(path).config_yaml.is_file():
         inside = [entry.parent.name for entry in sorted(path.glob(f"*/{RunDirectory(path).config_yaml.name}"))]
         hint = f" There are runs in it ({len(inside)}): {shell_command('report', path)}/*" if inside else ""

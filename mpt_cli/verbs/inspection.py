@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.settings.key import REQUIRED, Key, class_keys
+from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
+from mpt_cli.settings.recipes import (
+    conf_directory,
+    conf_override,
+    group_choices,
+    read_recipe,
+    recipe_paths,
+    recipe_remedy,
+    shell_command,
+)
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -21,14 +30,6 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     key_versions,
     variants_of,
-)
-from mpt_cli.settings.search_path import (
-    conf_directory,
-    conf_override,
-    group_choices,
-    recipe_paths,
-    recipe_remedy,
-    shell_command,
 )
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
@@ -62,8 +63,6 @@ def run_list(arguments: argparse.Namespace) -> int:
 
 
 def _recipes() -> list[dict[str, str]]:
-    from mpt_cli.settings.recipes import read_recipe
-
     entries = []
     for name, path in recipe_paths().items():
         try:
@@ -140,8 +139,6 @@ def _heading(path: Path) -> str:
 
 
 def _keys() -> list[dict[str, str]]:
-    from mpt_cli.settings.key import format_range
-
     return [{"name": key.path, "description": _format_key(key, format_range(key))} for key in key_versions()]
 
 

@@ -16,12 +16,13 @@ from mpt_cli.jobs.launchers import (
     read_launcher_name,
     split_launcher_overrides,
 )
-from mpt_cli.sweep.samplers import SAMPLERS, GridSettings, SamplerSettings, SearchSettings
+from mpt_cli.sweep import SAMPLERS
 from mpt_cli.verbs.parser import add_overrides, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.progress import Screen
     from mpt_cli.sweep.run import Options
+    from mpt_cli.sweep.samplers import SamplerSettings
 
 _SWEEP_EXAMPLES = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     one after another
@@ -82,9 +83,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments, words)
     from mpt_cli.sweep.progress import Screen
-    from mpt_cli.sweep.report import results_dict
+    from mpt_cli.sweep.report import objective_lines, print_results, results_dict
     from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
-    from mpt_cli.sweep.table import objective_lines, print_results
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
@@ -105,7 +105,9 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _sampler(arguments: argparse.Namespace) -> SamplerSettings:
+def _sampler(arguments: argparse.Namespace) -> "SamplerSettings":
+    from mpt_cli.sweep.samplers import GridSettings, SearchSettings
+
     if arguments.trials is None:
         return GridSettings()
     return SearchSettings(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)

@@ -46,7 +46,6 @@ def run_train(arguments: argparse.Namespace) -> int:
     from mpt_cli import job
     from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
-    from mpt_cli.verbs.parser import print_json
 
     command = ["mpt", "train", *overrides]
     with open(os.devnull, "w") as nowhere, launch.others_released(settings):

@@ -8,7 +8,7 @@ import pytest
 
 from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.settings.recipes import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 
 

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from mpt_cli.settings import search_path
+from mpt_cli.settings import recipes
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import LossScaleSettings
+from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.variants import Adam
 
 
@@ -14,7 +14,7 @@ from mpt_cli.settings.variants import Adam
 def group_file(tmp_path, monkeypatch):
     """A copy of conf/ whose optimizer/adam.yaml has a learning rate of its own."""
     copied = tmp_path / "conf"
-    shutil.copytree(search_path.conf_directory(), copied)
+    shutil.copytree(recipes.conf_directory(), copied)
     for module in ("load", "recipes"):
         monkeypatch.setattr(f"mpt_cli.settings.{module}.conf_directory", lambda: copied)
     return copied / "optimizer" / "adam.yaml"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpt_cli.jobs.executor import Command
+from mpt_cli.sweep.directory import SweepResults
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.results import SweepResults
 from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
 
 STUB = Path(__file__).with_name("stub_job.py")

@@ -4,9 +4,9 @@ import pytest
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
+from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import check_objective, choose_objective
-from mpt_cli.sweep.results import read_results
-from mpt_cli.sweep.table import markdown, objective_lines
+from mpt_cli.sweep.report import markdown, objective_lines
 
 
 @pytest.mark.parametrize(

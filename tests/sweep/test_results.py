@@ -11,9 +11,8 @@ import pytest
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.report import pictures, write_results
-from mpt_cli.sweep.results import last_sentence, read_results
-from mpt_cli.sweep.table import columns, narrow
+from mpt_cli.sweep.directory import last_sentence, read_results
+from mpt_cli.sweep.report import columns, narrow, pictures, write_results
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 

@@ -12,11 +12,10 @@ from sweep_stubs import signal_when, started
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs import capacity, launchers
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.plan import make_plan
-from mpt_cli.sweep.results import read_results
+from mpt_cli.sweep.report import failure_lines
 from mpt_cli.sweep.run import train_command
-from mpt_cli.sweep.table import failure_lines
 
 TWELVE = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "loss_scale.growth_steps=50,500", "seed=range(3)"]
 

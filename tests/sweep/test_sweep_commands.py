@@ -10,11 +10,10 @@ from mpt_cli.compare.plan import CompareDirectory
 from mpt_cli.compare.report import failure_lines
 from mpt_cli.errors import DataError
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.directory import FAILED, SweepDirectory
 from mpt_cli.sweep.plan import Job
-from mpt_cli.sweep.results import FAILED
+from mpt_cli.sweep.report import again_command
 from mpt_cli.sweep.run import train_command
-from mpt_cli.sweep.table import again_command
 
 
 def test_the_command_that_goes_on_with_a_sweep() -> None:

@@ -6,7 +6,8 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
-from mpt_cli.settings.schema import LossScaleSettings, PolicySettings, Settings, TrainerSettings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings
 from mpt_cli.telemetry import health
 from mpt_cli.telemetry.health import (
     CAUSES,

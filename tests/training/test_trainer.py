@@ -10,7 +10,8 @@ import pytest
 from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
-from mpt_cli.settings.schema import LossScaleSettings, TrainerSettings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, Scaling, StopLimits

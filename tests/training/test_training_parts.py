@@ -15,7 +15,8 @@ from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
-from mpt_cli.settings.schema import BackendSettings, DistributeSettings, LossScaleSettings, Settings, TrainerSettings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, choose_jit, count_steps, metric_names

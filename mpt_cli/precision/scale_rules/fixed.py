@@ -4,14 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpt_cli.precision.scale_rules import (
-    Fault,
-    RuleState,
-    ScaleRule,
-    check_scale,
-    highest_scale,
-    lowest_scale,
-)
+from mpt_cli.precision.scale_rules import Fault, RuleState, ScaleRule, check_scale, highest_scale, lowest_scale
 
 if TYPE_CHECKING:
     from mpt_cli.precision.finite import Measured

@@ -4,14 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mpt_cli.precision.scale_rules import (
-    RuleState,
-    ScaleRule,
-    check_scale,
-    highest_scale,
-    lowest_scale,
-    number,
-)
+from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_scale, highest_scale, lowest_scale, number
 
 if TYPE_CHECKING:
     from mpt_cli.precision.finite import Measured

@@ -12,13 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console.lines import (
-    Narrator,
-    beside_loss,
-    epoch_parts,
-    final_rows,
-    header_rows,
-)
+from mpt_cli.telemetry.console.lines import Narrator, beside_loss, epoch_parts, final_rows, header_rows
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
