@@ -135,7 +135,7 @@ def test_a_combination_is_refused(words, message, own, messages) -> None:
 
 # words, and where the last of them must have arrived
 _NEIGHBOURS = [
-    (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # a number of no use is left out
+    (["loss_scale.mode=none", "loss_scale.initial_scale=8"], "loss_scale.mode", "none"),  # the number is left out
     (["loss_scale.mode=fixed", "loss_scale.on_overflow=apply"], "loss_scale.on_overflow", "apply"),
     (["loss_scale=fixed", "loss_scale.initial_scale=2**20"], "loss_scale.initial_scale", 2.0**20),
     (["policy=float16", "optimizer=sgd"], "optimizer.name", "sgd"),
