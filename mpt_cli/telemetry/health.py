@@ -1,6 +1,7 @@
 """Whether a run trains: what is observed of it, the causes of what goes wrong, and the rules that end it or name it.
 
-A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/loss_scale.py`; a new piece of advice is one row of `CAUSES`.
+A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/loss_scale.py`; a new piece of advice
+is one row of `CAUSES`.
 """
 
 import math
