@@ -10,7 +10,7 @@ import pytest
 from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
-from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
@@ -116,8 +116,8 @@ def run_of(
     capacity: int = 64, per_call: int | None = 64, validation: int | None = None, **loss_scale: Any,
 ) -> Run:  # fmt: skip
     engine, record = PatternEngine(pattern), Recorder()
-    settings = LossScaleSettings(**{"mode": "dynamic", "initial_scale": 16.0, **loss_scale})
-    scaling = Scaling(settings.mode, settings.initial_scale, settings.growth_steps, settings.min_scale)
+    settings = mode_settings(loss_scale.get("mode", "dynamic"))(**{"initial_scale": 16.0, **loss_scale})
+    scaling = Scaling(settings.rule_for(True))
     trainer = Trainer(
         engine, CountingFeed(steps), None if validation is None else CountingFeed(validation),
         TrainingPlan(epochs, max_steps, log, validate, capacity, per_call), Telemetry([record]),
