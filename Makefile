@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
-	@echo "make test       the suite (twelve minutes on 2 cores); make test-fast: the quick part, a minute"
+	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"

@@ -89,7 +89,9 @@ def test_bad_batches_are_skipped_whole_and_the_scale_follows_the_rule(replicated
     check_absent(found, replicated, replicas, **RULE)
 
 
-@pytest.mark.parametrize("rule", [FixedScale(16.0), LogMaxScale(min_scale=1.0, max_scale=2.0**24)], ids=["fixed", "logmax"])
+@pytest.mark.parametrize(
+    "rule", [FixedScale(16.0), LogMaxScale(min_scale=1.0, max_scale=2.0**24)], ids=["fixed", "logmax"]
+)
 @pytest.mark.parametrize(("replicas", "jit_compile", "steps"), [(2, True, 4) if BACKEND == "jax" else (2, False, 1)])
 def test_the_other_rules_skip_the_same(replicated, replicas, jit_compile, steps, rule):
     found = fitted(replicated(replicas), BAD_X, Y, jit_compile, steps, rule=rule)
