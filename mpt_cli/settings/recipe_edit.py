@@ -18,7 +18,6 @@ from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import choosing_key
 from mpt_cli.settings.yaml_layout import Indents, bare_text, find_indents, keep_layout
 
-_NULLS = ("", "null", "Null", "NULL", "~")
 _WIDTH = 10**6  # of a line, so that none is folded
 _Pair = tuple[Any, Any]
 
