@@ -5,7 +5,6 @@ Anything raised that is not an `MptError` is a bug of ours and leaves with code 
 """
 
 import importlib.util
-import signal
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
@@ -38,7 +37,6 @@ def _normalized(name: str) -> str:
 
 
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
-SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 
 
 def install_command(extra: str) -> str:

@@ -9,9 +9,11 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
 
-from mpt_cli.errors import SIGNAL_EXIT_CODES
+from mpt_cli.errors import INTERRUPTED, TERMINATED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
 
 
 def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
-from mpt_cli.precision.backend_jax import TrainState
+from mpt_cli.precision.step_jax import TrainState
 
 Tensor = Any
 

@@ -11,12 +11,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, OK, SIGNAL_EXIT_CODES, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
-from mpt_cli.jobs.queue import GRACE_SECONDS
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import handled_by, hangup_as_termination
+from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination
 from mpt_cli.training.distribution import (
     PROCESS_VARIABLE,
     ProcessInfo,

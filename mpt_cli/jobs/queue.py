@@ -9,9 +9,8 @@ from typing import Any, Generic
 from mpt_cli.errors import TERMINATED
 from mpt_cli.jobs.capacity import GpuPool, gpu_environment
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
-from mpt_cli.signals import Interruption, hangup_as_termination, raise_for
+from mpt_cli.signals import GRACE_SECONDS, Interruption, hangup_as_termination, raise_for
 
-GRACE_SECONDS = 30.0  # to save a checkpoint and a summary
 KILL_SECONDS = 5.0  # for the news of an end that was forced: a cluster may be slow to tell
 
 

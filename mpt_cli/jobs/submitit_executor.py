@@ -16,8 +16,7 @@ from submitit.helpers import DelayedSubmission
 from mpt_cli.errors import TERMINATED
 from mpt_cli.jobs.executor import CannotStart, Command, Guard, LocalExecutor, LocalHandle, Lost, Share
 from mpt_cli.jobs.launchers import SubmititLauncher
-from mpt_cli.jobs.queue import GRACE_SECONDS
-from mpt_cli.signals import handled_by, held_back
+from mpt_cli.signals import GRACE_SECONDS, handled_by, held_back
 
 _POLL_SECONDS = 0.1
 _RESULT_SECONDS = 15.0  # for a result to appear on a file system that the cluster shares

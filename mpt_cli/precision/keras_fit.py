@@ -88,15 +88,15 @@ def _check_replicas(model: Any) -> None:
 
 
 def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
-    from mpt_cli.precision import backend_tensorflow
+    from mpt_cli.precision import step_tensorflow
 
-    return backend_tensorflow.train_step(model, data)[0]
+    return step_tensorflow.train_step(model, data)[0]
 
 
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
-    from mpt_cli.precision import backend_jax
+    from mpt_cli.precision import step_jax
 
-    logs, new_state, _ = backend_jax.train_step(model, backend_jax.TrainState(*state), data)
+    logs, new_state, _ = step_jax.train_step(model, step_jax.TrainState(*state), data)
     return logs, tuple(new_state)
 
 

@@ -16,7 +16,7 @@ from keras.src.saving.keras_saveable import KerasSaveable
 from keras.src.utils import naming
 from keras.src.utils.module_utils import tensorflow as lazy_tensorflow
 
-__all__ = ["KerasSaveable", "unscale_loss_for_distribution"]  # as they are: see `scale_state` and `backend_tensorflow`
+__all__ = ["KerasSaveable", "unscale_loss_for_distribution"]  # as they are: see `scale_state` and `step_tensorflow`
 Tensor = Any
 
 

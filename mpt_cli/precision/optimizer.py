@@ -289,10 +289,10 @@ class LossScaleOptimizer(
         check_counting(self.count_skipped_steps, self.inner_optimizer)
         self.scale_state = ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import backend_tensorflow
+            from mpt_cli.precision import step_tensorflow
 
-            backend_tensorflow.check_accumulation(self.inner_optimizer)
-            backend_tensorflow.track_in_checkpoints(self, self.scale_state)
+            step_tensorflow.check_accumulation(self.inner_optimizer)
+            step_tensorflow.track_in_checkpoints(self, self.scale_state)
         if not self.inner_optimizer.built:
             self.inner_optimizer.build(var_list)
         self._trainable_variables = list(var_list)
@@ -343,7 +343,7 @@ class LossScaleOptimizer(
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
-        from mpt_cli.precision import backend_jax
+        from mpt_cli.precision import step_jax
 
         variables = self._trainable_variables
         for name, received, own in (
@@ -353,15 +353,15 @@ class LossScaleOptimizer(
             if len(received) != len(own):
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")
-        gradients = backend_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
-        return backend_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
+        gradients = step_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
+        return step_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import backend_tensorflow
+            from mpt_cli.precision import step_tensorflow
 
-            backend_tensorflow.apply(self, grads, variables, unscaled)
+            step_tensorflow.apply(self, grads, variables, unscaled)
         else:
-            from mpt_cli.precision import backend_jax
+            from mpt_cli.precision import step_jax
 
-            backend_jax.apply(self, grads, variables, unscaled)
+            step_jax.apply(self, grads, variables, unscaled)

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli import __version__
 from mpt_cli.errors import DataError
-from mpt_cli.report.palette import DARK_PAGE, LIGHT_PAGE
 from mpt_cli.report.picture import TABLE_TITLES, Drawing, missing_matplotlib
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.telemetry.palette import DARK_PAGE, LIGHT_PAGE
 
 if TYPE_CHECKING:
     from jinja2 import Environment

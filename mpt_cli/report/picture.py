@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import missing_extra
-from mpt_cli.report.palette import NON_FINITE_COLOUR, PLAIN_STYLE, SKIPPED_STEP_COLOUR, CurveStyle
 from mpt_cli.telemetry.format import format_count
+from mpt_cli.telemetry.palette import NON_FINITE_COLOUR, PLAIN_STYLE, SKIPPED_STEP_COLOUR, CurveStyle
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

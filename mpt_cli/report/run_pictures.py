@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series
-from mpt_cli.report.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
 from mpt_cli.report.picture import Curve, Picture, buckets_for, thin, thin_marks
+from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
 from mpt_cli.training.progress import MONITORED, falls
 
 SKIP_WINDOWS = 60

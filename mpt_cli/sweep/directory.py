@@ -15,12 +15,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, SIGNAL_EXIT_CODES, TERMINATED, ConfigError, DataError
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, TERMINATED, ConfigError, DataError
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.recipes import shell_command
+from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
 from mpt_cli.telemetry.format import format_seconds
 

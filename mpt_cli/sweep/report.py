@@ -12,7 +12,6 @@ from mpt_cli.errors import DataError
 from mpt_cli.report import run_pictures
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page
-from mpt_cli.report.palette import CurveStyle, distinct_style
 from mpt_cli.report.picture import Curve, Drawing, Picture, draw_all
 from mpt_cli.report.tables import (
     ColouredText,
@@ -31,6 +30,7 @@ from mpt_cli.settings.recipes import shell_command
 from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, SweepResults
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_scale, format_seconds
+from mpt_cli.telemetry.palette import CurveStyle, distinct_style
 
 SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settled")  # left out first, in this order
 

@@ -9,13 +9,14 @@ from os import environ
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import SIGNAL_EXIT_CODES, ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
-from mpt_cli.jobs.queue import GRACE_SECONDS, Limits, Observer, Queue
+from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,

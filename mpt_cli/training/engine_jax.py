@@ -16,9 +16,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.precision.backend_jax import TrainState, assign, cond, train_step
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import metrics_of
+from mpt_cli.precision.step_jax import TrainState, assign, cond, train_step
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.distribution import replicate_array

@@ -6,9 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpt_cli.precision.backend_tensorflow import train_step
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import StepRecord
+from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.engine import (

@@ -11,11 +11,11 @@ from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
-from mpt_cli.report.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run_page import run_page, write_run_page
 from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
+from mpt_cli.telemetry.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
 
 
 def luminance(colour: str) -> float:

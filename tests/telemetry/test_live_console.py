@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.precision import FixedScale
-from mpt_cli.telemetry.console.live import SKIPPED_STEP_STYLE, LiveConsole, RunPosition, screen, value_cells, wrap_parts
+from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen, value_cells, wrap_parts
+from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"

@@ -22,10 +22,10 @@ from mpt_cli.telemetry.format import (
     format_share,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
+from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 
-SKIPPED_STEP_STYLE = "yellow"  # as SKIPPED_STEP_COLOUR is in curves
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
 
 

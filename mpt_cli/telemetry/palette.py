@@ -1,4 +1,6 @@
-"""The colours of curves and pages: told apart by anyone, light or dark as the reader's system is, and on paper."""
+"""The colours of console, curves and pages: told apart by anyone, light or dark as the reader's system is, and on
+paper.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +11,8 @@ CURVE_COLOURS = ("#0072b2", "#d55e00", "#00936b", "#c86fa2", "#a6761d", "#7f7f7f
 LINE_STYLES = ("-", "--", ":", "-.")
 MOST_DISTINCT = 2 * len(CURVE_COLOURS)  # more than these nobody tells apart
 NON_FINITE_COLOUR = "#d55e00"
-SKIPPED_STEP_COLOUR = "#c2410c"
+SKIPPED_STEP_COLOUR = "#c2410c"  # of curves
+SKIPPED_STEP_STYLE = "yellow"  # of the console, in the terminal's own colours
 
 
 @dataclass(frozen=True)
