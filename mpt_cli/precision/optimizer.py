@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import keras
+from keras import ops
 
 from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
 from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
@@ -13,7 +14,7 @@ from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
 from mpt_cli.precision.scale_rules.logmax import LogMaxScale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState
-from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin
+from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin, UnscaledFlag
 
 RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 INNER_DEFAULTS = {
@@ -175,6 +176,14 @@ class InnerSavingMixin:
 Tensor = Any
 
 
+def build_unscaled_flag() -> UnscaledFlag:
+    if keras.backend.backend() != "tensorflow":
+        return UnscaledFlag()
+    from mpt_cli.precision import step_tensorflow
+
+    return step_tensorflow.UnscaledVariable()
+
+
 @keras.saving.register_keras_serializable("mpt")
 class LossScaleOptimizer(
     ManualScalingMixin,
@@ -254,7 +263,7 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscales_by_hand = False
+        self._unscaled = build_unscaled_flag()
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
@@ -302,10 +311,13 @@ class LossScaleOptimizer(
         """Boolean scalar: no inf or nan in any gradient."""
         return all_finite(grads)
 
-    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool = False) -> Measured:
+    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
         measured = measure(grads, variables)
-        return Measured(measured.finite, measured.largest * self.loss_scale) if unscaled else measured
+        if unscaled is False:
+            return measured
+        factor = self.loss_scale if unscaled is True else ops.where(unscaled, self.loss_scale, 1.0)
+        return Measured(measured.finite, measured.largest * factor)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
@@ -318,21 +330,37 @@ class LossScaleOptimizer(
 
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
-        grads = list(grads)
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        grads, variables = self._matched(grads, trainable_variables)
+        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+
+    def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
+        """`apply` of gradients that are scaled, whatever the last ones were."""
+        self._apply_where_finite(*self._matched(grads, variables), unscaled=False)
+
+    def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
+        grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
             raise ValueError(f"Gradients and variables must match one to one. Received: {len(grads)} gradients for "
                              f"{len(variables)} variables. Pass the variables, or build the optimizer with them.")
         if all(g is None for g in grads):
             raise ValueError(f"No gradients provided for any variable: {[v.name for v in variables]}.")
         if not self.built:
-            self.build(variables)
-        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+            self._build_at_first_step(variables)
+        return grads, variables
 
-    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    def _build_at_first_step(self, variables: list[Any]) -> None:
+        if keras.backend.backend() != "tensorflow":
+            self.build(variables)
+            return
+        from mpt_cli.precision import step_tensorflow
+
+        step_tensorflow.build_outside(lambda: self.build(variables))
+
+    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
-        if not unscaled:
-            grads = unscale(grads, variables, self.loss_scale if self.scales else None)
+        if unscaled is not True:
+            scale = self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
+            grads = unscale(grads, variables, scale if self.scales else None)
         self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
@@ -356,7 +384,7 @@ class LossScaleOptimizer(
         gradients = step_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
         return step_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
 
-    def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
         if keras.backend.backend() == "tensorflow":
             from mpt_cli.precision import step_tensorflow
 
