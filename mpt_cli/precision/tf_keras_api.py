@@ -53,10 +53,6 @@ class InnerDelegationMixin:
         """The inner optimizer's count of updates, which schedules follow; `count_skipped_steps` says of which."""
         return self.inner_optimizer.iterations
 
-    def set_weights(self, weights: list[Any]) -> None:
-        """Set the inner optimizer's variables, in the order of `inner_optimizer.variables`."""
-        self.inner_optimizer.set_weights(weights)
-
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
