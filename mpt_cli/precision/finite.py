@@ -25,13 +25,23 @@ class Measured(NamedTuple):
     largest: Tensor
 
 
+SPARSE = {"tensorflow": ("IndexedSlices", "values"), "jax": ("BCOO", "data")}  # the class, and what holds its rows
+
+
 def dense(gradient: Tensor) -> Tensor:
-    """The values of a gradient; of a `tf.IndexedSlices` (embeddings) the rows that it holds."""
-    return getattr(gradient, "values", gradient) if is_sparse(gradient) else gradient
+    """The values of a gradient; of a `tf.IndexedSlices` (embeddings) or a JAX `BCOO` the rows that it holds."""
+    return getattr(gradient, SPARSE[keras.backend.backend()][1]) if is_sparse(gradient) else gradient
 
 
 def is_sparse(gradient: Tensor) -> bool:
-    return keras.backend.backend() == "tensorflow" and type(gradient).__name__ == "IndexedSlices"
+    return type(gradient).__name__ == SPARSE[keras.backend.backend()][0]
+
+
+def _with_rows(gradient: Tensor, rows: Tensor) -> Tensor:
+    """A sparse gradient with other values at the same places."""
+    if keras.backend.backend() == "tensorflow":
+        return type(gradient)(rows, gradient.indices, gradient.dense_shape)
+    return type(gradient)((rows, gradient.indices), shape=gradient.shape)
 
 
 def is_overwritten(variable: Any) -> bool:
@@ -51,7 +61,7 @@ def divide(gradient: Tensor, scale: Tensor | None) -> Tensor:
         values = ops.divide(values, ops.cast(scale, values.dtype))
     if not is_sparse(gradient):
         return values
-    return type(gradient)(values, gradient.indices, gradient.dense_shape)
+    return _with_rows(gradient, values)
 
 
 def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None) -> list[Tensor]:
@@ -86,6 +96,37 @@ def measure(gradients: list[Tensor], variables: list[Any]) -> Measured:
     largest, statistics = _largest([g for g, other in present if not other]), [g for g, other in present if other]
     finite = largest < float("inf")
     return Measured(ops.logical_and(finite, all_finite(statistics)) if statistics else finite, largest)
+
+
+def sums_are_finite(gradients: list[Tensor], measured: Measured, divisor: Tensor) -> Tensor:
+    """`measured.finite`, and none of the sparse `gradients`, divided, overflows where rows of one place are added up.
+
+    Those of an embedding hold a row for each use of a token, and what is applied is the sum of its rows. That takes
+    sorting them, and is done only where so many of the largest could overflow.
+    """
+    sparse = [g for g in gradients if g is not None and is_sparse(g)]
+    if not sparse:
+        return measured.finite
+    rows = sum(ops.cast(ops.shape(dense(g))[0], "float32") for g in sparse)
+    small = measured.largest / divisor < FLOAT32_MAX / rows
+
+    def summed() -> Tensor:
+        return all_finite([sum_duplicates(divide(g, divisor)) for g in sparse])
+
+    return ops.logical_and(measured.finite, ops.cond(small, lambda: ops.convert_to_tensor(True), summed))
+
+
+def sum_duplicates(gradient: Tensor) -> Tensor:
+    """The rows of a sparse gradient with those of one place added up, float32 at least; as many, the others 0."""
+    wide = divide(gradient, None)
+    if keras.backend.backend() == "jax":
+        return wide.sum_duplicates(nse=wide.nse).data
+    order = ops.argsort(wide.indices)
+    places = ops.take(wide.indices, order)
+    count = ops.shape(places)[0]
+    begins = ops.cast(places[1:] != places[:-1], "int32")
+    groups = ops.concatenate([ops.zeros((1,), "int32"), ops.cumsum(begins)])[:count]
+    return ops.segment_sum(ops.take(dense(wide), order, axis=0), groups, num_segments=count)
 
 
 def _largest(gradients: list[Tensor]) -> Tensor:
@@ -141,7 +182,11 @@ def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond =
 
 
 def describe_non_finite(gradients: list[Tensor]) -> tuple[Tensor, ...]:
-    """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1."""
+    """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1.
+
+    Of a sparse gradient the elements are those of the sums of its rows.
+    """
+    gradients = [sum_duplicates(g) if g is not None and is_sparse(g) else g for g in gradients]
     packs, none = _packed(gradients), len(gradients)
     if not packs:
         return _none_bad()

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
+from mpt_cli.precision.finite import Measured, all_finite, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.saving import CopiedState, InnerSavingMixin
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
@@ -21,7 +21,7 @@ INNER_DEFAULTS = {
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
     "gradient_accumulation_steps": None,
 }  # fmt: skip
-MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis"}
+MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis", "consecutive_hysteresis"}
 
 
 def check_inner(inner: Any) -> None:
@@ -138,6 +138,7 @@ class LossScaleOptimizer(
         min_scale, max_scale: the scale stays within them; 2**-14 and 2**32. A floor above 0 keeps S from reaching 0,
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
+        consecutive_hysteresis: whether only overflows in a row count for `hysteresis`; False.
         rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
@@ -247,10 +248,20 @@ class LossScaleOptimizer(
     def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
         measured = measure(grads, variables)
+        if any(g is not None and is_sparse(g) for g in grads):
+            divisor = self._divisor(unscaled)
+            finite = sums_are_finite(grads, measured, 1.0 if divisor is None else divisor)
+            measured = measured._replace(finite=finite)
         if unscaled is False:
             return measured
         factor = self.loss_scale if unscaled is True else ops.where(unscaled, self.loss_scale, 1.0)
-        return Measured(measured.finite, measured.largest * factor)
+        return measured._replace(largest=measured.largest * factor)
+
+    def _divisor(self, unscaled: bool | Tensor) -> Tensor | None:
+        """What gradients are divided by, None where they are as they should be."""
+        if unscaled is True or not self.scales:
+            return None
+        return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
@@ -292,8 +303,7 @@ class LossScaleOptimizer(
     def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
         if unscaled is not True:
-            scale = self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
-            grads = unscale(grads, variables, scale if self.scales else None)
+            grads = unscale(grads, variables, self._divisor(unscaled))
         self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
@@ -314,7 +324,9 @@ class LossScaleOptimizer(
             if len(received) != len(own):
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")
-        gradients = step_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
+        with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
+            measured = self.measure(grads, variables)
+        gradients = step_jax.StepGradients(list(grads), variables, measured)
         return step_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:

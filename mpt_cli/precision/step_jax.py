@@ -139,7 +139,8 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
         weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
     )
-    measured = optimizer.measure(grads, model.trainable_variables)
+    with _scope(optimizer.variables, own):
+        measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
     gradients = StepGradients(grads, model.trainable_variables, measured)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)

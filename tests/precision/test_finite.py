@@ -6,9 +6,9 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.precision import finite
+from mpt_cli.precision import LossScaleOptimizer, finite
 from mpt_cli.precision.finite import FLOAT32_MAX, all_finite, describe_gradients, magnitude, measure
-from tests.backends import MODES, compiled
+from tests.backends import BACKEND, MODES, compiled
 
 SIZES = (1, 3, 8, 17, 64, 1001)
 
@@ -94,3 +94,66 @@ def test_hundreds_of_large_gradients_compile_in_seconds(monkeypatch):
 def test_no_gradients_hold_nothing(mode: str) -> None:
     described = compiled(lambda *values: finite.describe_non_finite([None, *values]), mode)
     assert np.asarray(described(keras.ops.zeros((0, 4)))).tolist() == [0, 0, -1]
+
+
+def sparse(rows, places, shape):
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.IndexedSlices(keras.ops.convert_to_tensor(rows), tf.constant(places), tf.constant(shape))
+    from jax.experimental.sparse import BCOO
+
+    return BCOO((keras.ops.convert_to_tensor(rows), keras.ops.array([[place] for place in places])), shape=shape)
+
+
+BIG = np.float32(3e38)
+SPARSE_CASES = {  # rows, their places, the scale, whether what is applied is finite
+    "duplicates that add up to inf": ([BIG, 1.0, BIG], [2, 0, 2], 1.0, False),
+    "as large at different places": ([BIG, 1.0, BIG], [2, 0, 1], 1.0, True),
+    "duplicates that cancel": ([BIG, 1.0, -BIG], [2, 0, 2], 1.0, True),
+    "finite once divided by the scale": ([BIG, 1.0, BIG], [2, 0, 2], 8.0, True),
+    "inf only once divided by the scale": ([2.0**127, 2.0**127], [1, 1], 2.0**-14, False),
+    "a row that is inf": ([1.0, np.inf], [0, 1], 8.0, False),
+    "one row": ([1.0], [3], 8.0, True),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("case", SPARSE_CASES.values(), ids=SPARSE_CASES)
+def test_sparse_gradients_are_judged_by_the_sums_that_are_applied(case, mode):
+    rows, places, scale, applied = case
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=scale)
+    table = keras.Variable(np.ones((4, 2)))
+    optimizer.build([table])
+    optimizer.scale_loss(1.0)
+    values = keras.ops.array(np.repeat(np.float32(rows)[:, None], 2, axis=1))
+
+    def step(values, own, weights):
+        gradient = sparse(values, places, (4, 2))
+        if BACKEND == "tensorflow":
+            optimizer.apply([gradient], [table])
+            return [], []
+        return optimizer.stateless_apply(own, [gradient], weights)
+
+    own, weights = ([v.value for v in optimizer.variables], [table.value]) if BACKEND == "jax" else ([], [])
+    new_weights, new_own = compiled(step, mode)(values, own, weights)
+    for variable, value in zip([table, *optimizer.variables], [*new_weights, *new_own], strict=False):
+        variable.assign(value)
+    expected = np.ones((4, 2), "float32")
+    if applied:
+        np.subtract.at(expected, np.array(places), np.float32(0.5) * (np.float32(rows)[:, None] / np.float32(scale)))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(table), expected)
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (int(applied), int(not applied))
+
+
+def test_sums_of_float16_rows_are_those_in_float32():
+    gradient = sparse(np.full((3, 1), 60000, "float16"), [1, 1, 0], (4, 1))
+    measured = measure([gradient], [keras.Variable([[1.0]] * 4)])
+    assert bool(finite.sums_are_finite([gradient], measured, 1.0))
+    assert keras.ops.convert_to_numpy(finite.sum_duplicates(gradient)).ravel().tolist() == [60000.0, 120000.0, 0.0]
+
+
+def test_a_sum_that_overflows_is_told_with_its_variable():
+    gradient = sparse(np.float32([[3e38], [3e38], [1.0]]), [1, 1, 0], (4, 1))
+    bad = finite.describe_non_finite([keras.ops.ones((2,)), None, gradient])
+    assert [int(number) for number in bad] == [0, 1, 2]

@@ -51,13 +51,13 @@ def define_gradient(forward: Forward, backward: Backward) -> Callable[..., Any]:
     """A function of tensors with the value `forward(*x)` and the gradients `backward(upstream, *x)`, one per x.
 
     `upstream` has the structure of the value: a tensor or a tuple of them. Of a function of one tensor the gradient may
-    stand alone, of several ones they are a tuple; None is a gradient of zero. Keyword arguments go to both functions and
-    get no gradient. `backward` may itself call functions made here: that is what gives them higher orders.
+    stand alone, of several ones they are a tuple; None is a gradient of zero. Keyword arguments go to both functions,
+    and get no gradient. `backward` may itself call functions made here: that is what gives them higher orders.
 
     Where `forward` reads trainable variables, `backward` takes `variables=`, a list of them, and returns the gradients
-    of the tensors and a list of those of the variables, as `tf.custom_gradient` has it. They are TensorFlow's own there,
-    and Keras's on JAX, in the order in which they are first read. They are only read. Everything else that is traced
-    must be an argument, nothing captured.
+    of the tensors and a list of those of the variables, as `tf.custom_gradient` has it: TensorFlow's own variables
+    there, Keras's on JAX, in the order in which they are first read. They are only read. Everything else that is
+    traced must be an argument, nothing captured.
 
     On JAX this is `custom_vjp`, not `keras.ops.custom_gradient`: there the second order would differentiate the
     operations inside `forward` and not the gradient given for it (Keras 3.15: a straight-through rounding gets a
@@ -93,7 +93,7 @@ def define_gradient(forward: Forward, backward: Backward) -> Callable[..., Any]:
 
 
 def _tensors(arguments: Sequence[Any]) -> list[Any]:
-    return [ops.convert_to_tensor(x) if isinstance(x, keras.Variable) else x for x in arguments]
+    return [ops.copy(x) if isinstance(x, keras.Variable) else x for x in arguments]
 
 
 def _one_or_all(values: Sequence[Any]) -> Any:

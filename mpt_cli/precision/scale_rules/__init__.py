@@ -21,8 +21,8 @@ RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
 
 
-def number(default: float, meaning: str, **bounds: float) -> Any:
-    """A field that is a key: `bounds` are `above`, `at_least`, `below`, `at_most`, each a number."""
+def number(default: float | bool, meaning: str, **bounds: float) -> Any:
+    """A field that is a key, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`, `at_most`."""
     return field(default=default, metadata={"meaning": meaning, "choices": (), "bounds": bounds})
 
 

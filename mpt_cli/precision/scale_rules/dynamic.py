@@ -27,7 +27,9 @@ class DynamicScale(ScaleRule):
     With c the applied steps since the scale last changed:
     finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
     otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
-    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM.
+    With `consecutive_hysteresis` it is refilled by every finite step: only overflows in a row count.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM, and
+    `consecutive_hysteresis` as in DeepSpeed.
 
     Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
@@ -51,6 +53,7 @@ class DynamicScale(ScaleRule):
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
     hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
+    consecutive_hysteresis: bool = number(False, "count overflows in a row for hysteresis: a finite step begins anew")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,6 +61,9 @@ class DynamicScale(ScaleRule):
         check_scale("backoff_factor", self.backoff_factor)
         check_count("dynamic_growth_steps", self.growth_steps)
         check_count("hysteresis", self.hysteresis)
+        if not isinstance(self.consecutive_hysteresis, bool):
+            raise TypeError("`consecutive_hysteresis` must be True or False. Received: "
+                            f"consecutive_hysteresis={self.consecutive_hysteresis!r}.")
         if not self.growth_factor > 1:
             raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
         if not self.backoff_factor < 1:
@@ -86,7 +92,9 @@ class DynamicScale(ScaleRule):
             "counter": ops.where(ops.logical_and(finite, ops.logical_not(grows)), applied, 0),
             "growth_steps": state["growth_steps"],
             "hysteresis_left": ops.where(
-                grows, self.hysteresis, ops.where(finite, state["hysteresis_left"], left)
+                finite if self.consecutive_hysteresis else grows,
+                self.hysteresis,
+                ops.where(finite, state["hysteresis_left"], left),
             ),
         }
 
