@@ -143,7 +143,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     """Give `model` its loss, metrics and optimizer, with all variables made."""
     compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    model.compile(optimizer=optimizer, loss=compiled.loss, metrics=compiled.metrics, auto_scale_loss=False)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None:
         optimizer.build(model.trainable_variables)
 
