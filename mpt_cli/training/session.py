@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
 from mpt_cli.precision.keras_internals import tensorflow_left_out
@@ -100,7 +100,7 @@ class Session:
 def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
