@@ -188,7 +188,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
     compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
-    model.compile(optimizer=optimizer, loss=compiled.loss, metrics=compiled.metrics, auto_scale_loss=False)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
 

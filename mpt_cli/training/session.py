@@ -13,7 +13,9 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
 from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
+from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import OwnOptimizer
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -32,7 +34,7 @@ from mpt_cli.training.checkpoint import (
 )
 from mpt_cli.training.distribution import ProcessGroup, check_same_data
 from mpt_cli.training.gradient_samples import GradientSampler
-from mpt_cli.training.loss_and_optimizer import describe_scaling, set_learning_rate
+from mpt_cli.training.loss_and_optimizer import describe_objects, describe_scaling, set_learning_rate
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -167,7 +169,7 @@ def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
     if parts.author_compiled or parts.model.loss is None:
         return _describe_own_loss(parts)
-    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else asked
+    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
 
 
 def _describe_own_loss(parts: Assembly) -> str:
@@ -203,15 +205,18 @@ def _describe_optimizer(parts: Assembly) -> str:
     optimizer = parts.settings.optimizer
     if parts.author_compiled:
         return _describe_own_optimizers(parts)
-    notes = [f"learning rate {optimizer.learning_rate:g}"]
-    if optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
+    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
+    notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
+    if optimizer.schedule.object is not None:
+        notes.append(f"schedule {optimizer.schedule.object}")
+    elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
         notes.append(f"{optimizer.schedule.name} schedule")
     for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
         if getattr(optimizer, name) is not None:
             notes.append(f"{name} {getattr(optimizer, name):g}")
     if optimizer.use_ema:
         notes.append(f"EMA {optimizer.ema_momentum:g}")
-    return f"{optimizer.name}, {', '.join(notes)}"
+    return ", ".join([str(own), *notes])
 
 
 def _describe_execution(parts: Assembly) -> str:
