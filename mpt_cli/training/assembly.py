@@ -24,7 +24,7 @@ from mpt_cli.precision import (
     has_own_train_step,
 )
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
-from mpt_cli.precision.keras_internals import build_for_batch, tensorflow_left_out
+from mpt_cli.precision.keras_internals import build_for_batch
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
@@ -41,10 +41,12 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_scaling,
     wrap_optimizer,
 )
+from mpt_cli.training.saving import warn_of_saving
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
     prepare_own_steps,
+    prepare_own_test,
     wrap_author_optimizers,
 )
 
@@ -76,13 +78,29 @@ class Assembly:
     author_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
 
     @property
+    def policy(self) -> Policy:
+        """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
+        return policy_of(self.settings)
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings.trainer, self.train_feed.steps)
 
 
+def policy_of(settings: Settings) -> Policy:
+    """The dtype policy of a run."""
+    policy = settings.policy
+    return Policy(policy.name, policy.head, policy.overrides, policy.float8)
+
+
 def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
+    with policy_of(settings).scope():
+        return _assemble(settings, platform, data)
+
+
+def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
         model = build_under_policy(settings, data)
@@ -102,6 +120,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         first = put_to_training(settings, model, data, scaling, total_steps)
     optimizer = next(iter(optimizers_of(model).values()))
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model)]
+    warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps, compiled)  # fmt: skip
@@ -127,6 +146,14 @@ def put_to_training(
     return first
 
 
+def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:
+    """As `put_to_training`, for a model that is only tested on `examples`."""
+    if not is_compiled(model):
+        compile_model(settings, model, data, None)
+    batch = build_metrics(model, examples, settings.trainer.batch_size)
+    prepare_own_test(settings, model, batch)
+
+
 def warn_of_own_steps(model: Any) -> list[str]:
     """What a model's own step takes away from the run: a sentence where there is one."""
     own = own_steps(model)
@@ -140,35 +167,19 @@ def warn_of_own_steps(model: Any) -> list[str]:
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
-    policy = Policy(settings.policy.name, settings.policy.head, settings.policy.overrides, settings.policy.float8)
+    policy = policy_of(settings)
     with policy.scope():
         model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
         try:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
-    if settings.trainer.save_model:
-        _check_savable(model)
     if is_compiled(model):
         check_author_compiled(settings, model)
     elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
         raise ConfigError(Problem("model.builder", f"{type(model).__name__} has a compile of its own, whose arguments "
                                   "only its author knows.", None, "Call it in the builder."))
     return model
-
-
-def _check_savable(model: Any) -> None:
-    """ConfigError where Keras could not write the model at the end of the run."""
-    try:
-        with tensorflow_left_out():
-            keras.saving.serialize_keras_object(model)
-    except Exception as error:
-        first = str(error).strip().splitlines()[:1]
-        raise ConfigError(Problem(
-            "trainer.save_model", f"{type(model).__name__} can't be saved as a .keras file"
-            f"{': ' + first[0] if first else ''}", None,
-            "Give its class a get_config method, or set trainer.save_model=false (checkpoints keep the weights).",
-        )) from error
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:

@@ -17,6 +17,7 @@ from mpt_cli.precision.own_step import (
     build_own_steps,
     can_be_called,
     has_own_test_step,
+    log_names,
     optimizers_in,
     set_own_steps,
     trace_test_step,
@@ -95,12 +96,18 @@ def prepare_own_steps(
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
     test_logs = _trace_testing(settings, model, batch) if data.validation is not None else None
     updates = next(iter(uses[name].applied for name in used), 1)
-    for which, given in (("train_step", logs if trains else {"loss": 0}), ("test_step", test_logs or {"loss": 0})):
-        try:
-            build_own_steps(model, {}, given, None, 1)
-        except ValueError as error:
-            raise _step_error(model, which, error) from error
+    if trains:
+        _check_logs(model, "train_step", logs)
     set_own_steps(model, build_own_steps(model, used, logs, test_logs if tests else None, updates))
+
+
+def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
+    """`prepare_own_steps` for a model that is only evaluated."""
+    if not has_own_train_step(model) and not has_own_test_step(model):
+        return
+    logs = _trace_testing(settings, model, batch)
+    if logs is not None:
+        set_own_steps(model, build_own_steps(model, {}, None, logs, 1))
 
 
 def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
@@ -126,9 +133,18 @@ def _trace_testing(settings: Settings, model: Any, batch: Any) -> Any:
             "nor a loss to validate it with.", getattr(settings.data, "validation_fraction", None),
             "Give it a test_step, or set data.validation_fraction=0."))
     try:
-        return trace_test_step(model, batch)
+        logs = trace_test_step(model, batch)
     except Exception as error:
         raise _step_error(model, "test_step", error) from error
+    _check_logs(model, "test_step", logs)
+    return logs
+
+
+def _check_logs(model: Any, step: str, logs: Any) -> None:
+    try:
+        log_names(logs)
+    except ValueError as error:
+        raise _step_error(model, step, error) from error
 
 
 def _step_error(model: Any, step: str, error: Exception) -> UserCodeError:

@@ -11,7 +11,6 @@ import numpy as np
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
-from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
@@ -37,6 +36,7 @@ from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.loss_and_optimizer import describe_objects, describe_scaling, set_learning_rate
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 
@@ -53,7 +53,7 @@ class Session:
         trainer.stopwatch.begin()
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with framework_errors(trainer.process_group is not None):
+        with framework_errors(trainer.process_group is not None), self.assembly.policy.scope():
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> None:
@@ -65,9 +65,10 @@ class Session:
         if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
             if outcome.stop is None and outcome.signal is None:
-                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
+                with self.assembly.policy.scope():
+                    trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
-            save_for_inference(model, model_path)
+            save_trained(model, model_path)
 
     def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
@@ -133,24 +134,6 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     if platform.process_info is not None:
         runner.process_group = ProcessGroup()
     return Session(parts, runner)
-
-
-def save_for_inference(model: Any, path: Path) -> None:
-    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
-
-    Written beside its place and moved there whole. DataError where it can't be written.
-    """
-    kept = model.optimizer, model.compiled
-    partial = path.with_name(f".{path.stem}.partial.keras")
-    try:
-        model.optimizer, model.compiled = None, False
-        with tensorflow_left_out():
-            model.save(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
-    finally:
-        model.optimizer, model.compiled = kept
 
 
 def _describe_policy(settings: Settings) -> str:
