@@ -11,7 +11,7 @@ import numpy as np
 from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
-from mpt_cli.precision.keras_internals import tensorflow_left_out
+from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -20,7 +20,7 @@ from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.training.assembly import Assembly, assemble, metric_names
+from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
 from mpt_cli.training.backend import Platform, framework_errors, peak_memory
 from mpt_cli.training.checkpoint import (
     SCALE_PREFIX,
@@ -36,6 +36,7 @@ from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.loss_and_optimizer import describe_objects, describe_scaling, set_learning_rate
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 
@@ -52,7 +53,7 @@ class Session:
         trainer.stopwatch.begin()
         if self.assembly.settings.trainer.on_unhealthy == "rollback":
             trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with framework_errors(trainer.process_group is not None):
+        with framework_errors(trainer.process_group is not None), self.assembly.policy.scope():
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> None:
@@ -64,9 +65,10 @@ class Session:
         if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
             if outcome.stop is None and outcome.signal is None:
-                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
+                with self.assembly.policy.scope():
+                    trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
-            save_for_inference(model, model_path)
+            save_trained(model, model_path)
 
     def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
@@ -84,8 +86,8 @@ class Session:
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
-            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
+            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
@@ -105,10 +107,12 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
         parts = assemble(settings, platform, data)
+    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
-        variables=tuple(variable.path for variable in parts.model.trainable_variables),
-        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
+        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
     )  # fmt: skip
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
@@ -122,31 +126,14 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
-    if trainer.gradient_health_every_steps is not None and computes_in_float16(parts.model):
-        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
+    sampled = trainer.gradient_health_every_steps is not None and not rules.loss_is_running
+    if sampled and computes_in_float16(parts.model):
+        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps or 0, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
     if platform.process_info is not None:
         runner.process_group = ProcessGroup()
     return Session(parts, runner)
-
-
-def save_for_inference(model: Any, path: Path) -> None:
-    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
-
-    Written beside its place and moved there whole. DataError where it can't be written.
-    """
-    kept = model.optimizer, model.compiled
-    partial = path.with_name(f".{path.stem}.partial.keras")
-    try:
-        model.optimizer, model.compiled = None, False
-        with tensorflow_left_out():
-            model.save(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
-    finally:
-        model.optimizer, model.compiled = kept
 
 
 def _describe_policy(settings: Settings) -> str:
@@ -163,7 +150,18 @@ def _describe_policy(settings: Settings) -> str:
 
 def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
+    if parts.author_compiled or parts.model.loss is None:
+        return _describe_own_loss(parts)
     return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
+
+
+def _describe_own_loss(parts: Assembly) -> str:
+    """Of a model that comes compiled, or whose own step needs no loss of Keras's."""
+    own, loss = own_steps(parts.model), parts.model.loss
+    if own is not None and own.optimizers:
+        return f"{own.train_loss} of the model's own train_step"
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    return f"{name} (as the model was compiled)"
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -176,8 +174,20 @@ def _describe_device(parts: Assembly) -> str:
     return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
-def _describe_optimizer(settings: Settings) -> str:
-    optimizer = settings.optimizer
+def _describe_own_optimizers(parts: Assembly) -> str:
+    """Of a model that comes compiled."""
+    each = [
+        f"{'' if own_steps(parts.model) is None else f'{name} '}{type(optimizer.inner_optimizer).__name__}, learning "
+        f"rate {float(optimizer.learning_rate):g}"
+        for name, optimizer in optimizers_of(parts.model).items()
+    ]  # fmt: skip
+    return f"{'; '.join(each)} (as the model was compiled)"
+
+
+def _describe_optimizer(parts: Assembly) -> str:
+    optimizer = parts.settings.optimizer
+    if parts.author_compiled:
+        return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
     notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
     if optimizer.schedule.object is not None:
@@ -221,6 +231,8 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+    if parts.author_compiled:
+        return False  # the checkpoint has the rate of the author's optimizer
     return set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
 
 
