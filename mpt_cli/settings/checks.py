@@ -9,7 +9,7 @@ from typing import Any
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
 from mpt_cli.settings.loss_scale import modes_that_allow
-from mpt_cli.settings.references import canonical_name, form_problem, keras_names, no_such_keras_name
+from mpt_cli.settings.references import canonical_name, form_problem, keras_names, no_such_keras_name, object_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
     Builder,
@@ -382,6 +382,38 @@ def _check_keras_name(key: str, name: str, listing: str) -> Iterator[Problem]:
         yield no_such_keras_name(key, name, names)
 
 
+_NO_CALLBACKS = {
+    "backupandrestore": "Leave it out: resume=auto does it, to the step.",
+    "progbarlogger": "Leave it out: the console shows it.",
+}
+
+
+def check_callbacks(settings: Settings) -> Iterator[Problem]:
+    """The form of each entry, and whether what it names exists, as far as it shows without importing anything."""
+    given = settings.trainer.callbacks
+    if not isinstance(given, list):
+        yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")
+        return
+    for index, entry in enumerate(given):
+        key, name = f"trainer.callbacks[{index}]", entry.get("object") if isinstance(entry, dict) else entry
+        remedy = _NO_CALLBACKS.get(canonical_name(name)) if isinstance(name, str) else None
+        if remedy is not None:
+            yield Problem(key, f"{name} can't be used in a run.", None, remedy)
+        elif problem := object_problem(key, entry, "callbacks"):
+            yield problem
+    for name in ("early_stopping", "reduce_on_plateau"):
+        yield from _check_unused(f"trainer.{name}", getattr(settings.trainer, name))
+
+
+def _check_unused(path: str, section: Any) -> Iterator[Problem]:
+    """Keys that nothing uses because `patience` is null."""
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if section.patience is None and value != default_of(declared):
+            rule = f"must be left out without {path}.patience: nothing uses it."
+            yield Problem(f"{path}.{declared.name}", rule, value, f"Set {path}.patience.")
+
+
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
     (check_scale_numbers, ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale",
@@ -400,6 +432,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_loader, ("data.loader",)),
     (check_loss, ("trainer.loss",)),
     (check_metrics, ("trainer.metrics",)),
+    (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",
