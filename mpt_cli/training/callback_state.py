@@ -6,9 +6,14 @@ written as JSON, arrays beside it: a checkpoint is data, and reading one runs no
 """
 
 import hashlib
+import inspect
+import json
 import math
 import os
 from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,7 +26,8 @@ from mpt_cli.errors import UserCodeError
 
 Arrays = dict[str, NDArray[Any]]
 OF_KERAS = frozenset(vars(keras.callbacks.Callback()))  # what every callback has: its params and its model
-BEGUN_ANEW = (type, ModuleType, keras.Model, keras.layers.Layer)  # what an attribute names and does not hold
+# what an attribute names, or is made anew with the callback and has no state
+BEGUN_ANEW = (type, ModuleType, partial, keras.Model, keras.layers.Layer, keras.losses.Loss)
 
 
 class NotPlain(Exception):
@@ -77,19 +83,21 @@ def decode(value: Any, arrays: Arrays) -> Any:
     parts = [decode(part, arrays) for part in content]
     return deque(parts, value["maxlen"]) if kind == "deque" else {"list": list, "tuple": tuple, "set": set}[kind](parts)
 
+ARRAYS = "arrays "  # before the digest of what has some
+
 
 class CallbackState:
-    """The state of one callback by its plain attributes.
+    """The state of one callback by its plain attributes, those that differ from what they were after `on_train_begin`.
 
-    An attribute with arrays is stored once it differs from what it was after `on_train_begin`: a set of images that a
-    callback looks at would otherwise be written with every checkpoint.
+    The others are as the settings have them: patience can be another in a resumed run, and a set of images that a
+    callback looks at is not written with every checkpoint.
     """
 
     left_out: frozenset[str] = OF_KERAS
 
     def __init__(self, callback: Any) -> None:
         self.callback = callback
-        self._at_begin: dict[str, str] = {}  # digests of what has arrays
+        self._at_begin: dict[str, tuple[str, Any]] = {}  # digest and, where it has no arrays, the value as JSON
         self._told: set[str] = set()
 
     def before_resumed_training(self) -> None:
@@ -97,32 +105,32 @@ class CallbackState:
 
     def begin(self) -> list[str]:
         """After `on_train_begin`: remember what was there; returns a sentence for what can't be stored."""
-        for name, value in self._own().items():
-            arrays = Arrays()
-            try:
-                encode(value, arrays)
-            except NotPlain:
-                continue
-            self._at_begin[name] = _digest(arrays)
+        for name, content, arrays in self._plain():
+            self._at_begin[name] = _digest(content, arrays), None if arrays else content
         return self._sentences()
 
     def encode(self) -> tuple[Any, Arrays, list[str]]:
         """JSON and arrays by name, and sentences for what has come up since that can't be stored."""
         stored, arrays = dict[str, Any](), Arrays()
-        for name, value in self._own().items():
-            own = Arrays()
-            try:
-                content = encode(value, own, name)
-            except NotPlain:
-                continue
-            if not own or _digest(own) != self._at_begin.get(name):
+        for name, content, own in self._plain():
+            if _digest(content, own) != self._at_begin.get(name, ("",))[0]:
                 stored[name], arrays = content, arrays | own
         return stored, arrays, self._sentences()
 
     def decode(self, stored: Any, arrays: Arrays) -> None:
-        """Put back what `encode` gave."""
+        """Put back what `encode` gave; what has changed since, after a rollback, is as it was at the beginning."""
+        for name, (digest, content) in self._at_begin.items():
+            if name not in stored and not digest.startswith(ARRAYS):
+                setattr(self.callback, name, decode(content, {}))
         for name, content in stored.items():
             setattr(self.callback, name, decode(content, arrays))
+
+    def _plain(self) -> Iterator[tuple[str, Any, Arrays]]:
+        """Name, JSON and arrays of each attribute that is plain."""
+        for name, value in self._own().items():
+            arrays = Arrays()
+            with suppress(NotPlain):
+                yield name, encode(value, arrays, name), arrays
 
     def _own(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self.callback).items() if name not in self.left_out}
@@ -143,16 +151,16 @@ def _is_stored(value: Any) -> bool:
     try:
         encode(value, {})
     except NotPlain:
-        return callable(value) or isinstance(value, BEGUN_ANEW)
+        return inspect.isroutine(value) or isinstance(value, BEGUN_ANEW)
     return True
 
 
-def _digest(arrays: Arrays) -> str:
-    digest = hashlib.sha256()
+def _digest(content: Any, arrays: Arrays) -> str:
+    digest = hashlib.sha256(json.dumps(content).encode())
     for path, array in arrays.items():
         digest.update(f"{path} {array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).view(np.uint8).data if array.size and array.ndim else array.tobytes())
-    return digest.hexdigest()
+    return f"{ARRAYS if arrays else ''}{digest.hexdigest()}"
 
 
 class OwnState(CallbackState):
