@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
@@ -83,7 +83,7 @@ def evaluate_model(
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     examples = _split(data, split)
     model = load_trained(trained)
     compile_model(settings, model, data, None)

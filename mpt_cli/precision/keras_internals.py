@@ -99,6 +99,12 @@ def own_trainable_variables(holder: Any) -> list[Any]:
     return list(holder._trainable_variables)
 
 
+def configured_rate(optimizer: Any) -> Any:
+    """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
+
+
 def graph_calls(operation: Any) -> list[Any]:
     """The nodes of the graph of a functional model at which a layer or operation is called."""
     return list(operation._inbound_nodes)

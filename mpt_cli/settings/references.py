@@ -98,17 +98,17 @@ def read_object(value: Any) -> Reference:
 
 
 def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """Each single object within lists and mappings of them, with its place; null stands for none.
+    """Each single object within lists and mappings of them, with its key; null stands for none.
 
     >>> list(named_objects("trainer.loss", {"price": "mse", "kind": ["auto", None]}))
-    [('trainer.loss.price', 'mse'), ('trainer.loss.kind[0]', 'auto')]
+    [('trainer.loss.price', 'mse'), ('trainer.loss.kind', 'auto')]
     """
     if is_object(value):
         yield from [] if value is None else [(key, value)]
     elif isinstance(value, dict):
         yield from (found for name, part in value.items() for found in named_objects(f"{key}.{name}", part))
     else:
-        yield from (found for place, part in enumerate(value) for found in named_objects(f"{key}[{place}]", part))
+        yield from (found for part in value for found in named_objects(key, part))
 
 
 def object_problem(key: str, value: Any, listing: str) -> Problem | None:

@@ -17,7 +17,7 @@ from mpt_cli.settings.variants import (
     DATA,
     MLP,
     MODELS,
-    OPTIMIZERS,
+    OPTIMIZER_VARIANTS,
     Adam,
     DataSettings,
     Digits,
@@ -98,6 +98,9 @@ class TrainerSettings:
     epochs: int = key(10, "passes over the training data", at_least=1)
     max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
     batch_size: int = key(64, "examples per step", at_least=1)
+    steps_per_epoch: Optional[int] = key(None, "steps after which an epoch of a stream ends, and the next goes on from "
+                                         "there; null = as many as there are", at_least=1)
+    validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
@@ -109,10 +112,15 @@ class TrainerSettings:
                     choices=("auto", "resident", "stream"))
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
     validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
-    loss: str = key("auto", "auto, or the name of a Keras loss")
+    loss: Any = key("auto", "what is minimised: auto, a Keras name, module:name, {object: …, kwargs: {…}}, a mapping "
+                    "or list of these by output, or null where the model brings its own; but for auto, targets stay as "
+                    "they come")
+    loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
     from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
                                         choices=("auto", True, False))
-    metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
+    metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
+    weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
+    class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
     max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
                                               "null = never", at_least=1)
     max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
@@ -204,7 +212,7 @@ class Settings:
 
 
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": MODELS, "data": DATA, "optimizer": OPTIMIZERS,
+    "model": MODELS, "data": DATA, "optimizer": OPTIMIZER_VARIANTS,
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
 }  # fmt: skip
 _NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
@@ -288,6 +296,9 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     return Problem(path, "there is no such key.", value, remedy_for(path))
 
 
+FARTHEST = 3  # letters too many or too few in a name of another section: callbacks is not max_rollbacks
+
+
 def remedy_for(path: str) -> str:
     """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere."""
     section, _, leaf = path.rpartition(".")
@@ -299,7 +310,7 @@ def remedy_for(path: str) -> str:
     if match := nearest(leaf, siblings):
         return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if match := nearest(leaf, leaves):
+    if (match := nearest(leaf, leaves)) and abs(len(match) - len(leaf)) <= FARTHEST:
         return f"Did you mean {leaves[match]}?"
     if section and siblings:
         return f"Keys here: {', '.join(siblings)}."

@@ -8,8 +8,8 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
-from mpt_cli.data.load import load_data
+from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
@@ -82,7 +82,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
-    jit_compile = choose_jit(settings, platform, model)
+    jit_compile = choose_jit(settings, platform, model) and not _is_text(settings, data)
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
@@ -103,7 +103,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     policy = Policy(settings.policy.name, settings.policy.head, settings.policy.overrides, settings.policy.float8)
     with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
+        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task,
+                            data.input_dtypes, data.targets_as_given)  # fmt: skip
         try:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
@@ -130,6 +131,20 @@ def _check_savable(model: Any) -> None:
         )) from error
 
 
+def _is_text(settings: Settings, data: DataSet) -> bool:
+    """Whether inputs are text, which neither XLA nor JAX computes with: ConfigError where that was asked for."""
+    if "string" not in data.input_dtype:
+        return False
+    if settings.backend.name != "tensorflow":
+        raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
+                                  settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
+                                  "data.loader."))
+    if settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+                                  "XLA does not compute with.", True))
+    return True
+
+
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
     findings = find_bad_combinations(model, settings.optimizer.name, data.max_abs_input)
@@ -143,7 +158,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     """Give `model` its loss, metrics and optimizer, with all variables made."""
     compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    model.compile(optimizer=optimizer, loss=compiled.loss, metrics=compiled.metrics, auto_scale_loss=False)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None:
         optimizer.build(model.trainable_variables)
 
@@ -220,15 +235,23 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
     """
     batch = first_batch(data, batch_size)
+    specs = Batch(*(map_arrays(_symbol, part) for part in batch))
     try:
-        build_for_batch(model, batch if batch.sample_weight is not None else (batch.x, batch.y))
-    except (ValueError, TypeError, RuntimeError) as error:
-        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch.y))
+        build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        shapes = [keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+                  for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
+        output, target = (part if part else "?" for part in shapes)
         raise ConfigError(Problem(
             "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         )) from error
     return batch
+
+
+def _symbol(array: Any) -> Any:
+    dtype = "string" if array.dtype.kind == "S" else array.dtype
+    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -245,7 +268,7 @@ class BuildCheck:
 def try_build(settings: Settings, platform: Platform) -> BuildCheck:
     """Assemble the run of `settings`; raises what would keep it from starting."""
     assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    parts = assemble(settings, platform, load_data_of_run(settings))
     return BuildCheck(
         audit_layers(parts.model), parts.model.count_params(), parts.data.description,
         describe_scaling(parts.scaling, parts.model), parts.warnings,

@@ -8,11 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
-from mpt_cli.precision.keras_internals import tensorflow_left_out
+from mpt_cli.precision.keras_internals import configured_rate, tensorflow_left_out
+from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import OwnOptimizer
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -42,7 +44,12 @@ from mpt_cli.training.checkpoint import (
 )
 from mpt_cli.training.distribution import ProcessGroup, check_same_data
 from mpt_cli.training.gradient_samples import GradientSampler
-from mpt_cli.training.loss_and_optimizer import build_learning_rate, describe_scaling, set_learning_rate
+from mpt_cli.training.loss_and_optimizer import (
+    build_optimizer,
+    describe_objects,
+    describe_scaling,
+    set_learning_rate,
+)
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -129,7 +136,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     callbacks = build_callbacks(settings.trainer, str(store.folder.parent))
     check_schedule(settings, callbacks)
     settings = with_short_calls(settings, callbacks)
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
@@ -195,7 +202,7 @@ def _describe_policy(settings: Settings) -> str:
 
 def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
-    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else asked
+    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -210,15 +217,18 @@ def _describe_device(parts: Assembly) -> str:
 
 def _describe_optimizer(settings: Settings) -> str:
     optimizer = settings.optimizer
-    notes = [f"learning rate {optimizer.learning_rate:g}"]
-    if optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
+    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
+    notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
+    if optimizer.schedule.object is not None:
+        notes.append(f"schedule {optimizer.schedule.object}")
+    elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
         notes.append(f"{optimizer.schedule.name} schedule")
     for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
         if getattr(optimizer, name) is not None:
             notes.append(f"{name} {getattr(optimizer, name):g}")
     if optimizer.use_ema:
         notes.append(f"EMA {optimizer.ema_momentum:g}")
-    return f"{optimizer.name}, {', '.join(notes)}"
+    return ", ".join([str(own), *notes])
 
 
 def _describe_callbacks(trainer: Trainer) -> str:
@@ -260,12 +270,23 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+    reached = float(parts.optimizer.learning_rate)
+    follows_schedule = set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
     if trainer.callbacks and "callbacks" in checkpoint.position:
         resume_callbacks(trainer.callbacks, checkpoint)
-        if (rate := rate_of_callbacks(parts, checkpoint, factor)) is not None:
-            parts.optimizer.learning_rate = rate
-            return False
-    return set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
+        if not follows_schedule:
+            _resume_rate(parts.optimizer, reached, checkpoint.position["configured_rate"])
+    return follows_schedule
+
+
+def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
+    """The rate that callbacks had `reached` where `configured` was in force, changed as settings and rollbacks have
+    changed that one since, whose rate `optimizer` has now."""
+    now = float(optimizer.learning_rate)
+    if now == configured:
+        optimizer.learning_rate = reached
+    elif configured:
+        optimizer.learning_rate = reached * now / configured
 
 
 class CallbackPosition:
@@ -278,11 +299,13 @@ class CallbackPosition:
         """More of its position, and arrays; nothing in a run without callbacks."""
         if not self.trainer.callbacks:
             return {}, {}
-        settings, rollbacks = self.parts.settings, self.trainer.telemetry.tally.rollbacks
+        parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
         position, arrays = self.trainer.callbacks.position()
-        rate = settings.optimizer.learning_rate * settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+        rate = configured_rate(build_optimizer(parts.settings.optimizer, parts.schedule_steps))
+        factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+        configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
         named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
-        return {"callbacks": position, "configured_rate": rate}, named
+        return {"callbacks": position, "configured_rate": configured}, named
 
 
 def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
@@ -292,17 +315,6 @@ def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
         for name, array in checkpoint.arrays.items() if name.startswith(CALLBACK_PREFIX)
     }  # fmt: skip
     callbacks.resume(checkpoint.position["callbacks"], arrays)
-
-
-def rate_of_callbacks(parts: Assembly, checkpoint: Checkpoint, factor: float) -> float | None:
-    """The learning rate that callbacks had come to at `checkpoint`, now in force: times what rollbacks (`factor`) and
-    the settings have changed of it since. None under a schedule, which no callback can change.
-    """
-    if not isinstance(build_learning_rate(parts.settings.optimizer.schedule, 1.0, parts.schedule_steps), float):
-        return None
-    reached, before = float(parts.optimizer.learning_rate), checkpoint.position["configured_rate"]
-    now = parts.settings.optimizer.learning_rate * factor
-    return reached if now == before else (reached * now / before if before else now)
 
 
 class Rollback:
