@@ -62,6 +62,18 @@ def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
     return inside_fit["optimizer_variables"] if inside_fit else None
 
 
+def idles_at_batches(callback: Any) -> bool:
+    """Whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
+
+    TensorBoard counts there, and writes the graph of Keras's own `train_function`.
+    """
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        return bool(callback.save_freq == "epoch")
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.update_freq == "epoch") and not (callback._should_trace or callback.write_steps_per_second)
+    return False
+
+
 def has_value(variable: Any) -> bool:
     """False while `fit` on JAX holds it."""
     return variable._value is not None

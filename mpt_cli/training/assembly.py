@@ -23,8 +23,8 @@ from mpt_cli.precision import (
     find_bad_combinations,
     has_own_train_step,
 )
-from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.keras_internals import build_for_batch
+from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
@@ -41,7 +41,6 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_scaling,
     wrap_optimizer,
 )
-from mpt_cli.training.saving import warn_of_saving
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
@@ -49,6 +48,7 @@ from mpt_cli.training.own_program import (
     prepare_own_test,
     wrap_author_optimizers,
 )
+from mpt_cli.training.saving import warn_of_saving
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a

@@ -141,6 +141,10 @@ class Engine(ABC):
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""
         self._latest, self._resets = None, False
 
+    def forget_last_call(self) -> None:
+        """Some of them may have been; metrics that were to begin anew still do."""
+        self._latest = None
+
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """`evaluate` itself."""
