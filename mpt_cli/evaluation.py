@@ -32,9 +32,9 @@ def evaluate(
     settings = undistributed(stored_settings(run))
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    platform = backend.prepare_backend(settings)
+    backend.prepare_backend(settings)
 
-    metrics = evaluate_model(settings, platform, TrainedModel(run.model_keras, kept), split)
+    metrics = evaluate_model(settings, TrainedModel(run.model_keras, kept), split)
     return metrics, None if kept is None else best_epoch(kept)
 
 
@@ -74,12 +74,10 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
-def evaluate_model(
-    settings: Settings, platform: backend.Platform, trained: TrainedModel, split: str
-) -> dict[str, float]:
+def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
-    from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
+    from mpt_cli.training.assembly import build_metrics, call_capacity, compile_model
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
@@ -88,7 +86,7 @@ def evaluate_model(
     model = load_trained(trained)
     compile_model(settings, model, data, None)
     build_metrics(model, examples, settings.trainer.batch_size)
-    engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
+    engine = build_engine(model, _compiles(settings), Distribution())
     plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
     feed = build_feed(examples, engine, plan, resident=False)
     feed.start(1)
@@ -96,6 +94,11 @@ def evaluate_model(
     while (piece := feed.take(plan.capacity)) is not None:
         engine.evaluate(piece.source, piece.batch_indices, piece.count)
     return engine.metrics()
+
+
+def _compiles(settings: Settings) -> bool:
+    """As the run did, for the same numbers; on JAX also where the run went without, which is for debugging."""
+    return settings.trainer.jit_compile is True or settings.backend.name == "jax"
 
 
 def load_trained(trained: TrainedModel) -> Any:
