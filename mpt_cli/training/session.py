@@ -1,7 +1,7 @@
 """One prepared run: what it is made of, its header, the checkpoint it goes on from, rollbacks, and its end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
+from mpt_cli.training.xla import try_xla
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,20 @@ class Session:
         """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
+
+    def compile_ahead(self, say: Callable[[str], None]) -> "Session":
+        """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
+
+        ConfigError where it can't and was asked for.
+        """
+        parts = self.assembly
+        if not parts.jit.jit_compile or parts.settings.backend.name != "tensorflow":
+            return self
+        say("compiling the steps with XLA")
+        with framework_errors(several_processes=False), parts.policy.scope():
+            jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed),
+                          may_leave=parts.settings.trainer.jit_compile == "auto")  # fmt: skip
+        return replace(self, assembly=replace(parts, jit=jit))
 
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
@@ -255,7 +270,7 @@ def _describe_callbacks(trainer: Trainer) -> str:
 
 def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
-    compiled = "XLA" if parts.jit_compile else "no XLA"
+    compiled = "XLA" if parts.jit.jit_compile else f"no XLA ({parts.jit.reason})" if parts.jit.reason else "no XLA"
     many = trainer.steps_per_execution
     steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"
