@@ -62,6 +62,18 @@ def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
     return inside_fit["optimizer_variables"] if inside_fit else None
 
 
+def idles_at_batches(callback: Any) -> bool:
+    """Whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
+
+    TensorBoard counts there, and writes the graph of Keras's own `train_function`.
+    """
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        return bool(callback.save_freq == "epoch")
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.update_freq == "epoch") and not (callback._should_trace or callback.write_steps_per_second)
+    return False
+
+
 def has_value(variable: Any) -> bool:
     """False while `fit` on JAX holds it."""
     return variable._value is not None
@@ -85,6 +97,12 @@ def tracked_layers(layer: Any) -> list[Any]:
 def own_trainable_variables(holder: Any) -> list[Any]:
     """Of a layer, without those of the layers inside it; of an optimizer, the weights that it was built for."""
     return list(holder._trainable_variables)
+
+
+def configured_rate(optimizer: Any) -> Any:
+    """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
 
 
 def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[int], str | None]:

@@ -263,6 +263,11 @@ class LossScaleOptimizer(
             return None
         return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
 
+    def places_of(self, variables: list[Any]) -> list[int]:
+        """The index of each of `variables` among those the optimizer was built for."""
+        places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
+        return [places[id(variable)] for variable in variables]
+
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
         grads, variables = zip(*grads_and_vars, strict=True)

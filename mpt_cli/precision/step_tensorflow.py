@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured, describe_gradients
-from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -20,7 +20,15 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
-from mpt_cli.precision.scale_state import ScaleState, follow_scale, largest_magnitudes, scaled_statistics
+from mpt_cli.precision.own_step import OwnSteps, own_steps
+from mpt_cli.precision.scale_state import (
+    TRACE_START,
+    ScaleState,
+    follow_scale,
+    largest_magnitudes,
+    next_trace,
+    scaled_statistics,
+)
 from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
@@ -43,6 +51,7 @@ def apply(
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
+    _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
@@ -50,6 +59,13 @@ def apply(
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+
+
+def _note(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured) -> None:
+    trace = optimizer.scale_state.trace if optimizer.scale_state is not None else None
+    if trace is not None:
+        defects = describe_gradients(grads, measured, tf.cond)
+        trace.assign(next_trace(trace.value, measured.finite, defects, optimizer.places_of(variables)))
 
 
 def all_replicas(flag: Tensor) -> Tensor:
@@ -202,6 +218,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
     finite. Here the former are put back and the latter left alone when the step is skipped.
     """
+    own = own_steps(model)
+    if own is not None and own.optimizers:
+        return _own_train_step(model, own, data)
     _build(model, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
@@ -268,3 +287,51 @@ def _assign(variables: list[Any], values: list[Tensor]) -> None:
 
 def _batch_size(x: Any) -> Tensor:
     return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
+
+
+def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
+    """The model's own train_step; what its optimizers share is put back where one of them skipped."""
+    kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
+    before = [tf.identity(v) for v in kept]
+    starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
+    logs = model.train_step(packed(data))
+    values = own.train_values(logs)
+    parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
+    record = combined(parts)
+    applied = tf.logical_or(record.finite, all(o.on_overflow == "apply" for o in own.optimizers.values()))
+    tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: _assign(kept, before)))
+    own.train_log.assign(tf.where(applied, values, own.train_log.value))
+    return logs, record
+
+
+def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor]:
+    """The scale and the learning rate before the step."""
+    assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
+    optimizer.scale_state.trace.assign(TRACE_START)
+    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+
+
+def _traced_record(optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor) -> StepRecord:
+    state = optimizer.scale_state
+    assert state is not None and state.trace is not None
+    return traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
+
+
+def own_test_step(model: Any, data: Any) -> None:
+    """A test_step of the model, whose result is noted where the model reports its own."""
+    own = own_steps(model)
+    if own is None or not own.test_names:
+        model.test_step(data)
+    else:
+        own.test_log.assign(own.test_values(model.test_step(packed(data))))
+
+
+def trace(step: Callable[[Any], Any], batch: Any) -> Any:
+    """What a step of a model gives for a batch like this, symbolically."""
+    spec = tf.nest.map_structure(
+        lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
+        packed(batch),
+    )  # fmt: skip
+    result: list[Any] = []
+    tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    return result[0]
