@@ -122,9 +122,7 @@ def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: dict[int, tuple[Any, Tensor]] = {}
+    found: dict[int, tuple[Any, Tensor]]
 
     def get_current_value(self, variable: Any) -> Tensor:
         outside = self.original_scope
@@ -141,7 +139,9 @@ def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]
     """
     import jax
 
-    with _Reads() as scope:
+    scope = _Reads()
+    scope.found = {}
+    with scope:
         jax.eval_shape(function)
     pairs = list(scope.found.values())
     return [variable for variable, _ in pairs], [value for _, value in pairs]
