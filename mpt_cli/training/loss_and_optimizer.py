@@ -112,8 +112,7 @@ class _Contexts:
         call = None if tensor is None else call_behind(tensor)
         if tensor is None or call is None:
             return self._context(key, 0, lambda: gives_logits(self.model))
-        count = int(tensor.shape[-1]) if len(tensor.shape) > 1 else 1
-        return self._context(key, count, lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
+        return self._context(key, _width(tensor), lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
 
     def _context(self, key: str, outputs: int, find_logits: Callable[[], bool]) -> _LossContext:
         asked = self.trainer.from_logits
@@ -170,8 +169,12 @@ def _gives_probabilities(operation: Any) -> bool:
 
 def _count_outputs(model: keras.Model) -> int:
     # a subclassed model has only the output of its last symbolic call, a cloned one only `outputs`
-    shape = keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1].shape
-    return int(shape[-1]) if len(shape) > 1 else 1
+    return _width(keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1])
+
+
+def _width(tensor: Any) -> int:
+    """Size of the last dimension; 1 where there is one number per example, 0 where only the batch tells."""
+    return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
 def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> Any:

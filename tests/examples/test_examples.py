@@ -40,13 +40,29 @@ EXAMPLES = {
     "onehot_convnet": Example(24, quick=True, plain={
         "compile": {"optimizer": ["Adam", 0.01], "loss": "categorical_crossentropy"},
         "fit": {"epochs": 4, "batch_size": 32}}),
-    "tickets": Example(14),
-    "siamese": Example(39, quick=True),
+    "tickets": Example(14, plain={
+        "compile": {"optimizer": ["RMSprop", 0.002], "loss": {"priority": "mse", "department": "label_smoothing"},
+                    "loss_weights": {"priority": 1.0, "department": 0.2}},
+        "fit": {"epochs": 2, "batch_size": 32}}),
+    "siamese": Example(39, quick=True, plain={
+        "compile": {"optimizer": ["RMSprop", 0.005], "loss": "loss"}, "fit": {"epochs": 3, "batch_size": 16}}),
     "class_weights": Example(21, plain={
         "compile": {"optimizer": ["Adam", 0.01], "loss": "binary_crossentropy"},
         "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}}}),
     "autoencoder": Example(15, quick=True, plain={
         "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+    "metric_learning": Example(24),
+    "generator": Example(30),
+    "columns": Example(28, ("tensorflow",)),
+    "raw_text": Example(24, ("tensorflow",), plain={
+        "compile": {"optimizer": ["Adam", 0.05], "loss": "binary_crossentropy"},
+        "fit": {"epochs": 4, "batch_size": 24}}),
+    "masked_regression": Example(12, plain={
+        "compile": {"optimizer": ["Adam", 0.01, {"clipnorm": 1.0}], "loss": "mean_squared_error"},
+        "fit": {"epochs": 3, "batch_size": 32}}),
+    "seq2seq": Example(15, plain={
+        "compile": {"optimizer": ["RMSprop", 0.01], "loss": "categorical_crossentropy"},
+        "fit": {"epochs": 3, "batch_size": 32}}),
 }  # fmt: skip
 CASES = [
     pytest.param(name, backend, id=f"{name}-{backend}")
