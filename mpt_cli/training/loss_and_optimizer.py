@@ -343,7 +343,11 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
         if common.name not in ("name", "schedule", "learning_rate") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        optimizer.learning_rate = _rate_of_own(settings, configured_rate(optimizer), total_steps)
+        configured = configured_rate(optimizer)
+        rate = _rate_of_own(settings, configured, total_steps)
+        if isinstance(rate, float) and not isinstance(configured, float):
+            rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
+        optimizer.learning_rate = rate
     return optimizer
 
 
@@ -374,6 +378,10 @@ class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": keras.saving.serialize_keras_object(self.schedule), "factor": self.factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LoweredSchedule":
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
 def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:

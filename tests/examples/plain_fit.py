@@ -36,8 +36,8 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
     own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed}
     arguments["compile"] = keras.tree.map_structure(lambda value: own[value]() if value in own else value,
                                                     arguments["compile"])  # fmt: skip
-    model.compile(getattr(keras.optimizers, kind)(rate, **(more[0] if more else {})), jit_compile=keras.backend.backend() == "jax",
-                  **arguments["compile"])  # fmt: skip
+    optimizer = getattr(keras.optimizers, kind)(rate, **(more[0] if more else {}))
+    model.compile(optimizer, jit_compile=keras.backend.backend() == "jax", **arguments["compile"])
     fit = arguments["fit"]
     if "class_weight" in fit:
         fit["class_weight"] = {int(label): weight for label, weight in fit["class_weight"].items()}
