@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
@@ -100,7 +100,7 @@ def evaluate_model(
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     examples = _split(data, split)
     # what a builder returns may bring its own loss, metrics and test_step, which no file holds
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
@@ -135,8 +135,7 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
-        assert settings.seed is not None
-        return rebuild(trained, load_data(settings.data, settings.seed))
+        return rebuild(trained, load_data_of_run(settings))
     return _with_best(trained, model)
 
 

@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
@@ -233,7 +233,7 @@ class Examination:
     def __init__(self, settings: Settings, platform: Platform, request: Request) -> None:
         assert settings.seed is not None
         self.settings, self.platform, self.request = settings, platform, request
-        self.data = load_data(settings.data, settings.seed)
+        self.data = load_data_of_run(settings)
         self.parts = assemble(settings, platform, self.data)
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)

@@ -14,6 +14,7 @@ all its optimizers applied.
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -136,6 +137,11 @@ def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
+    """The variables behind the loss scale of a built optimizer, by name."""
+    return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
+
+
 def as_number(value: Tensor) -> Tensor:
     """float32 scalar of a reported value; the mean of one that is an array."""
     return ops.mean(ops.cast(value, "float32"))
@@ -202,11 +208,11 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
     attributes = sorted(vars(model).items(), key=lambda item: item[0] == "optimizer")
     for name, value in attributes:
         if isinstance(value, keras.optimizers.Optimizer):
-            yield name, value, lambda new, name=name: setattr(model, name, new)
+            yield name, value, partial(setattr, model, name)
         elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, keras.optimizers.Optimizer):
-                    yield f"{name}.{key}", inner, lambda new, held=value, key=key: held.__setitem__(key, new)
+                    yield f"{name}.{key}", inner, partial(value.__setitem__, key)
 
 
 def trace_train_step(

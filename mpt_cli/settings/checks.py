@@ -177,7 +177,7 @@ def _check_own_schedule(schedule: Schedule) -> Iterator[Problem]:
     if schedule.object is None:
         yield Problem("optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.",
                       schedule.kwargs)  # fmt: skip
-    for name in ("name", "warmup_steps", *_SCHEDULES_WITH):
+    for name in ("name", *_SCHEDULES_WITH):
         if (value := getattr(schedule, name)) != _default(schedule, name):
             rule = f"must be left out with optimizer.schedule.object={schedule.object}: nothing uses it."
             yield Problem(f"optimizer.schedule.{name}", rule, value, "Say it in optimizer.schedule.kwargs.")

@@ -68,6 +68,9 @@ class TrainerSettings:
     epochs: int = key(10, "passes over the training data", at_least=1)
     max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
     batch_size: int = key(64, "examples per step", at_least=1)
+    steps_per_epoch: Optional[int] = key(None, "steps after which an epoch of a stream ends, and the next goes on from "
+                                         "there; null = as many as there are", at_least=1)
+    validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
-from mpt_cli.data.load import load_data
+from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
@@ -25,8 +25,8 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.keras_internals import build_for_batch
+from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
@@ -43,7 +43,6 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_scaling,
     wrap_optimizer,
 )
-from mpt_cli.training.saving import warn_of_saving
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
@@ -51,6 +50,7 @@ from mpt_cli.training.own_program import (
     prepare_own_test,
     wrap_author_optimizers,
 )
+from mpt_cli.training.saving import warn_of_saving
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -111,7 +111,7 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
-    jit_compile = choose_jit(settings, platform, model)
+    jit_compile = choose_jit(settings, platform, model) and not _is_text(settings, data)
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
@@ -165,8 +165,8 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     if head == settings.policy.name or head_layers(model):
         return []
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
-    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is in {head}. "
-            f"Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
+    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is in {head}."
+            f" Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
 
 
 def warn_of_own_steps(model: Any) -> list[str]:
@@ -184,7 +184,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     policy = policy_of(settings)
     with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
+        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task,
+                            data.input_dtypes, data.targets_as_given)  # fmt: skip
         try:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
@@ -195,6 +196,20 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
         raise ConfigError(Problem("model.builder", f"{type(model).__name__} has a compile of its own, whose arguments "
                                   "only its author knows.", None, "Call it in the builder."))
     return model
+
+
+def _is_text(settings: Settings, data: DataSet) -> bool:
+    """Whether inputs are text, which neither XLA nor JAX computes with: ConfigError where that was asked for."""
+    if "string" not in data.input_dtype:
+        return False
+    if settings.backend.name != "tensorflow":
+        raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
+                                  settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
+                                  "data.loader."))
+    if settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+                                  "XLA does not compute with.", True))
+    return True
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
@@ -301,15 +316,23 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own
+    specs = Batch(*(map_arrays(_symbol, part) for part in batch))
     try:
-        build_for_batch(model, batch if batch.sample_weight is not None else (batch.x, batch.y))
-    except (ValueError, TypeError, RuntimeError) as error:
-        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (getattr(model, "outputs", None) or "?", batch.y))
+        build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        shapes = [keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+                  for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
+        output, target = (part if part else "?" for part in shapes)
         raise ConfigError(Problem(
             "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         )) from error
     return batch
+
+
+def _symbol(array: Any) -> Any:
+    dtype = "string" if array.dtype.kind == "S" else array.dtype
+    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -326,7 +349,7 @@ class BuildCheck:
 def try_build(settings: Settings, platform: Platform) -> BuildCheck:
     """Assemble the run of `settings`; raises what would keep it from starting."""
     assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    parts = assemble(settings, platform, load_data_of_run(settings))
     return BuildCheck(
         audit_layers(parts.model), count_parameters(parts.model), parts.data.description,
         describe_scaling(parts.scaling, parts.model), parts.warnings,

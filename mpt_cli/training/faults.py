@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -75,10 +75,11 @@ class Injector:
         """
         self.model.compute_loss = self._compute_loss
         if self.fault.place != "data" and not own.scales_losses:
-            raise ConfigError(Problem("fault.place", "must be data: the model's own train_step scales no loss that could "
-                                      "be spoiled.", self.fault.place, "Use fault.place=data."))  # fmt: skip
+            raise ConfigError(Problem("fault.place", "must be data: the model's own train_step scales no loss to be "
+                                      "spoiled.", self.fault.place, "Use fault.place=data."))  # fmt: skip
         for optimizer in own.optimizers.values():
-            optimizer.scale_loss = partial(self._scale_spoiled, optimizer.scale_loss)
+            scaled = partial(self._scale_spoiled, optimizer.scale_loss)
+            optimizer.scale_loss = scaled  # type: ignore[method-assign]
 
     def _scale_spoiled(self, scale_loss: Callable[[Tensor], Tensor], loss: Tensor) -> Tensor:
         return scale_loss(self._spoil(ops.cast(loss, "float32")))
@@ -166,9 +167,8 @@ def slowed(data: Examples | Stream, seconds: float) -> Examples | Stream:
     if isinstance(data, Examples):
         return SlowExamples(data.x, data.y, data.sample_weight, seconds)
 
-    def open_slowly(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-        for batch in data.open(batch_size, shuffle_seed):
-            time.sleep(seconds)
-            yield batch
+    def slowly(batch: Examples, number: int) -> Examples:
+        time.sleep(seconds)
+        return batch
 
-    return replace(data, open=open_slowly)
+    return data.mapped(slowly)

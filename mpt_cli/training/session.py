@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
@@ -83,9 +83,10 @@ class Session:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
         scale = None if math.isnan(ledger.scale) else ledger.scale
+        scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings, parts.model), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
+            policy=_describe_policy(settings, parts.model), loss_scale=scaling,
             model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
@@ -102,7 +103,7 @@ class Session:
 def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):

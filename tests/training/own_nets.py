@@ -44,7 +44,7 @@ def _jax_step(self, state, data):
     def loss_of(trained, fixed):
         y_pred, fixed = self.stateless_call(trained, fixed, x, training=True)
         loss = self.compute_loss(x, y, y_pred)
-        with keras.StatelessScope(zip(self.optimizer.variables, of_optimizer)):
+        with keras.StatelessScope(list(zip(self.optimizer.variables, of_optimizer, strict=True))):
             return self.optimizer.scale_loss(loss) if self.scales else loss, (loss, y_pred, fixed)
 
     (_, (loss, y_pred, fixed)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, fixed)
@@ -144,7 +144,7 @@ class GAN(keras.Model):
             loss = loss_of()
             scaled = optimizer.scale_loss(loss)
         gradients = tape.gradient(scaled, network.trainable_weights)
-        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights, strict=True))
         return loss
 
     def _latent(self, count):

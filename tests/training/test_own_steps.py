@@ -18,7 +18,7 @@ trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor
 logger: {console: plain}
 """
 SPLIT = "mirrored" if BACKEND == "tensorflow" else "data_parallel"
-SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null", "fault.until_step=null")
+SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null")
 
 
 def train(folder, *words, code=0):
@@ -47,7 +47,7 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     for folder, builder in ((own, "classifier"), (plain, "plain")):
         folder.mkdir()
         train(folder, *SPOILED, f"model.builder={NETS}:{builder}", "trainer.jit_compile=auto")
-    assert [summary(folder)[key] for folder in (own, plain) for key in ("applied_steps", "skipped_steps")] == [10, 2] * 2
+        assert (summary(folder)["applied_steps"], summary(folder)["skipped_steps"]) == (10, 2)
     for name, value in weights(plain).items():
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
     assert np.isfinite(list(summary(own)["metrics"].values())).all()
@@ -64,13 +64,13 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not scale"),
+        (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not"),
         (["model.kwargs={kind: Unscaled}", "loss_scale=none"], 0, "12 steps were applied"),
         (["model.kwargs={kind: Silent}"], 2, "Silent.train_step: ValueError: must return a dict with a value to go by"),
         (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
         (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
         (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
-        ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step of its own"),
+        ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step"),
     ],
 )
 def test_what_a_step_lacks_is_said_before_it_trains(words, code, said, tmp_path):
