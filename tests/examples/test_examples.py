@@ -47,6 +47,11 @@ EXAMPLES = {
         "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}}}),
     "autoencoder": Example(15, quick=True, plain={
         "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+    "vae_own_step": Example(21, ("tensorflow",)),
+    "gan": Example(21, ("tensorflow",)),
+    "distillation": Example(30),
+    "bidirectional_lstm": Example(21),
+    "recommender": Example(39),
 }  # fmt: skip
 CASES = [
     pytest.param(name, backend, id=f"{name}-{backend}")
