@@ -33,9 +33,9 @@ def evaluate(
     settings = undistributed(stored_settings(run))
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    platform = backend.prepare_backend(settings)
+    backend.prepare_backend(settings)
 
-    metrics = evaluate_model(settings, platform, TrainedModel(model_file(run), settings, kept), split)
+    metrics = evaluate_model(settings, TrainedModel(model_file(run), settings, kept), split)
     return metrics, None if kept is None else best_epoch(kept)
 
 
@@ -91,12 +91,10 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
-def evaluate_model(
-    settings: Settings, platform: backend.Platform, trained: TrainedModel, split: str
-) -> dict[str, float]:
+def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
-    from mpt_cli.training.assembly import call_capacity, choose_jit, policy_of, put_to_evaluation
+    from mpt_cli.training.assembly import call_capacity, policy_of, put_to_evaluation
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
@@ -106,7 +104,7 @@ def evaluate_model(
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
     with policy_of(settings).scope():
         put_to_evaluation(settings, model, data, examples)
-        engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
+        engine = build_engine(model, _compiles(settings), Distribution())
         plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
         feed = build_feed(examples, engine, plan, resident=False)
         feed.start(1)
@@ -114,6 +112,11 @@ def evaluate_model(
         while (piece := feed.take(plan.capacity)) is not None:
             engine.evaluate(piece.source, piece.batch_indices, piece.count)
         return engine.metrics()
+
+
+def _compiles(settings: Settings) -> bool:
+    """As the run did, for the same numbers; on JAX also where the run went without, which is for debugging."""
+    return settings.trainer.jit_compile is True or settings.backend.name == "jax"
 
 
 def load_trained(trained: TrainedModel) -> Any:
@@ -135,6 +138,10 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
+<<<<<<< HEAD
+=======
+        assert settings.seed is not None
+>>>>>>> ad84202b61ba6ceca13b4a750daab6f3607e67b0
         return rebuild(trained, load_data_of_run(settings))
     return _with_best(trained, model)
 

@@ -43,7 +43,7 @@ def can_be_called(model: Any) -> bool:
     >>> can_be_called(keras.Sequential())
     True
     """
-    return bool(type(model).call is not keras.Model.call)
+    return getattr(type(model), "call", None) is not keras.Model.call
 
 
 @dataclass

@@ -2,6 +2,7 @@
 step in which a skip is whole.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from mpt_cli.precision.scale_state import (
     next_trace,
     scaled_statistics,
 )
+from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -36,7 +38,7 @@ Tensor = Any
 
 
 def apply(
-    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool,
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor,
     measured: Measured | None = None,
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
@@ -80,6 +82,27 @@ def _over_replicas(context: Any, measured: Measured) -> Measured:
     return Measured(all_replicas(measured.finite), largest)
 
 
+def build_outside(build: Callable[[], None]) -> None:
+    """Call `build` outside of the function that is being traced, once for all replicas.
+
+    Made inside, variables are initialised by conditions around the whole first call, in which the skip's own condition
+    can't stand; made by a replica's own thread outside, they would not be mirrored.
+    """
+
+    def build_for_all(strategy: Any) -> None:
+        with tf.init_scope(), strategy.scope():
+            build()
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        with tf.init_scope():
+            build()
+    elif tf.__internal__.distribute.strategy_supports_no_merge_call():
+        build()
+    else:
+        context.merge_call(build_for_all)
+
+
 def check_accumulation(inner_optimizer: Any) -> None:
     """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
     steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
@@ -87,6 +110,39 @@ def check_accumulation(inner_optimizer: Any) -> None:
         raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
                          f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
                          f"{replicas} replicas. Use a larger batch, or one replica.")
+
+
+class UnscaledVariable(UnscaledFlag):
+    """What the optimizer was told last, as a variable: a `tf.function` tells it each time that it runs.
+
+    Where it is told and asked in one trace the answer is known while tracing, and costs nothing at run time. Each
+    replica has a copy of its own. It is no part of what is saved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graph: weakref.ref[Any] | None = None  # the one in which it was told last
+        with tf.init_scope():
+            self._variable = tf.Variable(
+                False, trainable=False, name="gradients_are_unscaled",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )  # fmt: skip
+
+    def tell(self, unscaled: bool) -> None:
+        super().tell(unscaled)
+        self._graph = None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
+        self._variable.assign(unscaled)
+
+    def ask(self) -> bool | Tensor:
+        if tf.executing_eagerly():
+            return bool(self._variable)
+        graph, told_in = tf.compat.v1.get_default_graph(), self._graph and self._graph()
+        while graph is not None:
+            if graph is told_in:
+                return self._told
+            graph = getattr(graph, "outer_graph", None)  # that of a condition or loop stands inside another one
+        return self._variable.read_value()
 
 
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
@@ -100,7 +156,7 @@ def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
 
 def _apply_on_replicas(
     strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured,
-    unscaled: bool,
+    unscaled: bool | Tensor,
 ) -> None:
     """In cross-replica context: a step is applied on all replicas or on none.
 
@@ -174,7 +230,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     with tf.GradientTape() as tape:
         y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
-        scaled = optimizer.scale_loss(loss)
+        scaled = optimizer.multiply_by_scale(loss)
     grads = tape.gradient(scaled, variables)
     measured = optimizer.measure(grads, variables)
     finite = all_replicas(measured.finite)

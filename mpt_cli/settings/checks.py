@@ -9,7 +9,7 @@ from typing import Any
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
 from mpt_cli.settings.loss_scale import modes_that_allow
-from mpt_cli.settings.references import form_problem, named_objects, object_problem
+from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
     Builder,
@@ -425,6 +425,38 @@ def check_class_weight(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
 
 
+_NO_CALLBACKS = {
+    "backupandrestore": "Leave it out: resume=auto does it, to the step.",
+    "progbarlogger": "Leave it out: the console shows it.",
+}
+
+
+def check_callbacks(settings: Settings) -> Iterator[Problem]:
+    """The form of each entry, and whether what it names exists, as far as it shows without importing anything."""
+    given = settings.trainer.callbacks
+    if not isinstance(given, list):
+        yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")
+        return
+    for index, entry in enumerate(given):
+        key, name = f"trainer.callbacks[{index}]", entry.get("object") if isinstance(entry, dict) else entry
+        remedy = _NO_CALLBACKS.get(canonical_name(name)) if isinstance(name, str) else None
+        if remedy is not None:
+            yield Problem(key, f"{name} can't be used in a run.", None, remedy)
+        elif problem := object_problem(key, entry, "callbacks"):
+            yield problem
+    for name in ("early_stopping", "reduce_on_plateau"):
+        yield from _check_unused(f"trainer.{name}", getattr(settings.trainer, name))
+
+
+def _check_unused(path: str, section: Any) -> Iterator[Problem]:
+    """Keys that nothing uses because `patience` is null."""
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if section.patience is None and value != default_of(declared):
+            rule = f"must be left out without {path}.patience: nothing uses it."
+            yield Problem(f"{path}.{declared.name}", rule, value, f"Set {path}.patience.")
+
+
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
     (check_scale_numbers, ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale",
@@ -445,6 +477,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
     (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
     (check_class_weight, ("trainer.class_weight",)),
+    (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",

@@ -175,8 +175,23 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
 
 
 def build_argument(key: str, value: Any, keras_module: Any) -> Any:
-    """`value`, or the object it stands for where it is `{object: …}`."""
-    return build_object(key, value, keras_module) if isinstance(value, dict) and "object" in value else value
+    """`value`, or the object it stands for where it is `{object: …}`; a function that takes more than its kwargs is
+    meant itself."""
+    if not (isinstance(value, dict) and "object" in value):
+        return value
+    reference = read_object(value)
+    found = None if reference.is_of_keras else load_named(reference.name, key)
+    if inspect.isfunction(found) and not _can_be_called(found, reference.kwargs):
+        return partial(found, **reference.kwargs) if reference.kwargs else found
+    return build_object(key, value, keras_module)
+
+
+def _can_be_called(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**kwargs)
+    except TypeError:
+        return False
+    return True
 
 
 def _takes(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int) -> bool:

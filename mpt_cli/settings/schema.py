@@ -62,6 +62,36 @@ class PolicySettings:
 
 
 @dataclass
+class EarlyStoppingSettings:
+    """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
+
+    patience: Optional[int] = key(None, "epochs without improvement before the run ends; null = it never does so",
+                                  at_least=0)
+    monitor: str = key("val_loss", "the metric")
+    min_delta: float = key(0.0, "a smaller change is no improvement", at_least=0)
+    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
+                    choices=("auto", "min", "max"))
+    baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
+    restore_best_weights: bool = key(False, "end with the weights of the best epoch")
+    start_from_epoch: int = key(0, "epochs before the metric is looked at", at_least=0)
+
+
+@dataclass
+class ReduceOnPlateauSettings:
+    """Keras's ReduceLROnPlateau: the learning rate falls where a metric no longer gets better."""
+
+    patience: Optional[int] = key(None, "epochs without improvement before the learning rate falls; null = it never "
+                                  "does so", at_least=0)
+    monitor: str = key("val_loss", "the metric")
+    factor: float = key(0.1, "of the learning rate each time", above=0, below=1)
+    min_delta: float = key(1e-4, "a smaller change is no improvement", at_least=0)
+    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
+                    choices=("auto", "min", "max"))
+    cooldown: int = key(0, "epochs after a fall before waiting begins anew", at_least=0)
+    min_lr: float = key(0.0, "the learning rate does not fall below this", at_least=0)
+
+
+@dataclass
 class TrainerSettings:
     """How long and in what portions is trained."""
 
@@ -114,6 +144,10 @@ class TrainerSettings:
     monitor: Optional[str] = key("auto", "metric whose best epoch (lowest loss or error, highest of the others) is "
                                  "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
                                  "null = none")
+    callbacks: Any = key([], "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
+                         "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run")
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    reduce_on_plateau: ReduceOnPlateauSettings = field(default_factory=ReduceOnPlateauSettings)
     stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights")
     save_model: bool = key(True, "write model.keras at the end")
 

@@ -31,7 +31,7 @@ from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.distribution import build_distribution
-from mpt_cli.training.engine import Engine, build_engine, convolves
+from mpt_cli.training.engine import Engine, build_engine
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.training.loss_and_optimizer import (
@@ -51,6 +51,10 @@ from mpt_cli.training.own_program import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.saving import warn_of_saving
+<<<<<<< HEAD
+=======
+from mpt_cli.training.xla import JitChoice, choose_jit
+>>>>>>> ad84202b61ba6ceca13b4a750daab6f3607e67b0
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -71,7 +75,7 @@ class Assembly:
     engine: Engine
     train_feed: Feed
     validation_feed: Feed | None
-    jit_compile: bool
+    jit: JitChoice
     resident: bool
     capacity: int  # the most steps of one call into the compiled loop
     replicas: int
@@ -111,9 +115,11 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
-    jit_compile = choose_jit(settings, platform, model) and not _is_text(settings, data)
+    plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
+    jit = choose_jit(settings, platform, model, count_steps(settings.trainer, plan.steps_per_epoch(data.train)))
+    jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
+    engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
     total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
@@ -127,7 +133,7 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
+                    jit, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps, compiled)  # fmt: skip
 
 
@@ -232,23 +238,6 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
-
-
-def choose_jit(settings: Settings, platform: Platform, model: Any) -> bool:
-    """`trainer.jit_compile`, with `auto` resolved.
-
-    JAX always compiles. TensorFlow: XLA on a GPU, and on the CPU unless the model convolves: there XLA runs
-    convolutions inside the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). Other models take
-    less CPU time with XLA under every policy (milliseconds per step with and without, MLP: float32 1.7 and 2.7,
-    mixed_float16 2.1 and 4.0, mixed_bfloat16 1.9 and 2.2; small transformer: 28 and 40, 40 and 61, 35 and 41).
-    """
-    if isinstance(settings.trainer.jit_compile, bool):
-        return settings.trainer.jit_compile
-    if settings.distribute.name == "mirrored":
-        return False  # Keras turns XLA off under tf.distribute too
-    if settings.backend.name == "jax" or platform.gpus:
-        return True
-    return not convolves(model)
 
 
 def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:

@@ -111,6 +111,20 @@ class Engine(ABC):
     def recompile(self) -> None:
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
 
+    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        """Compile what `train` calls for these shapes, with no step; what keeps XLA from it in words, None if nothing.
+
+        JAX compiles at the first call: whatever it can trace, XLA can compile.
+        """
+        return None
+
+    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        """As `compile_training`, of what `evaluate` calls."""
+        return None
+
+    def leave_xla(self) -> None:  # noqa: B027
+        """Go on without XLA, where `compile_training` or `compile_evaluation` met something; nothing is lost."""
+
     @abstractmethod
     def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
         """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
@@ -140,6 +154,10 @@ class Engine(ABC):
     def forget(self) -> None:
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""
         self._latest, self._resets = None, False
+
+    def forget_last_call(self) -> None:
+        """Some of them may have been; metrics that were to begin anew still do."""
+        self._latest = None
 
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:

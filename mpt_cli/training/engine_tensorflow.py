@@ -1,5 +1,6 @@
 """The compiled loop on TensorFlow: a `tf.function` around a `tf.while_loop` over training steps."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -41,16 +42,33 @@ class TensorFlowEngine(Engine):
         super().__init__(model)
         self.strategy, self.jit_compile = strategy, jit_compile
         self._step = step_wrapper(train_step) if step_wrapper else train_step
-        self.recompile()
-        self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
-        self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
-        self._compare = tf.function(partial(compare_gradients, model), jit_compile=jit_compile, autograph=False)
+        self._make_functions()
         self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._keras_metrics, autograph=False)
-        self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
+
+    def _make_functions(self) -> None:
+        self.recompile()
+        self._evaluate = self._function(self._evaluate_loop)
+        self._gradients = self._function(self._gradients_of)
+        self._compare = self._function(partial(compare_gradients, self.model))
+        self._all_finite = self._function(self._weights_all_finite)
+
+    def _function(self, function: Callable[..., Any]) -> Any:
+        return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
     def recompile(self) -> None:
-        self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
+        self._train = self._function(self._train_loop)
+
+    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
+        return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
+
+    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
+
+    def leave_xla(self) -> None:
+        self.jit_compile = False
+        self._make_functions()
 
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
@@ -180,6 +198,34 @@ class TensorFlowEngine(Engine):
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
+
+
+def _obstacle(function: Any, *arguments: Any) -> str | None:
+    """What keeps XLA from compiling `function`, which is called; None where it does."""
+    function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
+    try:
+        function(*arguments)
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
+        if "xla_compile_cache" in error.message:  # the place where programs are kept: XLA has compiled it
+            raise
+        return describe_obstacle(error.message)
+    return None
+
+
+_UNKNOWN_OPERATION = re.compile(r"on XLA_\w+_JIT: (\w+) \(")
+
+
+def describe_obstacle(message: str) -> str:
+    """What XLA said, in a few words.
+
+    >>> describe_obstacle("… to compile graph f[] on XLA_CPU_JIT: AsString (No registered 'AsString' OpKernel for …")
+    'it has no operation AsString'
+    >>> describe_obstacle("Input 1 to `Range` must be a compile-time constant.\\n the stack")
+    'it says: Input 1 to `Range` must be a compile-time constant'
+    """
+    if found := _UNKNOWN_OPERATION.search(message):
+        return f"it has no operation {found[1]}"
+    return "it says: " + message.strip().partition("\n")[0][:200].rstrip(".")
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

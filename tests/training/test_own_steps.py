@@ -68,6 +68,7 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
         (["model.kwargs={kind: Unscaled}", "loss_scale=none"], 0, "12 steps were applied"),
         (["model.kwargs={kind: Silent}"], 2, "Silent.train_step: ValueError: must return a dict with a value to go by"),
         (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
+        (["model.kwargs={kind: Unscaled}", "policy=float32", "fault=nan_loss"], 2, "fault.place: must be data: the model's"),
         (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
         (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
         ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step"),
@@ -94,6 +95,8 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert columns == {"loss_scale": 2.0**15, "applied_steps": 12, "skipped_steps": 0}
     assert last["loss"] == last["d_loss"] and np.isfinite([last["d_loss"], last["g_loss"]]).all()
     assert all(np.isfinite(value).all() for value in weights(tmp_path).values())  # statistics were put back
+    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 2 and "GAN has no call, so that there is nothing to export" in done.stderr
     assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
 
 
