@@ -138,10 +138,6 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
-<<<<<<< HEAD
-=======
-        assert settings.seed is not None
->>>>>>> ad84202b61ba6ceca13b4a750daab6f3607e67b0
         return rebuild(trained, load_data_of_run(settings))
     return _with_best(trained, model)
 

@@ -78,8 +78,8 @@ def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
         raise ConfigError(Problem("model", f"{name} has no call, so that there is nothing to export.", None,
                                   "Give it one: that of the network to be used."))
     if kind == "keras" and not trained.is_whole:
-        raise ConfigError(Problem("--format", f"{name} can't be written as a .keras file, for want of a get_config.", kind,
-                                  "Use --format savedmodel, or give its class one."))
+        raise ConfigError(Problem("--format", f"{name} can't be written as a .keras file, for want of a get_config.",
+                                  kind, "Use --format savedmodel, or give its class one."))
 
 
 @contextmanager

@@ -51,10 +51,7 @@ from mpt_cli.training.own_program import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.saving import warn_of_saving
-<<<<<<< HEAD
-=======
 from mpt_cli.training.xla import JitChoice, choose_jit
->>>>>>> ad84202b61ba6ceca13b4a750daab6f3607e67b0
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a

@@ -10,12 +10,8 @@ import numpy as np
 
 from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
-<<<<<<< HEAD
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
-=======
-from mpt_cli.precision import Policy, computes_in_float16
 from mpt_cli.precision.keras_internals import configured_rate
->>>>>>> ad84202b61ba6ceca13b4a750daab6f3607e67b0
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
