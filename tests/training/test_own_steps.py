@@ -68,7 +68,7 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
         (["model.kwargs={kind: Unscaled}", "loss_scale=none"], 0, "12 steps were applied"),
         (["model.kwargs={kind: Silent}"], 2, "Silent.train_step: ValueError: must return a dict with a value to go by"),
         (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
-        (["model.kwargs={kind: Unscaled}", "policy=float32", "fault=nan_loss"], 2, "fault.place: must be data"),
+        (["model.kwargs={kind: Unscaled}", "loss_scale=none", "fault=nan_loss"], 2, "fault.place: must be data"),
         (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
         (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
         ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step"),
