@@ -138,7 +138,6 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
-        assert settings.seed is not None
         return rebuild(trained, load_data_of_run(settings))
     return _with_best(trained, model)
 

@@ -44,8 +44,8 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
 
         For a step that is not ours, which does not tell. Not saved: it says nothing beyond its step.
         """
-        self.trace = keras.Variable(np.int32(TRACE_START), dtype="int32", trainable=False, aggregation="none",
-                                    name="loss_scale_trace")  # fmt: skip
+        start = np.asarray(TRACE_START, "int32")
+        self.trace = keras.Variable(start, dtype="int32", trainable=False, aggregation="none", name="loss_scale_trace")
 
     @property
     def scale(self) -> keras.Variable:

@@ -22,6 +22,8 @@ from mpt_cli.precision import (
     audit_layers,
     find_bad_combinations,
     has_own_train_step,
+    head_layers,
+    layers_of,
 )
 from mpt_cli.precision.keras_internals import build_for_batch
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
@@ -122,7 +124,10 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     with distribution.scope():
         first = put_to_training(settings, model, data, scaling, total_steps)
     optimizer = next(iter(optimizers_of(model).values()))
-    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model)]
+    own = own_steps(model)
+    if injector is not None and own is not None and own.optimizers:
+        injector.spoil_own_steps(own)
+    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), distribution.replicas,
@@ -155,6 +160,16 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
     prepare_own_test(settings, model, batch)
+
+
+def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
+    """A sentence where `policy.head` finds no layer to act on, as in a subclassed model that names none "head"."""
+    head = policy_of(settings).head_policy
+    if head == settings.policy.name or head_layers(model):
+        return []
+    names = ", ".join(layer.name for layer in layers_of(model)[-4:])
+    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is in {head}."
+            f" Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
 
 
 def warn_of_own_steps(model: Any) -> list[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
-from mpt_cli.precision import Policy, computes_in_float16
+from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
@@ -133,9 +133,10 @@ class Session:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
         scale = None if math.isnan(ledger.scale) else ledger.scale
+        scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
+            policy=_describe_policy(settings, parts.model), loss_scale=scaling,
             model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
@@ -192,11 +193,11 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     return Session(parts, runner)
 
 
-def _describe_policy(settings: Settings) -> str:
+def _describe_policy(settings: Settings, model: Any) -> str:
     policy = settings.policy
     notes = []
     head = Policy(policy.name, policy.head).head_policy
-    if head != policy.name:
+    if head != policy.name and head_layers(model):
         notes.append(f"head {head}")
     if policy.float8:
         notes.append("Dense layers in float8")
