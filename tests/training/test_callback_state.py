@@ -23,7 +23,7 @@ ALL = [
 ]  # fmt: skip
 KEYS = [
     "trainer.reduce_on_plateau.patience=1", "trainer.reduce_on_plateau.min_delta=0.02",
-    "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=val_accuracy",
+    "trainer.early_stopping.patience=5", "trainer.early_stopping.min_delta=10",  # no epoch after the first is better
     "trainer.early_stopping.restore_best_weights=true", "trainer.epochs=8",
 ]  # fmt: skip
 
