@@ -11,6 +11,8 @@ import keras
 from keras import layers
 
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.precision.keras_fit import has_own_train_step
+from mpt_cli.precision.own_step import can_be_called
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,13 @@ def unfit(rule: str, shapes: Shapes) -> ConfigError:
 def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     """The model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
 
-    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit.
+    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
+    that has a train_step instead of a `call` is taken as it is.
     """
+    own_step = has_own_train_step(model)
+    if own_step and not can_be_called(model):
+        model.built = True
+        return model
     try:
         outputs = _call_symbolically(model, shapes)
     except ValueError as error:
@@ -97,7 +104,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     except Exception as error:
         message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
         raise UserCodeError(message) from error
-    if shapes.num_classes is not None and not shapes.targets_as_given:
+    if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:
         _check_outputs(outputs, shapes, key)
     return model
 

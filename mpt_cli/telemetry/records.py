@@ -112,6 +112,7 @@ class Event:
     # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken
     cause: str | None = None
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
+    optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
 
     @property
     def moves_scale(self) -> bool:

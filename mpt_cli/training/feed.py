@@ -6,7 +6,7 @@ difference to the result which one runs or where a run is taken up again. `shuff
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -55,6 +55,13 @@ class BatchPlan:
         rest = examples % self.batch_size
         return 0 if self.drop_remainder else rest - rest % self.devices
 
+    def steps_per_epoch(self, data: Examples | Stream) -> int | None:
+        """Steps of an epoch over `data`; None where a stream does not know its length."""
+        if isinstance(data, BatchStream):
+            return data.steps
+        examples = len(data) if isinstance(data, Examples) else data.examples
+        return None if examples is None else self.steps_of(examples)
+
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """The examples of `epoch` (from 1) in the order they are used."""
         if not self.shuffle:
@@ -72,6 +79,9 @@ class Feed(Protocol):
 
     def take(self, most: int) -> Piece | None:
         """The next steps, at most `most`; None at the end of the epoch."""
+
+    def empty_piece(self) -> Piece:
+        """No step, in the shapes that the first steps of an epoch have; the position stays."""
 
 
 def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
@@ -95,7 +105,7 @@ class ResidentFeed:
 
     def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
         self.plan, self.examples = plan, len(data)
-        self.steps: int | None = plan.steps_of(len(data))
+        self.steps = plan.steps_per_epoch(data)
         self._source = engine.to_device(data.as_batch())
         self._order = np.zeros(0, np.int32)
         self._next = 0
@@ -119,16 +129,18 @@ class ResidentFeed:
         self._next += 1
         return Piece(self._source, rest[None, :], 1)
 
+    def empty_piece(self) -> Piece:
+        size, capacity = self.plan.batch_size, self.plan.capacity
+        shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
+        return Piece(self._source, np.zeros(shape, np.int32), 0)
+
 
 class ChunkFeed:
     """Chunks of several batches, read and sent ahead in a thread while the device works on the one before."""
 
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
         self.data, self.engine, self.plan = data, engine, plan
-        known = len(data) if isinstance(data, Examples) else data.examples
-        self.steps: int | None = None if known is None else plan.steps_of(known)
-        if isinstance(data, BatchStream):
-            self.steps = data.steps
+        self.steps = plan.steps_per_epoch(data)
         self._usual = plan.batch_size  # examples of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[Piece] = iter(())
@@ -155,6 +167,11 @@ class ChunkFeed:
         count = min(most, piece.count - first)
         self._used += count
         return Piece(piece.source, np.roll(piece.batch_indices, -first, axis=0), count)
+
+    def empty_piece(self) -> Piece:
+        first = first_batch(self.data, self.plan.batch_size)
+        first = self._fitted(first) or first
+        return replace(self._piece_of([first]), count=0)
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
         batches: list[Batch] = []

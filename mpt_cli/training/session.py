@@ -1,7 +1,7 @@
 """One prepared run: what it is made of, its header, the checkpoint it goes on from, rollbacks, and its end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ import numpy as np
 from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16
-from mpt_cli.precision.keras_internals import configured_rate, tensorflow_left_out
+from mpt_cli.precision.keras_internals import configured_rate
+from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -20,7 +21,7 @@ from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.training.assembly import Assembly, assemble, metric_names
+from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
 from mpt_cli.training.backend import Platform, framework_errors, peak_memory
 from mpt_cli.training.callbacks import (
     Callbacks,
@@ -52,7 +53,9 @@ from mpt_cli.training.loss_and_optimizer import (
 )
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
+from mpt_cli.training.xla import try_xla
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ class Session:
         """Train until the plan, a health rule or a signal ends it."""
         trainer = self.trainer
         trainer.stopwatch.begin()
-        with framework_errors(trainer.process_group is not None):
+        with framework_errors(trainer.process_group is not None), self.assembly.policy.scope():
             trainer.callbacks.begin(trainer.plan.epochs, trainer.train_feed.steps, trainer.telemetry.message)
             if self.assembly.settings.trainer.on_unhealthy == "rollback":
                 trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
@@ -84,12 +87,14 @@ class Session:
         if has_changed:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
         if outcome.finished:
-            has_changed |= self._end_training()
+            with self.assembly.policy.scope():
+                has_changed |= self._end_training()
         if has_changed and outcome.finished:
             trainer.engine.forget()
-            trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
+            with self.assembly.policy.scope():
+                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
-            save_for_inference(model, model_path)
+            save_trained(model, model_path)
 
     def _end_training(self) -> bool:
         """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
@@ -110,6 +115,20 @@ class Session:
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
 
+    def compile_ahead(self, say: Callable[[str], None]) -> "Session":
+        """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
+
+        ConfigError where it can't and was asked for.
+        """
+        parts = self.assembly
+        if not parts.jit.jit_compile or parts.settings.backend.name != "tensorflow":
+            return self
+        say("compiling the steps with XLA")
+        with framework_errors(several_processes=False), parts.policy.scope():
+            jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed),
+                          may_leave=parts.settings.trainer.jit_compile == "auto")  # fmt: skip
+        return replace(self, assembly=replace(parts, jit=jit))
+
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
@@ -117,8 +136,8 @@ class Session:
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
-            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
+            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
@@ -141,10 +160,12 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
         parts = assemble(settings, platform, data)
+    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
-        variables=tuple(variable.path for variable in parts.model.trainable_variables),
-        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
+        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
     )  # fmt: skip
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
@@ -161,31 +182,14 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
     checkpointer.beside = CallbackPosition(parts, runner)
-    if trainer.gradient_health_every_steps is not None and computes_in_float16(parts.model):
-        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
+    sampled = trainer.gradient_health_every_steps is not None and not rules.loss_is_running
+    if sampled and computes_in_float16(parts.model):
+        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps or 0, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
     if platform.process_info is not None:
         runner.process_group = ProcessGroup()
     return Session(parts, runner)
-
-
-def save_for_inference(model: Any, path: Path) -> None:
-    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
-
-    Written beside its place and moved there whole. DataError where it can't be written.
-    """
-    kept = model.optimizer, model.compiled
-    partial = path.with_name(f".{path.stem}.partial.keras")
-    try:
-        model.optimizer, model.compiled = None, False
-        with tensorflow_left_out():
-            model.save(partial)
-        partial.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
-    finally:
-        model.optimizer, model.compiled = kept
 
 
 def _describe_policy(settings: Settings) -> str:
@@ -202,7 +206,18 @@ def _describe_policy(settings: Settings) -> str:
 
 def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
+    if parts.author_compiled or parts.model.loss is None:
+        return _describe_own_loss(parts)
     return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
+
+
+def _describe_own_loss(parts: Assembly) -> str:
+    """Of a model that comes compiled, or whose own step needs no loss of Keras's."""
+    own, loss = own_steps(parts.model), parts.model.loss
+    if own is not None and own.optimizers:
+        return f"{own.train_loss} of the model's own train_step"
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    return f"{name} (as the model was compiled)"
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -215,8 +230,20 @@ def _describe_device(parts: Assembly) -> str:
     return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
-def _describe_optimizer(settings: Settings) -> str:
-    optimizer = settings.optimizer
+def _describe_own_optimizers(parts: Assembly) -> str:
+    """Of a model that comes compiled."""
+    each = [
+        f"{'' if own_steps(parts.model) is None else f'{name} '}{type(optimizer.inner_optimizer).__name__}, learning "
+        f"rate {float(optimizer.learning_rate):g}"
+        for name, optimizer in optimizers_of(parts.model).items()
+    ]  # fmt: skip
+    return f"{'; '.join(each)} (as the model was compiled)"
+
+
+def _describe_optimizer(parts: Assembly) -> str:
+    optimizer = parts.settings.optimizer
+    if parts.author_compiled:
+        return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
     notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
     if optimizer.schedule.object is not None:
@@ -243,7 +270,7 @@ def _describe_callbacks(trainer: Trainer) -> str:
 
 def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
-    compiled = "XLA" if parts.jit_compile else "no XLA"
+    compiled = "XLA" if parts.jit.jit_compile else f"no XLA ({parts.jit.reason})" if parts.jit.reason else "no XLA"
     many = trainer.steps_per_execution
     steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"
@@ -270,12 +297,15 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+    has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
+    if has_callbacks:
+        resume_callbacks(trainer.callbacks, checkpoint)
+    if parts.author_compiled:
+        return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
     follows_schedule = set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
-    if trainer.callbacks and "callbacks" in checkpoint.position:
-        resume_callbacks(trainer.callbacks, checkpoint)
-        if not follows_schedule:
-            _resume_rate(parts.optimizer, reached, checkpoint.position["configured_rate"])
+    if has_callbacks and not follows_schedule:
+        _resume_rate(parts.optimizer, reached, checkpoint.position["configured_rate"])
     return follows_schedule
 
 
@@ -301,7 +331,10 @@ class CallbackPosition:
             return {}, {}
         parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
         position, arrays = self.trainer.callbacks.position()
-        rate = configured_rate(build_optimizer(parts.settings.optimizer, parts.schedule_steps))
+        if parts.author_compiled:
+            rate: Any = None  # the optimizer is not of the settings, which can't have changed it
+        else:
+            rate = configured_rate(build_optimizer(parts.settings.optimizer, parts.schedule_steps))
         factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
         configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
         named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
