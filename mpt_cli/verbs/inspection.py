@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
@@ -244,7 +244,27 @@ def imported_functions(settings: Settings) -> dict[str, str]:
         named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
     sinks = plugins.installed(plugins.SINKS).values()
     named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
+    named |= {"optimizer.object": getattr(settings.optimizer, "object", None)}
+    for key in ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "trainer.callbacks"):
+        named |= _own_objects(key, getattr(settings.trainer, key.partition(".")[2]))
+    schedule = settings.optimizer.schedule
+    named |= _own_objects("optimizer.schedule", {"object": schedule.object, "kwargs": schedule.kwargs})
     return {key: reference for key, reference in named.items() if reference}
+
+
+def _own_objects(key: str, value: Any) -> dict[str, str]:
+    """The `module:name` references in objects, in lists and mappings of them and in what they are called with."""
+    if isinstance(value, str):
+        return {key: value} if ":" in value else {}
+    if isinstance(value, list):
+        parts: Iterable[tuple[str, Any]] = ((f"{key}[{index}]", part) for index, part in enumerate(value))
+    elif isinstance(value, dict) and "object" in value:
+        kwargs = (value.get("kwargs") or {}).items()
+        called = [(f"{key}.kwargs.{name}", part) for name, part in kwargs if isinstance(part, dict)]
+        parts = [(key, value["object"]), *called]
+    else:
+        parts = ((f"{key}.{name}", part) for name, part in value.items()) if isinstance(value, dict) else ()
+    return {place: found for name, part in parts for place, found in _own_objects(name, part).items()}
 
 
 _CHECK_EXAMPLES = """examples:
