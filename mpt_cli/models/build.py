@@ -99,8 +99,10 @@ def build_model(
 
 
 def freeze_layers(settings: ModelSettings, model: keras.Model) -> None:
-    """Make the layers of `model.freeze` untrainable, then those of `model.unfreeze` trainable; ConfigError for a pattern
-    that no layer matches, and where nothing is left to train."""
+    """Make the layers of `model.freeze` untrainable, then those of `model.unfreeze` trainable.
+
+    ConfigError for a pattern that no layer matches, and where nothing is left to train.
+    """
     layers = layers_of(model)
     names = [*dict.fromkeys(layer.name for layer in layers)]
     for key, patterns, trainable in (("freeze", settings.freeze, False), ("unfreeze", settings.unfreeze, True)):
