@@ -16,7 +16,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
 from mpt_cli.models.shapes import Shapes, check_fit, plain_message
-from mpt_cli.precision import layers_of
+from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.variants import Builder, ModelSettings, Saved
 
@@ -103,7 +103,7 @@ def freeze_layers(settings: ModelSettings, model: keras.Model) -> None:
 
     ConfigError for a pattern that no layer matches, and where nothing is left to train.
     """
-    layers = layers_of(model)
+    layers = inner_layers(model)  # models inside it among them
     names = [*dict.fromkeys(layer.name for layer in layers)]
     for key, patterns, trainable in (("freeze", settings.freeze, False), ("unfreeze", settings.unfreeze, True)):
         for pattern in patterns:
@@ -113,7 +113,7 @@ def freeze_layers(settings: ModelSettings, model: keras.Model) -> None:
                 raise ConfigError(Problem(f"model.{key}", "must match a layer of the model.", pattern, remedy))
             for layer in found:
                 layer.trainable = trainable
-    if settings.freeze and layers and not any(layer.trainable and layer.trainable_variables for layer in layers):
+    if settings.freeze and model.built and not model.trainable_variables:
         raise ConfigError(Problem("model.freeze", "must leave something to train.", settings.freeze))
 
 
