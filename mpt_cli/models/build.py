@@ -6,17 +6,15 @@ weights are trained further (`model.name: saved`).
 
 import inspect
 from collections.abc import Callable
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
 from mpt_cli.models.shapes import Shapes, check_fit, plain_message
-from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.variants import Builder, ModelSettings, Saved
 
@@ -96,35 +94,3 @@ def build_model(
     """
     build = BUILDERS.get(settings.name, build_installed_model)
     return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))
-
-
-def freeze_layers(settings: ModelSettings, model: keras.Model) -> None:
-    """Make the layers of `model.freeze` untrainable, then those of `model.unfreeze` trainable.
-
-    ConfigError for a pattern that no layer matches, and where nothing is left to train.
-    """
-    layers = inner_layers(model)  # models inside it among them
-    names = [*dict.fromkeys(layer.name for layer in layers)]
-    for key, patterns, trainable in (("freeze", settings.freeze, False), ("unfreeze", settings.unfreeze, True)):
-        for pattern in patterns:
-            found = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
-            if not found:
-                remedy = did_you_mean(pattern, names) or f"It has {', '.join(names[:8])}."
-                raise ConfigError(Problem(f"model.{key}", "must match a layer of the model.", pattern, remedy))
-            for layer in found:
-                layer.trainable = trainable
-    if settings.freeze and model.built and not model.trainable_variables:
-        raise ConfigError(Problem("model.freeze", "must leave something to train.", settings.freeze))
-
-
-def load_initial_weights(settings: ModelSettings, model: keras.Model) -> None:
-    """Put the weights of the file `model.weights` into the built model; DataError where it is not of this model."""
-    if settings.weights is None:
-        return
-    if not Path(settings.weights).is_file():
-        raise DataError(f"model.weights: there is no such file. Received: {settings.weights!r}.")
-    try:
-        model.load_weights(settings.weights)
-    except Exception as error:  # zip, HDF5 and Keras all raise their own
-        raise DataError(f"model.weights: {settings.weights!r} does not have the weights of this model: "
-                        f"{plain_message(error)}") from error

@@ -11,10 +11,6 @@ class ModelSettings:
     """What every model has."""
 
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
-    weights: Optional[str] = key(None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, "
-                                 "or those of the saved model")
-    freeze: List[str] = key([], "layers that are not trained, by name or path pattern (as in a shell: conv*)")
-    unfreeze: List[str] = key([], "layers that are trained again, such as frozen ones of a saved model; after `freeze`")
 
 
 @dataclass

@@ -13,7 +13,7 @@ from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.load import load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.models.build import build_model, freeze_layers, load_initial_weights
+from mpt_cli.models.build import build_model
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
@@ -105,7 +105,6 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
         model = build_under_policy(settings, data)
-        freeze_layers(settings.model, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
@@ -122,7 +121,6 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     compiled = is_compiled(model)
     with distribution.scope():
         first = put_to_training(settings, model, data, scaling, total_steps)
-        load_initial_weights(settings.model, model)
     optimizer = next(iter(optimizers_of(model).values()))
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
