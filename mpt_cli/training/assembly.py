@@ -39,7 +39,7 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_scaling,
     wrap_optimizer,
 )
-from mpt_cli.training.xla import JitChoice, choose_jit
+from mpt_cli.training.xla import JitChoice, check_layers, choose_jit
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -78,6 +78,7 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
         model = build_under_policy(settings, data)
+    check_layers(settings.backend.name, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
