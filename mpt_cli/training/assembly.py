@@ -68,6 +68,11 @@ class Assembly:
     schedule_steps: int | None  # over which a learning-rate schedule runs
 
     @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the steps."""
+        return self.jit.jit_compile
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings.trainer, self.train_feed.steps)
