@@ -146,6 +146,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+        if start.changes:
+            session.trainer.callbacks.go_on()
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:

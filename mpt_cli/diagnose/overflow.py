@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.passes import (
     GRADIENT,
@@ -57,7 +57,7 @@ def replay(
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
     assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    parts = assemble(settings, platform, load_data_of_run(settings))
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)

@@ -154,7 +154,7 @@ def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
     except DataError:
         return None
     trainer = settings.trainer
-    whole = found["epochs_completed"] >= trainer.epochs
+    whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
     is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
     if found["status"] != "finished" or not is_done or check_resumable(run, settings):
         return None

@@ -23,7 +23,7 @@ from mpt_cli.training.assembly import call_capacity, count_steps, metric_names
 from mpt_cli.training.backend import memory_in_use, peak_memory
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Progress, Stopwatch, is_better
-from mpt_cli.training.session import save_for_inference
+from mpt_cli.training.saving import save_for_inference
 
 
 class TestStopwatch:
