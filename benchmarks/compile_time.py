@@ -166,7 +166,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         for value in sorted(set(values)):
             ours, keras = (found.get((*row, value, who), {"error": "not measured"}) for who in ("mpt", "keras"))
             fits = [growth.get((*row, who)) for who in ("mpt", "keras")] if value == max(values) else []
-            both = ", ".join("" if fit is None else f"{fit:.2f}" for fit in fits)
+            both = ", ".join(f"{fit:.2f}" for fit in fits if fit is not None)
             backend = f"{row[2]}, {row[3]}"
             lines.append("| " + " | ".join([*row[:2], backend, str(value), *_pair(ours, keras), both]) + " |")
     return "\n".join(lines)

@@ -200,7 +200,7 @@ def _write_record(start: Start, session: "Session", command_line: Sequence[str])
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
-        backend=parts.platform.backend, jit_compile=parts.jit.jit_compile, devices=parts.platform.devices,
+        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name,
     )  # fmt: skip
@@ -216,7 +216,7 @@ def _write_record(start: Start, session: "Session", command_line: Sequence[str])
     if parts.data.preprocessing:
         write_json(start.run.preprocessing_json, parts.data.preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
-    trainer = replace(settings.trainer, jit_compile=parts.jit.jit_compile)
+    trainer = replace(settings.trainer, jit_compile=parts.jit_compile)
     write_atomic(start.run.config_yaml, resolved_yaml(replace(settings, run_dir=None, resume=None, trainer=trainer)))
 
 

@@ -59,7 +59,7 @@ def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
         "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
                                               settings.trainer.batch_size),
         "resident": parts.resident,
-        "jit_compile": parts.jit.jit_compile,
+        "jit_compile": parts.jit_compile,
         "uneven": uneven_layers(parts.model),
     }
 

@@ -104,7 +104,7 @@ class TrainerSettings:
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device",
+    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend, device, model and the steps to run",
                                         choices=("auto", True, False))
     steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1",
                                                 at_most=2**16)

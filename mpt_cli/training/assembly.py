@@ -51,7 +51,7 @@ from mpt_cli.training.own_program import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.saving import warn_of_saving
-from mpt_cli.training.xla import JitChoice, choose_jit
+from mpt_cli.training.xla import JitChoice, check_layers, choose_jit
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -86,6 +86,11 @@ class Assembly:
         return policy_of(self.settings)
 
     @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the steps."""
+        return self.jit.jit_compile
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings.trainer, self.train_feed.steps)
@@ -107,6 +112,7 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
         model = build_under_policy(settings, data)
+    check_layers(settings.backend.name, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),

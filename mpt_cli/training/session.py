@@ -121,7 +121,7 @@ class Session:
         ConfigError where it can't and was asked for.
         """
         parts = self.assembly
-        if not parts.jit.jit_compile or parts.settings.backend.name != "tensorflow":
+        if not parts.jit_compile or parts.settings.backend.name != "tensorflow":
             return self
         say("compiling the steps with XLA")
         with framework_errors(several_processes=False), parts.policy.scope():
@@ -271,7 +271,8 @@ def _describe_callbacks(trainer: Trainer) -> str:
 
 def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
-    compiled = "XLA" if parts.jit.jit_compile else f"no XLA ({parts.jit.reason})" if parts.jit.reason else "no XLA"
+    reason = f" ({parts.jit.reason})" if parts.jit.reason else ""
+    compiled = "XLA" if parts.jit_compile else f"no XLA{reason}"
     many = trainer.steps_per_execution
     steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"
