@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
 from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.scale_state import follow_scale, next_values, scaled_statistics
@@ -37,6 +37,17 @@ def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) ->
     if isinstance(flag, jax.core.Tracer):
         return jax.lax.cond(flag, then, otherwise)
     return then() if flag else otherwise()
+
+
+def where_finite(finite: Tensor, use: Callable[[], Any], otherwise: Any) -> Any:
+    """`use()` where `finite`, else `otherwise`, both lists of arrays.
+
+    Where it is traced, both are there and each element is chosen: XLA fuses the choice into the update, in place. A
+    condition is compiled with every variable among its operands, and copies those that a skipped step hands on.
+    """
+    if not isinstance(finite, jax.core.Tracer):
+        return use() if finite else otherwise
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), use(), otherwise)
 
 
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
@@ -86,18 +97,27 @@ def stateless_apply(
     def use() -> tuple[list[Tensor], list[Tensor]]:
         grads = gradients.values
         if not gradients.unscaled:
-            grads = unscale(grads, variables, scale if optimizer.scales else None)
+            grads = _unscale(optimizer, grads, variables, scale)
         return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
 
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        skipped = _inner_after_skip(optimizer, inner)
-        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
+        new_values, new_inner = where_finite(measured.finite, use, (list(values), _inner_after_skip(optimizer, inner)))
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     return new_values, [new_own[name] for name in state.by_name] + new_inner
+
+
+def _unscale(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
+    """Without scaling, large ones are not divided by 1, which takes two passes over memory (`scales` says why others
+    are)."""
+    divided = unscale(grads, variables, scale)
+    if optimizer.rule.scales:
+        return divided
+    whole = unscale(grads, variables, None)
+    return [one if one is not None and is_large(one) else other for one, other in zip(whole, divided, strict=True)]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:

@@ -25,7 +25,7 @@ from mpt_cli.precision.gradients.gradient_probe import (
     share_overflow,
     share_subnormal,
 )
-from mpt_cli.precision.gradients.rounding import Rounding, round_to
+from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_to
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -34,6 +34,7 @@ __all__ = [
     "SINK_SIZE",
     "SUBNORMALS",
     "ZEROS",
+    "Float16Attention",
     "Float32CategoricalCrossentropy",
     "Float32SparseCategoricalCrossentropy",
     "GradientProbe",
