@@ -39,17 +39,6 @@ def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) ->
     return then() if flag else otherwise()
 
 
-def where_finite(finite: Tensor, use: Callable[[], Any], otherwise: Any) -> Any:
-    """`use()` where `finite`, else `otherwise`, both lists of arrays.
-
-    Where it is traced, both are there and each element is chosen: XLA fuses the choice into the update, in place. A
-    condition is compiled with every variable among its operands, and copies those that a skipped step hands on.
-    """
-    if not isinstance(finite, jax.core.Tracer):
-        return use() if finite else otherwise
-    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), use(), otherwise)
-
-
 def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
     """Apply `grads` where they are finite, then move the scale.
 
@@ -103,7 +92,10 @@ def stateless_apply(
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
-        new_values, new_inner = where_finite(measured.finite, use, (list(values), _inner_after_skip(optimizer, inner)))
+        # no choice between all that `use` gives and all there was: a weight would need its moments before and after
+        # the update at once, which costs copies of them (50,000 x 64 embedding in float16: 25 instead of 15 ms a step)
+        skipped = _inner_after_skip(optimizer, inner)
+        new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
