@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
 from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
@@ -87,12 +87,14 @@ def stateless_apply(
     def use() -> tuple[list[Tensor], list[Tensor]]:
         grads = gradients.values
         if not gradients.unscaled:
-            grads = unscale(grads, variables, scale if optimizer.scales else None)
+            grads = _unscale(optimizer, grads, variables, scale)
         return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
 
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
+        # no choice between all that `use` gives and all there was: a weight would need its moments before and after
+        # the update at once, which costs copies of them (50,000 x 64 embedding in float16: 25 instead of 15 ms a step)
         skipped = _inner_after_skip(optimizer, inner)
         new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
         applied = measured.finite
@@ -105,6 +107,16 @@ def stateless_apply(
 def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
     defects = describe_gradients(gradients.values, gradients.measured, cond)
     return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
+
+
+def _unscale(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
+    """Without scaling, large ones are not divided by 1, which takes two passes over memory (`scales` says why others
+    are)."""
+    divided = unscale(grads, variables, scale)
+    if optimizer.rule.scales:
+        return divided
+    whole = unscale(grads, variables, None)
+    return [one if one is not None and is_large(one) else other for one, other in zip(whole, divided, strict=True)]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:

@@ -158,7 +158,30 @@ def _jax(settings: Settings) -> Platform:
         devices = jax.devices()
     names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
+    _replace_attention(on_cpu=not names)
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
+
+
+def _replace_attention(on_cpu: bool) -> None:
+    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own."""
+    import jax
+
+    from mpt_cli.precision.gradients import Float16Attention
+
+    present = jax.nn.dot_product_attention
+    original = present.original if isinstance(present, Float16Attention) else present
+    jax.nn.dot_product_attention = Float16Attention(original) if on_cpu else original
+
+
+def emulated_operations() -> tuple[str, ...]:
+    """What the model built last computes without an operation of the framework's own, for the header and the record."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return ()
+    import jax
+
+    return ("float16 attention",) if getattr(jax.nn.dot_product_attention, "was_used", False) else ()
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:

@@ -22,7 +22,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
-from mpt_cli.training.backend import Platform, framework_errors, peak_memory
+from mpt_cli.training.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.training.callbacks import (
     Callbacks,
     batch_callbacks,
@@ -222,13 +222,15 @@ def _describe_own_loss(parts: Assembly) -> str:
 
 
 def _describe_device(parts: Assembly) -> str:
-    wanted = parts.settings.distribute
+    wanted, device = parts.settings.distribute, parts.platform.device
+    if emulated := emulated_operations():
+        device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
-        return parts.platform.device
+        return device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
+    return f"{device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:
