@@ -1,16 +1,14 @@
-"""From settings to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
+"""From a program to a trainer that is ready to run: data, model under its policy, optimizer, feeds, engine.
 
 `try_build` goes as far and trains nothing, for `mpt check --build`.
 """
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
-from mpt_cli.data.load import load_data
-from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import (
@@ -32,13 +30,14 @@ from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.training.loss_and_optimizer import (
     build_loss_and_metrics,
-    build_optimizer,
     describe_scaling,
     resolve_scaling,
-    warn_of_learning_rate,
     warn_of_scaling,
     wrap_optimizer,
 )
+
+if TYPE_CHECKING:
+    from mpt_cli.training.program import Program
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -50,7 +49,7 @@ RESIDENT_CAPACITY, STREAM_CAPACITY = 256, 64
 class Assembly:
     """Everything one run works with."""
 
-    settings: Settings
+    program: "Program"
     platform: Platform
     data: DataSet
     model: Any
@@ -67,21 +66,25 @@ class Assembly:
     schedule_steps: int | None  # over which a learning-rate schedule runs
 
     @property
+    def settings(self) -> Settings:
+        return self.program.settings
+
+    @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
         return count_steps(self.settings.trainer, self.train_feed.steps)
 
 
-def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
+def assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
+    settings = program.settings
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
-        model = build_under_policy(settings, data)
+        model = program.build_model(data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
-        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
-        *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
-    ]  # fmt: skip
+        *warn_of_fault(settings.fault), *program.warnings(model, data), *warn_of_scaling(scaling, model)
+    ]
     jit_compile = choose_jit(settings, platform, model)
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
@@ -89,12 +92,12 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
     total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
     with distribution.scope():
-        inner = build_optimizer(settings.optimizer, total_steps)
+        inner = program.build_optimizer(total_steps)
         optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
-        compile_model(settings, model, data, optimizer)
+        program.compile(model, data, optimizer)
         first = build_metrics(model, data.train, settings.trainer.batch_size)
     warnings += shuffle_check(data.train, first)
-    return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
+    return Assembly(program, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps)  # fmt: skip
 
@@ -130,9 +133,9 @@ def _check_savable(model: Any) -> None:
         )) from error
 
 
-def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
+def check_numerics(optimizer: str, model: Any, data: DataSet) -> list[str]:
     """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
-    findings = find_bad_combinations(model, settings.optimizer.name, data.max_abs_input)
+    findings = find_bad_combinations(model, optimizer, data.max_abs_input)
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
     if fatal:
         raise ConfigError(fatal)
@@ -242,10 +245,9 @@ class BuildCheck:
     warnings: tuple[str, ...]
 
 
-def try_build(settings: Settings, platform: Platform) -> BuildCheck:
-    """Assemble the run of `settings`; raises what would keep it from starting."""
-    assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+def try_build(program: "Program", platform: Platform) -> BuildCheck:
+    """Assemble the run; raises what would keep it from starting."""
+    parts = assemble(program, platform, program.load_data())
     return BuildCheck(
         audit_layers(parts.model), parts.model.count_params(), parts.data.description,
         describe_scaling(parts.scaling, parts.model), parts.warnings,

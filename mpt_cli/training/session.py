@@ -8,11 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
-from mpt_cli.precision import Policy, computes_in_float16
+from mpt_cli.precision import computes_in_float16
 from mpt_cli.precision.keras_internals import tensorflow_left_out
-from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -31,8 +29,9 @@ from mpt_cli.training.checkpoint import (
 )
 from mpt_cli.training.distribution import ProcessGroup, check_same_data
 from mpt_cli.training.gradient_samples import GradientSampler
-from mpt_cli.training.loss_and_optimizer import describe_scaling, set_learning_rate
+from mpt_cli.training.loss_and_optimizer import describe_scaling
 from mpt_cli.training.outcome import Outcome, build_postmortem
+from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
@@ -78,16 +77,17 @@ class Session:
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        program = parts.program
         scale = None if math.isnan(ledger.scale) else ledger.scale
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
-            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
+            policy=program.describe_policy(), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
+            model=f"{program.model_name}, {parts.model.count_params():,} parameters", data=parts.data.description,
+            optimizer=program.describe_optimizer(), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
-            loss=_describe_loss(parts), attempt=attempt,
+            loss=program.describe_loss(parts.model, parts.data), attempt=attempt,
         )  # fmt: skip
 
     def peak_memory(self) -> int | None:
@@ -95,14 +95,13 @@ class Session:
         return peak_memory()
 
 
-def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
+def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
-    assert settings.seed is not None
-    data = load_data(settings.data, settings.seed)
+    settings, data = program.settings, program.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
-        parts = assemble(settings, platform, data)
+        parts = assemble(program, platform, data)
     rules = LedgerOptions(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),
         min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
@@ -147,23 +146,6 @@ def save_for_inference(model: Any, path: Path) -> None:
         model.optimizer, model.compiled = kept
 
 
-def _describe_policy(settings: Settings) -> str:
-    policy = settings.policy
-    notes = []
-    head = Policy(policy.name, policy.head).head_policy
-    if head != policy.name:
-        notes.append(f"head {head}")
-    if policy.float8:
-        notes.append("Dense layers in float8")
-    notes += [f"{pattern} {name}" for pattern, name in policy.overrides.items()]
-    return f"{policy.name} ({', '.join(notes)})" if notes else policy.name
-
-
-def _describe_loss(parts: Assembly) -> str:
-    asked = parts.settings.trainer.loss
-    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else asked
-
-
 def _describe_device(parts: Assembly) -> str:
     wanted = parts.settings.distribute
     if wanted.name == "none":
@@ -172,19 +154,6 @@ def _describe_device(parts: Assembly) -> str:
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
     return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
-
-
-def _describe_optimizer(settings: Settings) -> str:
-    optimizer = settings.optimizer
-    notes = [f"learning rate {optimizer.learning_rate:g}"]
-    if optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
-        notes.append(f"{optimizer.schedule.name} schedule")
-    for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
-        if getattr(optimizer, name) is not None:
-            notes.append(f"{name} {getattr(optimizer, name):g}")
-    if optimizer.use_ema:
-        notes.append(f"EMA {optimizer.ema_momentum:g}")
-    return f"{optimizer.name}, {', '.join(notes)}"
 
 
 def _describe_execution(parts: Assembly) -> str:
@@ -216,7 +185,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
-    return set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
+    return parts.program.set_learning_rate(parts.optimizer, parts.schedule_steps, factor)
 
 
 class Rollback:
