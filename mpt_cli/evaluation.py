@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
@@ -18,6 +17,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.distribution import Distribution, undistributed
+from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
 
 
@@ -78,12 +78,11 @@ def evaluate_model(
     settings: Settings, platform: backend.Platform, trained: TrainedModel, split: str
 ) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
-    assert settings.seed is not None
     from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
-    data = load_data(settings.data, settings.seed)
+    data = SettingsProgram(settings).load_data()
     examples = _split(data, split)
     model = load_trained(trained)
     compile_model(settings, model, data, None)

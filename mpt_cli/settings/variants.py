@@ -376,3 +376,31 @@ OPTIMIZERS = {
     "adamax": Adamax, "adafactor": Adafactor, "nadam": Nadam, "ftrl": Ftrl, "lion": Lion, "lamb": Lamb, "muon": Muon,
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
+
+PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
+
+
+@dataclass
+class GivenModel(ModelSettings):
+    """A model that a Python program made and gave to `mpt.fit`."""
+
+    name: str = PYTHON
+    class_name: str = key("", "its class")
+
+
+@dataclass
+class GivenData(DataSettings):
+    """Arrays or datasets that a Python program gave."""
+
+    name: str = PYTHON
+
+
+@dataclass
+class GivenOptimizer(OptimizerSettings):
+    """An optimizer that a Python program compiled its model with."""
+
+    name: str = PYTHON
+    class_name: str = key("", "its class")
+
+
+GIVEN: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}

@@ -112,14 +112,14 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
     if settings.trainer.save_model:
-        _check_savable(model)
+        check_savable(model)
     if has_own_train_step(model):
         raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own, which mpt would not "
                                   "call: loss scaling needs the step to be mpt's.", None, "Use a model without one."))
     return model
 
 
-def _check_savable(model: Any) -> None:
+def check_savable(model: Any) -> None:
     """ConfigError where Keras could not write the model at the end of the run."""
     try:
         with tensorflow_left_out():

@@ -8,7 +8,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import GIVEN, PYTHON
 from mpt_cli.training.backend import Platform, prepare_backend
 
 if TYPE_CHECKING:
@@ -80,7 +82,19 @@ class Program(ABC):
 
 @dataclass(frozen=True)
 class SettingsProgram(Program):
-    """A program that its settings say in full: a YAML and the words of a command line."""
+    """A program that its settings say in full: a YAML and the words of a command line.
+
+    ConfigError for settings that are the record of a program of objects.
+    """
+
+    def __post_init__(self) -> None:
+        given = [section for section in GIVEN if getattr(self.settings, section).name == PYTHON]
+        if given:
+            raise ConfigError([
+                Problem(f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
+                        "holds.", PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with it.")
+                for section in given
+            ])  # fmt: skip
 
     def check_present(self) -> None:
         from mpt_cli.data.paths import check_present
