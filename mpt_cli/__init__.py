@@ -2,7 +2,7 @@
 
 >>> import mpt_cli as mpt
 >>> sorted(mpt.__all__)[:4]
-['LossScaleOptimizer', 'Policy', 'Run', 'compare']
+['LossScaleOptimizer', 'Policy', 'Recorder', 'Run']
 
 Names are imported when they are first used, and Keras only where one of them needs it.
 """
@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mpt_cli.front import compare, diagnose, fit, sweep
     from mpt_cli.precision import LossScaleOptimizer, Policy
+    from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
 
 __version__ = "0.1.0"
 __all__ = [
     "LossScaleOptimizer",
     "Policy",
+    "Recorder",
     "Run",
     "compare",
     "diagnose",
@@ -32,6 +34,7 @@ __all__ = [
 _HOMES = {
     "mpt_cli.front": ("compare", "diagnose", "fit", "sweep"),
     "mpt_cli.precision": ("LossScaleOptimizer", "Policy"),
+    "mpt_cli.recorder": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),
 }
 

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from os import devnull
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -62,22 +62,22 @@ def fit(
     given = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split)
     data = read_given(given)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
-    asked = _Asked(policy, loss_scale, seed, run_dir, resume, {"trainer": tree}, settings or {})
-    program = ModelProgram(_settings(model, asked), model, data, policy)
+    asked = Asked(policy, loss_scale, seed, run_dir, resume, {"trainer": tree}, settings or {})
+    program = ModelProgram(given_settings(model, asked), model, data, policy)
     return _run(program)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What `fit` was asked for beside model and data."""
+class Asked:
+    """What a run was asked for beside model and data: `tree` by arguments, `more` by the paths of keys."""
 
-    policy: str | None
-    loss_scale: Any
-    seed: int | None
-    run_dir: str | Path | None
-    resume: bool | str | Path | None
-    tree: dict[str, Any]
-    more: Mapping[str, Any]
+    policy: str | None = None
+    loss_scale: Any = None
+    seed: int | None = 0
+    run_dir: str | Path | None = None
+    resume: bool | str | Path | None = None
+    tree: dict[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _is_array(x: Any) -> bool:
@@ -97,7 +97,7 @@ def _batch_size(batch_size: int | None, x: Any) -> int:
     return batch_size_of(x)
 
 
-def _settings(model: Any, asked: _Asked) -> Settings:
+def given_settings(model: Any, asked: Asked) -> Settings:
     """The settings of the run: what was asked for over the defaults; ConfigError with all problems."""
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
@@ -109,7 +109,7 @@ def _settings(model: Any, asked: _Asked) -> Settings:
     tree |= {"seed": asked.seed, "run_dir": asked.run_dir and str(asked.run_dir), "resume": _resume(asked.resume),
              "loss_scale": _loss_scale(model, asked.loss_scale)}  # fmt: skip
     tree["backend"]["name"] = _backend()
-    tree["trainer"] |= {"deterministic": False, **asked.tree["trainer"]}  # it would change the whole process
+    tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
     problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
     built = build_settings(tree, set(), problems)
     problems += check_combinations(built, {problem.key for problem in problems})

@@ -13,6 +13,7 @@ from mpt_cli.precision.finite import Measured, describe_gradients, unscale
 from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.scale_state import follow_scale, next_values, scaled_statistics
+from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -30,6 +31,7 @@ class StepGradients(NamedTuple):
     variables: list[Any]
     measured: Measured
     unscaled: bool = False
+    loss: Tensor | None = None  # for a step log, where it is known
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -51,6 +53,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         return
     state = optimizer.scale_state
     assert state is not None
+    start = start_of_step(optimizer) if optimizer.step_log is not None else None
     applied = bool(measured.finite) or optimizer.on_overflow == "apply"
     if applied:
         optimizer.apply_inner(grads, variables, unscaled)
@@ -59,6 +62,19 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
     assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    if (log := optimizer.step_log) is not None and start is not None:
+        assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables],
+                                        StepGradients(grads, variables, measured)))
+
+
+def _next_log(
+    optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
+) -> list[Tensor]:
+    """The values of the step log after a step, in the scope of the variables after it."""
+    defects = describe_gradients(gradients.values, gradients.measured, cond)
+    rows = rows_of_step(optimizer, start, gradients.measured, defects, gradients.loss)
+    place = start.seen % log[0].shape[0]
+    return [values.at[place].set(row) for values, row in zip(log, rows, strict=True)]
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
@@ -79,7 +95,8 @@ def stateless_apply(
     """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
-    own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    inner, logged = rest[: len(optimizer.inner_optimizer.variables)], rest[len(optimizer.inner_optimizer.variables) :]
     own_by_name = dict(zip(state.by_name, own, strict=True))
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
@@ -97,7 +114,13 @@ def stateless_apply(
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
-    return new_values, [new_own[name] for name in state.by_name] + new_inner
+    after = [new_own[name] for name in state.by_name] + new_inner
+    if logged:
+        with _scope(optimizer.variables, optimizer_values):
+            start = start_of_step(optimizer)
+        with _scope(optimizer.variables, [*after, *logged]):
+            after += _next_log(optimizer, start, logged, gradients)
+    return new_values, after
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
@@ -141,7 +164,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     )
     measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
-    gradients = StepGradients(grads, model.trainable_variables, measured)
+    gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
     applied = jnp.logical_or(finite, optimizer.on_overflow == "apply")
     new_frozen = _kept_where(applied, model, frozen, new_frozen)

@@ -20,6 +20,7 @@ from mpt_cli.precision.keras_internals import (
     unscale_loss_for_distribution,
 )
 from mpt_cli.precision.scale_state import ScaleState, follow_scale, largest_magnitudes, scaled_statistics
+from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -41,6 +42,7 @@ def apply(
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
+    start = start_of_step(optimizer) if optimizer.step_log is not None else None
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
@@ -48,6 +50,20 @@ def apply(
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+    if start is not None:
+        _log_step(optimizer, start, grads, measured)
+
+
+def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured) -> None:
+    log, loss = optimizer.step_log, optimizer._noted_loss
+    assert log is not None
+    optimizer._noted_loss = None  # of the next step there may be none
+    if loss is not None:
+        loss = unscale_loss_for_distribution(loss)
+    rows = rows_of_step(optimizer, start, measured, describe_gradients(grads, measured, tf.cond), loss)
+    place = start.seen % log.capacity
+    for variable, row in zip(log.variables, rows, strict=True):
+        variable.value.scatter_update(tf.IndexedSlices(row[None], place[None]))
 
 
 def all_replicas(flag: Tensor) -> Tensor:

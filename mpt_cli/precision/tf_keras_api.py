@@ -114,6 +114,8 @@ class ManualScalingMixin:
     _warned: set[str]
     _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
     _unscales_by_hand: bool
+    _step_log: Any
+    _noted_loss: Tensor | None
     loss_scale: Tensor
     scales: bool
 
@@ -125,6 +127,8 @@ class ManualScalingMixin:
     def _scale(self, loss: Tensor) -> Tensor:
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
+        if self._step_log is not None and keras.backend.backend() == "tensorflow":
+            self._noted_loss = loss  # on JAX a loss is traced inside the gradient and known only there
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss

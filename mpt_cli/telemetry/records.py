@@ -187,6 +187,7 @@ class Summary:
     rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
+    repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 
 class LoggedSteps(NamedTuple):

@@ -46,6 +46,10 @@ class ModelProgram(Program):
     data: DataSet
     policy: str | None = None
 
+    @property
+    def repeatable(self) -> bool:
+        return False
+
     def check_present(self) -> None:
         """It is: the caller has it in hand."""
 
@@ -101,7 +105,7 @@ class ModelProgram(Program):
 
     def describe_loss(self, model: Any, data: DataSet) -> str:
         loss = model.loss
-        return loss if isinstance(loss, str) else getattr(loss, "name", None) or getattr(loss, "__name__", "compiled")
+        return str(loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", "compiled")))
 
 
 def check_trainable(model: Any) -> None:
@@ -192,13 +196,10 @@ def read_given(given: GivenData) -> DataSet:
         train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
     parts = [part for part in (train, validation) if isinstance(part, Examples)]
     fingerprint, of = fingerprint_arrays(parts)
-    counts = f"{len(train):,} training" + (f" and {len(validation):,} validation" if _is_counted(validation) else "")
+    counts = f"{len(train):,} training"
+    counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
     return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
                    f"arrays: {counts} examples", max_abs_input(parts), of)  # fmt: skip
-
-
-def _is_counted(part: Any) -> bool:
-    return isinstance(part, Examples)
 
 
 def _of_datasets(given: GivenData) -> DataSet:
@@ -258,7 +259,8 @@ def _weights(given: GivenData) -> Any:
     labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels))
     if labels.ndim > 1:
         raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
-    return np.vectorize(lambda label: given.class_weight.get(int(label), 1.0), otypes=["float32"])(labels)
+    of_class = dict(given.class_weight)
+    return np.vectorize(lambda label: of_class.get(int(label), 1.0), otypes=["float32"])(labels)
 
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:

@@ -23,6 +23,11 @@ class Program(ABC):
 
     settings: Settings
 
+    @property
+    def repeatable(self) -> bool:
+        """Whether the settings say it all."""
+        return True
+
     def with_settings(self, settings: Settings) -> Self:
         """The same under other settings, such as those with the seed that was drawn."""
         return replace(self, settings=settings)
