@@ -76,6 +76,7 @@ class Asked:
     seed: int | None = 0
     run_dir: str | Path | None = None
     resume: bool | str | Path | None = None
+    name: str | None = None
     tree: dict[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -102,7 +103,8 @@ def given_settings(model: Any, asked: Asked) -> Settings:
     from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
 
     plain = Settings(
-        recipe=model.name, description="a model of a Python program", model=described_model(model), data=DataRecord(),
+        recipe=asked.name or model.name, description="a model of a Python program", model=described_model(model),
+        data=DataRecord(),
         optimizer=described_optimizer(model.optimizer), policy=described_policy(model, asked.policy),
     )  # fmt: skip
     tree = asdict(plain)

@@ -74,6 +74,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
         on_unhealthy: what a broken health rule does: "stop" ends `fit`, "go_on" only says so.
         loss_scale: as in `mpt.fit`, for an optimizer that scales no loss yet.
+        name: of the run, in runs/NAME/TIME; None for the model's.
         settings: any other key of a configuration, as in {"trainer.log_every_steps": 10, "logger.tensorboard": True}.
 
     >>> import mpt_cli as mpt, numpy as np, tempfile
@@ -90,13 +91,13 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(
         self, run_dir: str | Path | None = None, *, on_unhealthy: str = "stop", loss_scale: Any = None,
-        whole_skips: bool = True, settings: Mapping[str, Any] | None = None,
+        whole_skips: bool = True, settings: Mapping[str, Any] | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if on_unhealthy not in ("stop", "go_on"):
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
-        self.asked = Asked(loss_scale=loss_scale, more=dict(settings or {}))
+        self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.runs: list[Run] = []
         self._session: _Session | None = None
         self._logs: dict[str, Any] = {}
