@@ -1,11 +1,15 @@
 """`mpt run`: unchanged scripts of different habits end with the weights they have with policy and optimizer by hand."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
-from preloaded import mpt, run_program
+from backends import ROOT
+from preloaded import mpt
 
 HEAD = """
 import numpy as np, keras
@@ -121,8 +125,6 @@ BY_HAND = {
 
 def script(name: str, by_hand: bool) -> str:
     body = SCRIPTS[name].replace("{scaled}", "value = optimizer.scale_loss(value)" if by_hand else "")
-    if by_hand:
-        body = body.replace(", verbose=0)", ", verbose=0)") if name == "own_step" else body
     parts = BY_HAND if by_hand else {"policy": "", "wrap": "optimizer"}
     return HEAD.format(**parts) + body + TAIL
 
@@ -139,14 +141,14 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
     (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
     (tmp_path / "plain.py").write_text(script(name, by_hand=False))
     more = ["--epochs", "2"] if name == "argparse" else []
-    by_hand = run_program("runpy", "by_hand.py", backend="tensorflow", cwd=tmp_path) if False else None
-    assert by_hand is None
     done = mpt("run", "run_dir=run", "plain.py", "plain.npz", *more, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.rstrip().endswith("the script's own words"), done.stdout + done.stderr
-    hand = mpt("run", "policy=float32", "run_dir=hand", "by_hand.py", "by_hand.npz", *more, cwd=tmp_path)
+    command = [sys.executable, "by_hand.py", "by_hand.npz", *more]
+    hand = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow"})  # fmt: skip
     assert hand.returncode == 0, hand.stderr
     for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
-        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)  # a rounding of float16, sums reordered
     if name == "loop":
         assert "SGD in the script's own loop: 1 of 12 steps skipped, loss scale 16384" in done.stderr
         assert "not recorded: its own training loop" in done.stderr
