@@ -164,9 +164,7 @@ class _Session:
         self.missing = self._take_over()
         self.optimizer: LossScaleOptimizer = model.optimizer
         self.watch = _Watch(int(self.optimizer.seen_steps), began=time.perf_counter())
-        options = LedgerOptions(tuple(v.path for v in model.trainable_variables), self.scaling.rule.lowest,
-                                self.scaling.rule.highest, self.optimizer.on_overflow == "apply")  # fmt: skip
-        self.ledger = Ledger(options, window_steps=settings.loss_scale.skip_rate_window)
+        self.ledger = Ledger(self._ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
@@ -184,7 +182,7 @@ class _Session:
         model.optimizer = scaled(model.optimizer, settings, self.scaling)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
         model.optimizer.keep_step_log(capacity)
-        if not model.optimizer.built:
+        if model.built and model.trainable_variables and not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
         self.own_step, self.was_whole = has_own_train_step(model), "train_step" in vars(model)
         whole = not self.own_step and self.recorder.whole_skips
@@ -208,6 +206,7 @@ class _Session:
         if self._is_announced:
             return
         self._is_announced = True
+        self.ledger.rules = self._ledger_options()  # a subclassed model has its variables only now
         self.telemetry.start(self._header([name for name in metric_names if name != "loss"]))
         for sentence in self.missing:
             self.telemetry.message(f"not recorded: {sentence}")
@@ -226,6 +225,10 @@ class _Session:
             del tree["trainer"][name]
         write_atomic(self.run.config_yaml, yaml.safe_dump(tree, sort_keys=False))
 
+    def _ledger_options(self) -> LedgerOptions:
+        rule, variables = self.scaling.rule, tuple(v.path for v in self.model.trainable_variables)
+        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply")
+
     def _header(self, names: list[str]) -> RunHeader:
         model, platform, settings = self.model, running_platform(), self.settings
         inner, steps = unwrapped(model.optimizer), self.recorder.params.get("steps")
@@ -233,7 +236,7 @@ class _Session:
         return RunHeader(
             recipe=settings.recipe, description="Keras's own fit, recorded", run_dir=str(self.run.path),
             policy=settings.policy.name, loss_scale=describe_scaling(self.scaling, model),
-            model=f"{type(model).__name__} {model.name}, {model.count_params():,} parameters", data="of fit",
+            model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
             optimizer=f"{type(inner).__name__}, learning rate {float(inner.learning_rate):g}",
             backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
@@ -352,3 +355,7 @@ class _Session:
             for name in ("train_step", "get_metrics_result"):
                 vars(self.model).pop(name, None)
             self.model.train_function = None
+
+
+def _count(model: Any) -> int:
+    return int(model.count_params()) if model.built else 0

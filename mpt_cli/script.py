@@ -22,6 +22,7 @@ from keras import ops
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.finite import unscale
+from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.policy import global_policy
 from mpt_cli.recorder import Recorder
 from mpt_cli.settings.schema import Settings
@@ -102,12 +103,13 @@ class ScriptRun:
             else:
                 self.apply_true(wrapper, list(grads), trainable_variables)
 
-        wrapper.scale_loss, wrapper.apply = scale, apply_either
+        for name, function in (("scale_loss", scale), ("apply", apply_either)):
+            setattr(wrapper, name, function)
         return wrapper
 
     def apply_true(self, wrapper: LossScaleOptimizer, grads: list[Any], variables: Any) -> None:
         """Apply gradients that are divided by the scale already."""
-        variables = list(wrapper.inner_optimizer._trainable_variables if variables is None else variables)
+        variables = list(own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables)
         wrapper.build(variables)
         wrapper._apply_where_finite(grads, variables, True)
 
@@ -115,7 +117,7 @@ class ScriptRun:
         """The one that will be given the gradients of these variables: built for them, or not built yet."""
         wanted = {id(getattr(source, "value", source)) for source in sources} | {id(source) for source in sources}
         for inner in self.plain:
-            held = getattr(inner, "_trainable_variables", [])
+            held = own_trainable_variables(inner) if inner.built else []
             if any(id(v) in wanted or id(v.value) in wanted for v in held):
                 return self.wrapper_of(inner)
         unbuilt = [inner for inner in self.plain if not inner.built]
@@ -219,7 +221,8 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
             given = inspect.signature(compile_model).bind(model, *arguments, **named).arguments.get("optimizer")
             if isinstance(given, keras.optimizers.LossScaleOptimizer) and not isinstance(given, LossScaleOptimizer):
                 seen.note("the script's own loss scaling is replaced by mpt's, which counts its skips")
-            model.optimizer = seen.wrapper_of(model.optimizer, model)
+            if isinstance(model.optimizer, keras.optimizers.Optimizer):
+                model.optimizer = seen.wrapper_of(model.optimizer, model)
 
         return compiled
 
@@ -280,7 +283,8 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
     def make_apply(apply: Any) -> Any:
         def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
-            if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or _inside(optimizer):
+            inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
+            if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)
@@ -291,14 +295,28 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
         return applied
 
-    with _replaced(base, "__init__", make_init), _replaced(base, "apply", make_apply):
+    with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
         yield
 
 
-def _inside(optimizer: Any) -> bool:
-    """Whether its own wrapper is what calls it now."""
-    frame = sys._getframe(2)
-    return frame.f_globals["__name__"].startswith("mpt_cli.precision") and bool(optimizer)
+def _as_it_is(function: Any) -> Any:
+    """The function, which TensorFlow's autograph must not rewrite."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def _calling_module() -> str:
+    """The module that called what is put around Keras here, through whatever autograph has in between."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != __name__ and not name.startswith("tensorflow.python.autograph"):
+            return name
+        frame = frame.f_back
+    return ""
 
 
 @contextmanager
@@ -311,19 +329,19 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
 
     def make(gradient: Any) -> Any:
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
-            caller = str(sys._getframe(1).f_globals.get("__name__", "")).partition(".")[0]
-            flat = tf.nest.flatten(sources)
-            wrapper = None
-            if caller not in LIBRARIES and output_gradients is None and tf.is_tensor(target) and not target.shape.rank:
+            flat, wrapper = tf.nest.flatten(sources), None
+            of_script = _calling_module().partition(".")[0] not in LIBRARIES
+            if of_script and output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0:
                 wrapper = seen.optimizer_for(flat)
             if wrapper is None or not wrapper.scales or id(wrapper) in seen.scaled_by_script:
                 return gradient(tape, target, sources, output_gradients, **named)
-            wrapper.build(list(flat))
+            with tf.init_scope():
+                wrapper.build(list(flat))
             scale = wrapper.loss_scale
             found = gradient(tape, target, sources, ops.cast(scale, target.dtype), **named)
             return tf.nest.pack_sequence_as(sources, unscale(tf.nest.flatten(found), flat, scale))
 
-        return scaled
+        return _as_it_is(scaled)
 
     with _replaced(tf.GradientTape, "gradient", make):
         yield

@@ -40,7 +40,7 @@ def run_run(arguments: argparse.Namespace) -> int:
     overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
     dry = arguments.dry_run or "--dry-run" in overrides
     overrides = [word for word in overrides if word != "--dry-run"]
-    name, settings = _target_name(rest), _settings(overrides)
+    settings, name = _settings(overrides), _target_name(rest)
     os.environ.setdefault("KERAS_BACKEND", settings.backend.name)
     from mpt_cli.script import Target, plan_of, run_script
 
