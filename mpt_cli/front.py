@@ -34,8 +34,8 @@ def fit(
     model: Any, x: Any, y: Any = None, *, validation_data: Any = None, validation_split: float = 0.0,
     sample_weight: Any = None, class_weight: Mapping[int, float] | None = None, epochs: int = 1,
     batch_size: int | None = None, shuffle: bool = True, seed: int | None = 0, policy: str | None = None,
-    loss_scale: Any = None, run_dir: str | Path | None = None, resume: bool | str | Path | None = None,
-    settings: Mapping[str, Any] | None = None,
+    loss_scale: Any = None, callbacks: Sequence[Any] = (), run_dir: str | Path | None = None,
+    resume: bool | str | Path | None = None, settings: Mapping[str, Any] | None = None,
 ) -> Run:  # fmt: skip
     """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards.
 
@@ -49,6 +49,7 @@ def fit(
         loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
             `loss_scale`, or a `ScaleRule`. None: as the model's own LossScaleOptimizer has it, else auto.
         seed: of the order of the examples. Neither this process's random state nor its global policy is touched.
+        callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
         run_dir: where the run writes; None for runs/MODEL/TIME.
         resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
         settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
@@ -56,6 +57,7 @@ def fit(
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
+    from mpt_cli.training.callbacks import check_callback
     from mpt_cli.training.model_program import GivenData, ModelProgram, check_trainable, read_given
 
     check_trainable(model)
@@ -63,7 +65,9 @@ def fit(
     data = read_given(given)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
     asked = Asked(policy, loss_scale, seed, run_dir, resume, {"trainer": tree}, settings or {})
-    program = ModelProgram(given_settings(model, asked), model, data, policy)
+    for callback in callbacks:
+        check_callback(callback, "callbacks")
+    program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
 
 

@@ -48,7 +48,7 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
 
 def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
     """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
-    from mpt_cli.training.assembly import assemble, choose_jit
+    from mpt_cli.training.assembly import assemble
     from mpt_cli.training.program import SettingsProgram
 
     program = SettingsProgram(undistributed(settings))
@@ -59,7 +59,7 @@ def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
         "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
                                               settings.trainer.batch_size),
         "resident": parts.resident,
-        "jit_compile": choose_jit(settings, platform, parts.model),
+        "jit_compile": parts.jit.jit_compile,
         "uneven": uneven_layers(parts.model),
     }
 

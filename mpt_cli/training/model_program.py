@@ -3,7 +3,7 @@
 What is recorded of it are its settings; the objects themselves are the caller's, so no YAML repeats such a run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -15,14 +15,14 @@ from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
+from mpt_cli.precision.own_step import optimizers_in
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import check_numerics, check_savable
 from mpt_cli.training.backend import Platform, running_platform
-from mpt_cli.training.program import Program, notes_of
+from mpt_cli.training.program import Program
 
 Array = NDArray[Any]
 
@@ -45,6 +45,7 @@ class ModelProgram(Program):
     model: Any
     data: DataSet
     policy: str | None = None
+    given_callbacks: tuple[Any, ...] = ()
 
     @property
     def repeatable(self) -> bool:
@@ -60,52 +61,33 @@ class ModelProgram(Program):
         return self.data
 
     def build_model(self, data: DataSet) -> Any:
-        if self.settings.trainer.save_model:
-            check_savable(self.model)
-        return self.model if self.policy is None else under_policy(self.model, self.settings.policy)
-
-    def build_optimizer(self, total_steps: int | None) -> Any:
-        inner = unwrapped(self.model.optimizer)
-        inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
-        return inner
-
-    def compile(self, model: Any, data: DataSet, optimizer: Any) -> None:
-        """Loss and metrics are those of the author's own `compile`."""
-        model.optimizer = optimizer
+        """With the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
+        if self.settings.trainer.on_unhealthy == "rollback":
+            rule = "must be stop: the learning rate that a rollback lowers is that of the compiled optimizer."
+            raise ConfigError(Problem("trainer.on_unhealthy", rule, "rollback"))
+        model = self.model if self.policy is None else under_policy(self.model, self.settings.policy)
+        for _, optimizer, put in list(optimizers_in(model)):
+            inner = unwrapped(optimizer)
+            inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
+            put(inner)
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
-        if model.built:
-            optimizer.build(model.trainable_variables)
+        return model
 
-    def set_learning_rate(self, optimizer: Any, total_steps: int | None, factor: float) -> bool:
-        """A checkpoint holds the rate, also where a callback set it; only rollbacks lower it."""
-        if factor == 1.0:
-            return False
-        optimizer.learning_rate = self.settings.optimizer.learning_rate * factor
-        return False
-
-    def warnings(self, model: Any, data: DataSet) -> list[str]:
-        name = type(unwrapped(self.model.optimizer)).__name__.lower()
-        return check_numerics(name, model, data)
+    @property
+    def callbacks(self) -> Sequence[Any]:
+        return self.given_callbacks
 
     @property
     def model_name(self) -> str:
         return f"{type(self.model).__name__} {self.model.name}"
 
-    def describe_policy(self) -> str:
+    def describe_policy(self, model: Any) -> str:
         counts: dict[str, int] = {}
-        for layer in layers_of(self.model):
+        for layer in layers_of(model):
             counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
         return f"{how} ({', '.join(parts)})"
-
-    def describe_optimizer(self) -> str:
-        inner = unwrapped(self.model.optimizer)
-        return ", ".join([type(inner).__name__, f"learning rate {float(inner.learning_rate):g}", *notes_of(inner)])
-
-    def describe_loss(self, model: Any, data: DataSet) -> str:
-        loss = model.loss
-        return str(loss if isinstance(loss, str) else getattr(loss, "name", getattr(loss, "__name__", "compiled")))
 
 
 def check_trainable(model: Any) -> None:
@@ -121,9 +103,6 @@ def check_trainable(model: Any) -> None:
     if model.run_eagerly:
         raise ConfigError(Problem("model", "must not be compiled with run_eagerly=True: the loop is compiled.", True,
                                   "Leave it out, or use mpt.Recorder with Keras's own fit."))
-    if has_own_train_step(model):
-        raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own.", None,
-                                  "Use mpt.Recorder with Keras's own fit."))
 
 
 def unwrapped(optimizer: Any) -> Any:
