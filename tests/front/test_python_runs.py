@@ -11,6 +11,7 @@ import pytest
 from backends import BACKEND, assert_passes_on_jax, only_on
 
 import mpt_cli as mpt
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 
@@ -158,18 +159,15 @@ def test_no_yaml_repeats_a_run_of_objects(reference):
         job.train(settings)
 
 
-def wrong(change, *arguments, **options):
-    model = change(net()) if change else net()
-    x, y = data(8)
-    return mpt.fit(model, *(arguments or (x, y)), **{"settings": QUIET, **options})
-
-
 def test_what_fit_can_not_train_is_said():
     x, y = data(100)
     cases = {
         r"y: must be given with arrays": lambda: mpt.fit(net(), x),
         r"batch_size|all arrays must hold the same number": lambda: mpt.fit(net(), x, y[:4]),
         r"class_weight: must not be given beside": lambda: mpt.fit(net(), x, y, class_weight={0: 2.0}, sample_weight=y),
+        r"class_weight: is for one label": lambda: mpt.fit(net(), x, np.zeros((100, 3, 1)), class_weight={0: 2.0}),
+        r"trainer\.on_unhealthy: must be stop": lambda: mpt.fit(
+            net(), x, y, settings={**QUIET, "trainer.on_unhealthy": "rollback"}),
         r"validation_data: must be \(x, y\)": lambda: mpt.fit(net(), x, y, validation_data=x),
         r"validation_split: must be at least 0": lambda: mpt.fit(net(), x, y, validation_split=1.5),
         r"model: must be a keras.Model": lambda: mpt.fit("net", x, y),
@@ -204,8 +202,50 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
     for ours, streamed, keras_own in zip(*results, plain.get_weights(), strict=True):
         np.testing.assert_array_equal(ours, streamed)
         np.testing.assert_allclose(ours, keras_own, rtol=1e-5, atol=1e-6)
-    with pytest.raises(ConfigError, match=r"batch_size: must be left out with a tf\.data\.Dataset"):
-        mpt.fit(net(), dataset, batch_size=4)
+    cases = {
+        r"batch_size: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, batch_size=4),
+        r"y: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, y),
+        r"validation_split: is for arrays": lambda: mpt.fit(net(), dataset, validation_split=0.5),
+        r"x: the dataset must be batched": lambda: mpt.fit(net(), dataset.unbatch()),
+        r"x: the dataset is empty": lambda: mpt.fit(net(), dataset.take(0)),
+    }
+    for words, call in cases.items():
+        with pytest.raises((ConfigError, DataError), match=words):
+            call()
+
+
+def test_callbacks_are_called(tmp_path):
+    seen = []
+    fit(net(), tmp_path / "run", callbacks=[keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: seen.append(e))])
+    assert seen == [0, 1]
+
+
+def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pandas: must be installed for a frame"):
+        reference[0].events_frame()
+    monkeypatch.setattr("mpt_cli.report.run.missing_extra", lambda *_: "No pictures: matplotlib is not installed.")
+    with pytest.raises(ConfigError, match="plot: No pictures"):
+        reference[0].plot()
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["run"], 2, "script: must be given: mpt run"),
+    (["run", "nowhere.py"], 3, "there is no script nowhere.py."),
+    (["run", "model=cnn", "nowhere.py"], 2, "model: is the script's own affair. Received: 'cnn'. mpt run takes policy"),
+    (["run", "policy=float99", "nowhere.py"], 2, "policy: must be one of"),
+])  # fmt: skip
+def test_what_can_not_be_run_is_said(words, code, said, capsys):
+    assert main(words) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("model.compile('adam', 'mse')\nmodel.fit(x, y)\n")
+    assert main(["run", "--dry-run", f"{tmp_path}/train.py", "--rate", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "dtype policy mixed_float16" in said and "train.py:1: compile: its optimizer in loss_scale=auto" in said
+    assert "train.py:2: fit: a Recorder is added" in said
 
 
 def test_the_package_is_light_to_import():
