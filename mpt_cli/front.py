@@ -64,7 +64,7 @@ def fit(
     given = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split)
     data = read_given(given)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
-    asked = Asked(policy, loss_scale, seed, run_dir, resume, {"trainer": tree}, settings or {})
+    asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
         check_callback(callback, "callbacks")
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))

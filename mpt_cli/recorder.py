@@ -237,7 +237,7 @@ class _Session:
             recipe=settings.recipe, description="Keras's own fit, recorded", run_dir=str(self.run.path),
             policy=settings.policy.name, loss_scale=describe_scaling(self.scaling, model),
             model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
-            optimizer=f"{type(inner).__name__}, learning rate {float(inner.learning_rate):g}",
+            optimizer=f"{type(inner).__name__}, learning rate {settings.optimizer.learning_rate:g}",
             backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
             steps_per_epoch=steps, total_steps=total, warnings=tuple(warn_of_scaling(self.scaling, model)),
