@@ -37,7 +37,7 @@ def is_sparse(gradient: Tensor) -> bool:
 
 def is_large(values: Tensor) -> bool:
     """Whether a pass over it is a matter of memory, at least on a CPU."""
-    return math.prod(values.shape) >= LARGE_ELEMENTS
+    return bool(math.prod(values.shape) >= LARGE_ELEMENTS)
 
 
 def is_overwritten(variable: Any) -> bool:

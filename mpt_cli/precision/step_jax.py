@@ -14,6 +14,7 @@ from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, follow_scale, next_trace, next_values, scaled_statistics
+from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -31,6 +32,7 @@ class StepGradients(NamedTuple):
     variables: list[Any]
     measured: Measured
     unscaled: bool = False
+    loss: Tensor | None = None  # for a step log, where it is known
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -52,6 +54,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         return
     state = optimizer.scale_state
     assert state is not None
+    start = start_of_step(optimizer) if optimizer.step_log is not None else None
     applied = bool(measured.finite) or optimizer.on_overflow == "apply"
     if applied:
         optimizer.apply_inner(grads, variables, unscaled)
@@ -60,6 +63,19 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
     assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    if (log := optimizer.step_log) is not None and start is not None:
+        assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables],
+                                        StepGradients(grads, variables, measured)))
+
+
+def _next_log(
+    optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
+) -> list[Tensor]:
+    """The values of the step log after a step, in the scope of the variables after it."""
+    defects = describe_gradients(gradients.values, gradients.measured, cond)
+    rows = rows_of_step(optimizer, start, gradients.measured, defects, gradients.loss)
+    place = start.seen % log[0].shape[0]
+    return [values.at[place].set(row) for values, row in zip(log, rows, strict=True)]
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
@@ -80,7 +96,9 @@ def stateless_apply(
     """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
-    own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    count = len(optimizer.inner_variables)
+    inner, logged = rest[:count], rest[count:]
     own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
@@ -101,7 +119,13 @@ def stateless_apply(
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
-    return new_values, [new_own[name] for name in state.by_name] + traces + new_inner
+    after = [new_own[name] for name in state.by_name] + traces + new_inner
+    if logged:
+        with _scope(optimizer.variables, optimizer_values):
+            start = start_of_step(optimizer)
+        with _scope(optimizer.variables, [*after, *logged]):
+            after += _next_log(optimizer, start, logged, gradients)
+    return new_values, after
 
 
 def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
@@ -163,7 +187,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     )
     measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
-    gradients = StepGradients(grads, model.trainable_variables, measured)
+    gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
     applied = jnp.logical_or(finite, optimizer.on_overflow == "apply")
     new_frozen = _kept_where(applied, model, frozen, new_frozen)

@@ -66,6 +66,22 @@ def prepare_backend(settings: Settings) -> Platform:
     return found
 
 
+def running_platform() -> Platform:
+    """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
+    import keras
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+        return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
+    import jax
+
+    names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
+
+
 def _check_installed(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))

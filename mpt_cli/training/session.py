@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
@@ -52,6 +51,7 @@ from mpt_cli.training.loss_and_optimizer import (
     set_learning_rate,
 )
 from mpt_cli.training.outcome import Outcome, build_postmortem
+from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -132,12 +132,13 @@ class Session:
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
+        model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
         scale = None if math.isnan(ledger.scale) else ledger.scale
         scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings, parts.model), loss_scale=scaling,
-            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            policy=policy, loss_scale=scaling, model=model, data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
@@ -150,17 +151,18 @@ class Session:
         return peak_memory()
 
 
-def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
+def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
-    assert settings.seed is not None
-    callbacks = build_callbacks(settings.trainer, str(store.folder.parent))
+    settings = program.settings
+    callbacks = [*build_callbacks(settings.trainer, str(store.folder.parent)), *program.callbacks]
     check_schedule(settings, callbacks)
     settings = with_short_calls(settings, callbacks)
-    data = load_data_of_run(settings)
+    program = program.with_settings(settings)
+    data = program.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
-        parts = assemble(settings, platform, data)
+        parts = assemble(program, platform, data)
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
     paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
