@@ -216,7 +216,11 @@ def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond =
     condition over thousands of gradients takes longer to compile and to enter.
     """
     packs = _packed(gradients)
-    nan, inf, first_bad = cond(measured.finite, _none_bad, lambda: _describe_packs(packs, len(gradients)))
+    sums = any(g is not None and is_sparse(g) for g in gradients)  # what may overflow only when it is added up
+    nan, inf, first_bad = cond(
+        measured.finite, _none_bad,
+        lambda: describe_non_finite(gradients) if sums else _describe_packs(packs, len(gradients)),
+    )  # fmt: skip
     return GradientDefects(nan, inf, first_bad, ops.cast(ops.equal(measured.largest, 0), "int32"))
 
 
