@@ -97,8 +97,9 @@ def measure(cell: Cell) -> dict[str, float]:
 
 def _mpt(settings: Any, platform: Any, data: Any) -> dict[str, float]:
     from mpt_cli.training.assembly import assemble
+    from mpt_cli.training.program import SettingsProgram
 
-    parts = assemble(settings, platform, data)
+    parts = assemble(SettingsProgram(settings), platform, data)
     parts.train_feed.start(1)
     piece = parts.train_feed.take(1)
     assert piece is not None

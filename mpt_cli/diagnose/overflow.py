@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.passes import (
     GRADIENT,
@@ -39,6 +38,7 @@ from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.faults import build_injector
+from mpt_cli.training.program import SettingsProgram
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def replay(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
-    assert settings.seed is not None
-    parts = assemble(settings, platform, load_data_of_run(settings))
+    program = SettingsProgram(settings)
+    parts = assemble(program, platform, program.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)

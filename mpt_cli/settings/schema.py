@@ -15,9 +15,11 @@ from mpt_cli.settings.key import Key, class_keys, key
 from mpt_cli.settings.loss_scale import SCALE_MODES, LossScaleSettings, mode_settings
 from mpt_cli.settings.variants import (
     DATA,
+    GIVEN,
     MLP,
     MODELS,
     OPTIMIZER_VARIANTS,
+    PYTHON,
     Adam,
     DataSettings,
     Digits,
@@ -242,6 +244,8 @@ def variant_class(section: str, name: str) -> type:
     """The keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
     if name in VARIANTS[section]:
         return VARIANTS[section][name]
+    if name == PYTHON and section in GIVEN:
+        return GIVEN[section]
     if section == "loss_scale":
         return mode_settings(name)
     base = sections()[section]

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import DataError
-from mpt_cli.precision import Policy, computes_in_float16
+from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
@@ -22,7 +21,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
-from mpt_cli.training.backend import Platform, framework_errors, peak_memory
+from mpt_cli.training.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.training.callbacks import (
     Callbacks,
     batch_callbacks,
@@ -52,6 +51,7 @@ from mpt_cli.training.loss_and_optimizer import (
     set_learning_rate,
 )
 from mpt_cli.training.outcome import Outcome, build_postmortem
+from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -132,11 +132,13 @@ class Session:
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
+        model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
         scale = None if math.isnan(ledger.scale) else ledger.scale
+        scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            policy=policy, loss_scale=scaling, model=model, data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
@@ -149,17 +151,18 @@ class Session:
         return peak_memory()
 
 
-def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
+def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
-    assert settings.seed is not None
-    callbacks = build_callbacks(settings.trainer, str(store.folder.parent))
+    settings = program.settings
+    callbacks = [*build_callbacks(settings.trainer, str(store.folder.parent)), *program.callbacks]
     check_schedule(settings, callbacks)
     settings = with_short_calls(settings, callbacks)
-    data = load_data_of_run(settings)
+    program = program.with_settings(settings)
+    data = program.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None):
-        parts = assemble(settings, platform, data)
+        parts = assemble(program, platform, data)
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
     paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
@@ -192,11 +195,11 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     return Session(parts, runner)
 
 
-def _describe_policy(settings: Settings) -> str:
+def _describe_policy(settings: Settings, model: Any) -> str:
     policy = settings.policy
     notes = []
     head = Policy(policy.name, policy.head).head_policy
-    if head != policy.name:
+    if head != policy.name and head_layers(model):
         notes.append(f"head {head}")
     if policy.float8:
         notes.append("Dense layers in float8")
@@ -221,13 +224,15 @@ def _describe_own_loss(parts: Assembly) -> str:
 
 
 def _describe_device(parts: Assembly) -> str:
-    wanted = parts.settings.distribute
+    wanted, device = parts.settings.distribute, parts.platform.device
+    if emulated := emulated_operations():
+        device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
-        return parts.platform.device
+        return device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
+    return f"{device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:
