@@ -101,7 +101,9 @@ def test_a_finished_run_is_reported_and_evaluated(folder, backend):
 
 
 def test_a_run_is_repeated_from_its_configuration(folder, backend):
-    mpt("train", f"conf=whole_{backend}/config.yaml", f"run_dir=again_{backend}", cwd=folder)
+    """`trainer.jit_compile` is auto in it, which meant XLA then; `mpt reproduce` takes that from environment.json."""
+    words = [f"conf=whole_{backend}/config.yaml", "trainer.jit_compile=true"]
+    mpt("train", *words, f"run_dir=again_{backend}", cwd=folder)
     summary = json.loads((folder / f"again_{backend}" / "summary.json").read_text())
     assert (summary["steps_seen"], summary["skipped_steps"]) == (90, SKIPPED[backend])
     if reason := other_numbers(WRITTEN / f"whole_{backend}"):
