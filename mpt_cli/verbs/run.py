@@ -5,13 +5,10 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpt_cli.errors import INTERRUPTED, OK, ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Settings
-
-if TYPE_CHECKING:
-    pass
+from mpt_cli.verbs.parser import MODULE, SCRIPT
 
 SECTIONS = ("policy", "loss_scale", "logger", "backend")
 HEALTH = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
@@ -25,8 +22,8 @@ _EXAMPLES = """examples:
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[key=value …] script.py | -m module  args …")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module instead of a script")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
     parser.epilog = _EXAMPLES
     # what comes after the script is the script's, options too
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
@@ -96,12 +93,18 @@ def _settings(overrides: list[str]) -> Settings:
     return settings
 
 
+def is_taken(path: str) -> bool:
+    """Whether `mpt run` takes this key; what it trains, and on what, is the script's own affair."""
+    section, _, name = path.partition(".")
+    if section == "trainer":
+        return name in HEALTH
+    return path == "run_dir" or (section in SECTIONS and path not in ("policy.head", "policy.overrides",
+                                                                      "policy.float8"))  # fmt: skip
+
+
 def _foreign(word: str) -> Problem | None:
     path, _, value = word.partition("=")
-    section, _, name = path.partition(".")
-    if path == "run_dir" or (section in SECTIONS and path not in ("policy.head", "policy.overrides", "policy.float8")):
-        return None
-    if section == "trainer" and name in HEALTH:
+    if is_taken(path):
         return None
     known = ", ".join([*(f"{section}.…" for section in SECTIONS), "run_dir", *(f"trainer.{name}" for name in HEALTH)])
     return Problem(path, "is the script's own affair.", value, f"mpt run takes {known}.")

@@ -33,8 +33,8 @@ def net(policy="mixed_float16", **options):
     with mpt.Policy(policy).scope():
         layers = keras.layers
         model = keras.Sequential([
-            keras.Input((8,)), layers.Rescaling(4.0), layers.Dense(16, "relu", name="hidden"), layers.BatchNormalization(name="norm"),
-            layers.Dense(2, dtype="float32", name="head"),
+            keras.Input((8,)), layers.Rescaling(4.0), layers.Dense(16, "relu", name="hidden"),
+            layers.BatchNormalization(name="norm"), layers.Dense(2, dtype="float32", name="head"),
         ], name="net")  # fmt: skip
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], auto_scale_loss=False, **options)
@@ -275,6 +275,7 @@ def test_a_room_can_be_called_as_the_function_of_its_name():
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @only_on("tensorflow")
 def test_on_jax():
     assert BACKEND == "tensorflow"
