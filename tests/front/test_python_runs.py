@@ -67,6 +67,7 @@ def test_fit_trains_the_callers_model_and_returns_the_record(reference):
         np.testing.assert_array_equal(ours, saved)
 
 
+@pytest.mark.slow
 def test_a_run_shows_itself(reference):
     run, _ = reference
     assert "skipped steps" in run._repr_html_() and run._repr_html_().count("<svg") >= 2
@@ -75,7 +76,8 @@ def test_a_run_shows_itself(reference):
     assert mpt.load_run(str(run.path)).explanation in run._repr_html_()
 
 
-@pytest.mark.parametrize("steps", [1, 4, 64])
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.long), 64])
 def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
     model, (x, y) = net(steps_per_execution=steps), data()
     recorder = mpt.Recorder(tmp_path / "run", loss_scale=SCALING, settings=QUIET)
@@ -89,6 +91,7 @@ def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
     assert "train_step" not in vars(model)
 
 
+@pytest.mark.slow
 def test_the_step_log_is_in_no_file(tmp_path):
     model, (x, y) = net(), data()
     model.fit(x, y, batch_size=4, verbose=0, callbacks=[mpt.Recorder(tmp_path / "run", settings=QUIET)])
@@ -104,6 +107,7 @@ def test_the_step_log_is_in_no_file(tmp_path):
     assert len(loaded.optimizer.variables) == len(model.optimizer.variables) - 2
 
 
+@pytest.mark.slow
 def test_a_recorder_stops_what_no_longer_trains(tmp_path):
     x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
     recorder = mpt.Recorder(tmp_path / "run", settings={**QUIET, "loss_scale.max_consecutive_skips": 20})
@@ -114,6 +118,7 @@ def test_a_recorder_stops_what_no_longer_trains(tmp_path):
     assert 20 <= summary["steps_seen"] <= 30
 
 
+@pytest.mark.slow
 def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path):
     class Ends(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
@@ -127,6 +132,7 @@ def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path):
     assert recorder.run.summary["applied_steps"] + recorder.run.summary["skipped_steps"] == 32
 
 
+@pytest.mark.slow
 def test_a_finished_run_goes_on_as_if_it_had_not_ended(reference, tmp_path):
     fit(net(), tmp_path / "run", epochs=1)
     model = net()
@@ -194,6 +200,7 @@ def test_what_fit_can_not_train_is_said():
             call()
 
 
+@pytest.mark.slow
 @only_on("tensorflow")
 def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
     import tensorflow as tf
@@ -244,11 +251,40 @@ def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
     (["run"], 2, "script: must be given: mpt run"),
     (["run", "nowhere.py"], 3, "there is no script nowhere.py."),
     (["run", "model=cnn", "nowhere.py"], 2, "model: is the script's own affair. Received: 'cnn'. mpt run takes policy"),
+    (["run", "backend.device=cpu", "nowhere.py"], 2, "backend.device: is the script's own affair"),
     (["run", "policy=float99", "nowhere.py"], 2, "policy: must be one of"),
 ])  # fmt: skip
 def test_what_can_not_be_run_is_said(words, code, said, capsys):
     assert main(words) == code
     assert said in capsys.readouterr().err
+
+
+NEVER = """
+import sys, numpy as np, keras
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0)
+{end}
+"""
+OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[BACKEND]
+
+
+@pytest.mark.parametrize(("end", "code"), [("", 4), ("sys.exit(3)", 3), ("raise OSError('no space')", 1)])
+def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, capsys, end, code):
+    (tmp_path / "never.py").write_text(NEVER.format(end=end))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", BACKEND)
+    words, fit_of_keras = ["logger.console=quiet", "loss_scale.max_consecutive_skips=10"], keras.Model.fit
+    target = ["-m", "never"] if end == "" else ["never.py"]
+    assert main(["run", *words, f"backend={BACKEND}", "trainer.log_every_steps=5", "run_dir=run", *target]) == code
+    said = capsys.readouterr().err
+    assert ("OSError: no space" in said) is (code == 1) and "mpt run: run: " in said
+    summary = mpt.load_run(tmp_path / "run").summary
+    assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)
+    assert 10 <= summary["skipped_steps"] <= 15 and summary["steps_seen"] == summary["skipped_steps"]
+    assert keras.Model.fit is fit_of_keras and keras.config.dtype_policy().name == "float32"
+    assert main(["run", f"backend={OTHER}", "never.py"]) == 2
+    assert f"Keras is loaded with backend {BACKEND} already" in capsys.readouterr().err
 
 
 def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
