@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +18,9 @@ from mpt_cli.training.distribution import Distribution
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+TRAINING, EVALUATION, GRADIENTS = "the training step", "the validation step", "the sample of the gradients"
 
 
 class LoopRecords(NamedTuple):
@@ -73,6 +77,19 @@ class Engine(ABC):
         self._names: list[str] = []  # of the metrics, known once they are computed
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since
         self._resets = False  # whether the metrics begin anew with the next call
+        self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
+        self._compiled: set[tuple[Any, ...]] = set()
+
+    def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
+        """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
+        return (function, *shape) not in self._compiled
+
+    def _called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
+        """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
+        if not self.compiles(function, shape):
+            return nullcontext()
+        self._compiled.add((function, *shape))
+        return self.compiling(function)
 
     @abstractmethod
     def to_device(self, arrays: Any) -> Any:
@@ -96,11 +113,17 @@ class Engine(ABC):
         """Add `count` batches to the metrics, in inference mode."""
         self._reset_now()
         self._latest = None
-        self._add_to_metrics(source, batch_indices, count)
+        with self._called(EVALUATION, batch_indices.shape):
+            self._add_to_metrics(source, batch_indices, count)
 
-    @abstractmethod
     def recompile(self) -> None:
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
+        self._compiled = {key for key in self._compiled if key[0] != TRAINING}
+        self._make_training()
+
+    @abstractmethod
+    def _make_training(self) -> None:
+        """The compiled training loop, not called yet."""
 
     @abstractmethod
     def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
@@ -120,6 +143,16 @@ class Engine(ABC):
         vector = self._compute_metrics() if self._latest is None else self._latest.result.metrics
         return named_metrics(self._names, vector)
 
+    def copy_metrics(self) -> list[NDArray[Any]]:
+        """What the metrics have added up."""
+        return [np.asarray(variable.numpy()) for variable in self.model.metrics_variables]
+
+    def put_back_metrics(self, copied: list[NDArray[Any]]) -> None:
+        """As they were at `copy_metrics`."""
+        self.forget()
+        for variable, value in zip(self.model.metrics_variables, copied, strict=True):
+            variable.assign(value)
+
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
         return bool(self._check_weights() if self._latest is None else self._latest.result.weights_are_finite)
@@ -130,7 +163,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        """`evaluate` itself."""
+        """`evaluate` itself, which returns when it is done."""
 
     @abstractmethod
     def _compute_metrics(self) -> Any:

@@ -12,6 +12,8 @@ from mpt_cli.precision.step_tensorflow import train_step
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.engine import (
+    GRADIENTS,
+    TRAINING,
     BatchIndices,
     Engine,
     LoopCall,
@@ -40,7 +42,7 @@ class TensorFlowEngine(Engine):
         super().__init__(model)
         self.strategy, self.jit_compile = strategy, jit_compile
         self._step = step_wrapper(train_step) if step_wrapper else train_step
-        self.recompile()
+        self._make_training()
         self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
         self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
         self._compare = tf.function(partial(compare_gradients, model), jit_compile=jit_compile, autograph=False)
@@ -48,7 +50,7 @@ class TensorFlowEngine(Engine):
         self._results = tf.function(self._metric_vector, autograph=False)
         self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
 
-    def recompile(self) -> None:
+    def _make_training(self) -> None:
         self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
 
     def to_device(self, arrays: Any) -> Any:
@@ -63,12 +65,13 @@ class TensorFlowEngine(Engine):
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
         packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
-        result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
+        with self._called(TRAINING, batch_indices.shape):
+            result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
         self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
         return self._latest
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count))
+        int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
 
     def reset_metrics(self) -> None:
         super().reset_metrics()
@@ -85,10 +88,12 @@ class TensorFlowEngine(Engine):
         return self._all_finite()
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
-        return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
+        with self._called(GRADIENTS, row.shape):
+            return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
 
     def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
-        return [float(value) for value in self._compare(base, raised).numpy()]
+        with self._called(GRADIENTS):
+            return [float(value) for value in self._compare(base, raised).numpy()]
 
     def _gradients_of(self, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
         """On several replicas those of the first, before they are added up: there they are flushed or not."""
@@ -142,12 +147,12 @@ class TensorFlowEngine(Engine):
     def _weights_all_finite(self) -> Tensor:
         return all_finite([variable.value for variable in self.model.trainable_variables])
 
-    def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> None:
+    def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> Tensor:
         def body(i: Tensor) -> tuple[Tensor]:
             self._on_replicas(self._evaluate_one, source, batch_indices[i])
             return (i + 1,)
 
-        tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)
+        return tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)[0]
 
     def _train_one(self, source: Any, row: Tensor) -> StepRecord:
         _, record = self._step(self.model, _batch(source, row))

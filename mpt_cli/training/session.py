@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mpt_cli.data.load import load_data
-from mpt_cli.errors import DataError
+from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, computes_in_float16
 from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import ForcedEnd, Limit, at_forced_end
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -53,18 +56,24 @@ class Session:
         with framework_errors(trainer.process_group is not None):
             return trainer.fit()
 
-    def finish(self, outcome: Outcome, model_path: Path | None) -> None:
+    def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
         """After the last step: averaged weights into the model, and the model into its file (None: nowhere).
 
-        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved.
+        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved. A signal while
+        they are computed is part of the outcome returned: it does that when it goes on.
         """
         model, trainer = self.assembly.model, self.trainer
         if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
             if outcome.stop is None and outcome.signal is None:
-                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
+                if (validated := trainer.validate()) is None:
+                    return replace(outcome, signal=trainer.interruption.requested)
+                trainer.progress.record({**trainer.progress.metrics, **validated})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
-            save_for_inference(model, model_path)
+            # the end of a run that a signal ends waits for it
+            with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
+                save_for_inference(model, model_path)
+        return outcome
 
     def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
@@ -98,10 +107,11 @@ class Session:
 def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
-    data = load_data(settings.data, settings.seed)
+    with telemetry.busy("loading the data"):
+        data = load_data(settings.data, settings.seed)
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
-    with framework_errors(platform.process_info is not None):
+    with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(settings, platform, data)
     rules = LedgerOptions(
         variables=tuple(variable.path for variable in parts.model.trainable_variables),
@@ -126,7 +136,21 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
         runner.recover = Rollback(parts, runner)
     if platform.process_info is not None:
         runner.process_group = ProcessGroup()
+    if platform.process_info is None or platform.process_info.is_rank0:  # the others end with the first
+        parts.engine.compiling = partial(_compiling, parts, telemetry)
     return Session(parts, runner)
+
+
+def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
+    backend = parts.settings.backend
+    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
+    hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
+    limit = None if seconds is None else Limit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
+        "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
+        "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
+        f"(backend.compile_cache=auto){', or start without compiling (trainer.jit_compile=false)' * may_go_without}.",
+    ))))  # fmt: skip
+    return telemetry.busy(f"compiling {function}", limit, hint)
 
 
 def save_for_inference(model: Any, path: Path) -> None:
@@ -135,12 +159,12 @@ def save_for_inference(model: Any, path: Path) -> None:
     Written beside its place and moved there whole. DataError where it can't be written.
     """
     kept = model.optimizer, model.compiled
-    partial = path.with_name(f".{path.stem}.partial.keras")
+    draft = path.with_name(f".{path.stem}.partial.keras")
     try:
         model.optimizer, model.compiled = None, False
-        with tensorflow_left_out():
-            model.save(partial)
-        partial.replace(path)
+        with tensorflow_left_out(), at_forced_end(lambda _: draft.unlink(missing_ok=True)):
+            model.save(draft)
+        draft.replace(path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
     finally:

@@ -12,11 +12,11 @@ from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.backend import memory_in_use
 from mpt_cli.training.checkpoint import Checkpointer
 from mpt_cli.training.distribution import ProcessGroup
-from mpt_cli.training.engine import Engine
+from mpt_cli.training.engine import TRAINING, Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.outcome import Outcome
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.progress import Progress, Stopwatch
 
 
 @dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Trainer:
         self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
         self.checkpointer = checkpointer
         self.stopwatch, self.progress = checkpointer.stopwatch, Progress()
+        self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
@@ -69,16 +70,33 @@ class Trainer:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self._stop, self._signal())
 
-    def validate(self) -> dict[str, float]:
-        """Metrics over the validation data with `val_` before their names; empty without such data."""
+    def validate(self) -> dict[str, float] | None:
+        """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
+        signal came first: then all is as before.
+        """
         if self.validation_feed is None:
             return {}
         self.telemetry.progress(self.ledger.seen, self.progress.epoch, "validating")
+        if self.validation_stopwatch.is_unused and self.process_group is None:
+            self.checkpointer.save_before_silence(self.progress, self.ledger)
+        before = self.engine.copy_metrics()
         self.engine.reset_metrics()
         self.validation_feed.start(1)
-        while (piece := self.validation_feed.take(self.plan.capacity)) is not None:
+        while (piece := self._next_validation_piece(self.validation_feed)) is not None:
+            self.validation_stopwatch.start()
             self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+            self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
+        if self._must_stop():
+            self.engine.put_back_metrics(before)
+            return None
         return {f"val_{name}": value for name, value in self.engine.metrics().items()}
+
+    def _next_validation_piece(self, feed: Feed) -> Piece | None:
+        """As many steps as a signal may wait for; several processes, whose calls must be the same, end the validation.
+        """
+        if self.process_group is not None:
+            return feed.take(self.plan.capacity)
+        return None if self._must_stop() else feed.take(self._call_steps(self.validation_stopwatch), self._must_stop)
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
@@ -125,7 +143,7 @@ class Trainer:
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
-        return None if self._must_stop() else self.train_feed.take(count)
+        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins
@@ -134,8 +152,11 @@ class Trainer:
         sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
         ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
                 self.health.steps_to_first_check(self.signs()))  # fmt: skip
-        most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
-        return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
+        return self._call_steps(self.stopwatch, min([plan.capacity, *(steps for steps in ends if steps is not None)]))
+
+    def _call_steps(self, stopwatch: Stopwatch, most: int | None = None) -> int:
+        most, chosen = most or self.plan.capacity, self.plan.steps_per_call
+        return min(most, chosen) if chosen else stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
@@ -153,6 +174,7 @@ class Trainer:
         every = self.plan.log_every_steps
         logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
+        self._save_before(TRAINING, piece)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
         records = call.wait()
@@ -162,6 +184,11 @@ class Trainer:
         for part in records.parts():
             self._take_in(part)
         return left
+
+    def _save_before(self, function: str, piece: Piece) -> None:
+        """Before a call that compiles first, which a signal does not wait for."""
+        if self.process_group is None and self.engine.compiles(function, piece.batch_indices.shape):
+            self.checkpointer.save_before_silence(self.progress, self.ledger)
 
     def _take_in(self, part: StepRecords) -> None:
         """The next steps, up to a line of the log or the end of the call."""
@@ -193,7 +220,9 @@ class Trainer:
         metrics = self._of_applied(self.engine.metrics())
         is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
-            metrics.update(self.validate())
+            if (validated := self.validate()) is None:
+                return  # what is left of the epoch is done when the run goes on
+            metrics.update(validated)
         improved = self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
         self.checkpointer.keep_if_best(improved, self.progress, self.ledger)
