@@ -37,7 +37,7 @@ class RunPosition:
 
     step: int = 0
     epoch: int = 1
-    phase: str = "compiling the first step"
+    phase: str = ""
     first_step: int | None = None
     first_at: float = 0.0
     clock: Callable[[], float] = time.monotonic
