@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self
 
@@ -23,9 +24,9 @@ from mpt_cli.errors import INTERRUPTED, TERMINATED
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
-UNHEARD_SECONDS = 1.2  # from a signal to the end of a program that has not begun to end
+UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end
 AGAIN_SECONDS = 0.3  # from the second Ctrl-C
-FORCED_END_SECONDS = 0.5  # what a forced end has for its summary, and an orderly one for what Python does at exit
+FORCED_END_SECONDS = 0.7  # what a forced end has for its summary, and an orderly one for what Python does at exit
 
 
 def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
@@ -51,6 +52,13 @@ class Limit(NamedTuple):
     too_long: ForcedEnd
 
 
+@dataclass(frozen=True, eq=False)
+class _Section:
+    """What is done in `unheard`, in words that follow "while"."""
+
+    doing: str
+
+
 class _MainThread:
     """What the main thread is about, for the one that may have to end the program in its place.
 
@@ -59,22 +67,16 @@ class _MainThread:
 
     def __init__(self) -> None:
         self.gate = threading.RLock()
-        self.sections: list[Section] = []
+        self.sections: list[_Section] = []
         self.endings: list[Callable[[ForcedEnd], None]] = []
         self.handlers = 0  # how many are active that let it end in its own time
         self.is_heard = False  # whether one of them took the latest signal
-        self.latest: signal.Signals | None = None
+        self.raised: signal.Signals | None = None  # where none did
+        self.latest: signal.Signals | None = None  # as the other thread saw it
         self.stderr = 2
 
 
 _main = _MainThread()
-
-
-@dataclass(frozen=True, eq=False)
-class Section:
-    """What is done in `unheard`, in words that follow "while"."""
-
-    doing: str
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def unheard(doing: str, limit: Limit | None = None) -> Iterator[None]:
     """In here the main thread may hear no signal, and nothing is lost that waiting would save: a signal that is not
     answered within `UNHEARD_SECONDS` ends the program, and so does the `limit` where it takes longer.
     """
-    section = Section(doing)
+    section = _Section(doing)
     with _main.gate:
         _main.sections.append(section)
     timer = None if limit is None else _keep_time(section, limit)
@@ -95,7 +97,7 @@ def unheard(doing: str, limit: Limit | None = None) -> Iterator[None]:
             _main.sections.remove(section)
 
 
-def _keep_time(section: Section, limit: Limit) -> threading.Timer:
+def _keep_time(section: _Section, limit: Limit) -> threading.Timer:
     def end_it() -> None:
         with _main.gate:
             if section in _main.sections:
@@ -123,12 +125,16 @@ def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
 
 def _end_program(end: ForcedEnd) -> NoReturn:
     """To be called with the gate held, which is never given back."""
-    worker = threading.Thread(target=_call_endings, args=(end,), daemon=True)
-    worker.start()
-    worker.join(FORCED_END_SECONDS)
-    with suppress(OSError):
-        os.write(_main.stderr, f"\nmpt: {end.reason}\n".encode(errors="replace"))
+    _try_for(FORCED_END_SECONDS, partial(_call_endings, end))
+    text = f"\nmpt: {end.reason}\n".encode(errors="replace")
+    _try_for(AGAIN_SECONDS, lambda: os.write(_main.stderr, text))  # which waits where nobody reads
     os._exit(end.exit_code)
+
+
+def _try_for(seconds: float, action: Callable[[], object]) -> None:
+    worker = threading.Thread(target=action, daemon=True)
+    worker.start()
+    worker.join(seconds)
 
 
 def _call_endings(end: ForcedEnd) -> None:
@@ -174,7 +180,7 @@ class Watch:
                 with suppress(OSError, ValueError, AttributeError):
                     stream.flush()
             os._exit(exit_code)
-        if _main.latest is not None:
+        if _main.is_heard:
             timer = threading.Timer(FORCED_END_SECONDS, os._exit, (exit_code,))
             timer.daemon = True
             timer.start()
@@ -215,7 +221,7 @@ class Terminated(KeyboardInterrupt):
 
 
 def _raise(number: int, _: FrameType | None) -> None:
-    _main.is_heard = False
+    _main.is_heard, _main.raised = False, signal.Signals(number)
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -230,7 +236,7 @@ def _unwatched() -> None:
 
 def raised_signal() -> signal.Signals | None:
     """The latest signal where it raised in the main thread: what else that meets is the consequence."""
-    return None if _main.is_heard else _main.latest
+    return _main.raised
 
 
 def format_end(number: signal.Signals, doing: str = "") -> str:

@@ -73,7 +73,8 @@ def check_whole_or_gone(run: Path, number: signal.Signals) -> None:
 @pytest.mark.slow
 def test_a_run_that_is_ended_while_it_compiles_is_whole_and_goes_on_later(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
-    process = start_mpt("train", *DEEP, "run_dir=r", cwd=tmp_path)
+    deep = [*DEEP, "model.kwargs={blocks: 20}"]
+    process = start_mpt("train", *deep, "run_dir=r", cwd=tmp_path)
     until(process, "writes to")
     time.sleep(1.0)
     seconds, err = send(process, signal.SIGTERM)
@@ -84,8 +85,8 @@ def test_a_run_that_is_ended_while_it_compiles_is_whole_and_goes_on_later(tmp_pa
     assert (summary["applied_steps"], summary["steps_seen"]) == (0, 0)
     assert summary["explanation"] == "It was terminated while compiling the training step."
     assert "terminated while compiling" in (tmp_path / "r" / "console.log").read_text()
-    done = mpt("train", *DEEP[:2], "policy=float32", "trainer.jit_compile=false", "trainer.max_steps=3", "run_dir=r",
-               "resume=auto", "--json", cwd=tmp_path)  # fmt: skip
+    done = mpt("train", *deep, "trainer.jit_compile=false", "trainer.max_steps=3", "run_dir=r", "resume=auto", "--json",
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["applied_steps"] == json.loads(done.stdout)["steps_seen"] == 3
 
