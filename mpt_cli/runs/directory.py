@@ -276,6 +276,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     @property
+    def is_saved(self) -> bool:
+        """Whether it has a checkpoint to go on from."""
+        return any(self.checkpoints.glob("step-*.json"))
+
+    @property
     def model_keras(self) -> Path:
         return self.path / "model.keras"
 
