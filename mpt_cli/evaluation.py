@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.recipes import conf_override, shell_command
+from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
@@ -32,15 +33,17 @@ def evaluate(
     settings = undistributed(stored_settings(run))
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
-    platform = backend.prepare_backend(settings)
+    backend.prepare_backend(settings)
 
-    metrics = evaluate_model(settings, platform, TrainedModel(run.model_keras, kept), split)
+    metrics = evaluate_model(settings, TrainedModel(model_file(run), settings, kept), split)
     return metrics, None if kept is None else best_epoch(kept)
 
 
 def check_model(run: RunDirectory) -> None:
     """DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
-    path = run.model_keras
+    path = model_file(run)
+    if path == run.model_weights:
+        return
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
                         "false.")
@@ -50,12 +53,26 @@ def check_model(run: RunDirectory) -> None:
         raise DataError(f"{path} is damaged: {damage}. Train it again: {again}")
 
 
+def model_file(run: RunDirectory) -> Path:
+    """Where the run's model is: whole, or its weights alone."""
+    return run.model_weights if run.model_weights.is_file() else run.model_keras
+
+
 @dataclass(frozen=True)
 class TrainedModel:
-    """A run's saved model; with the weights of its best epoch where `best`, the checkpoint of that, is given."""
+    """A run's saved model; with the weights of its best epoch where `best`, the checkpoint of that, is given.
+
+    `settings` are the run's, which make the model anew where the file can't.
+    """
 
     path: Path
+    settings: Settings
     best: Checkpoint | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file holds more than weights."""
+        return self.path.suffix == ".keras"
 
 
 @dataclass(frozen=True)
@@ -74,39 +91,69 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
     return BestEpoch(progress.epoch, kept.step, monitor, progress.best[monitor])
 
 
-def evaluate_model(
-    settings: Settings, platform: backend.Platform, trained: TrainedModel, split: str
-) -> dict[str, float]:
+def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
-    from mpt_cli.training.assembly import build_metrics, call_capacity, choose_jit, compile_model
+    from mpt_cli.training.assembly import call_capacity, policy_of, put_to_evaluation
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
-    data = load_data(settings.data, settings.seed)
+    data = load_data_of_run(settings)
     examples = _split(data, split)
-    model = load_trained(trained)
-    compile_model(settings, model, data, None)
-    build_metrics(model, examples, settings.trainer.batch_size)
-    engine = build_engine(model, choose_jit(settings, platform, model), Distribution())
-    plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
-    feed = build_feed(examples, engine, plan, resident=False)
-    feed.start(1)
-    engine.reset_metrics()
-    while (piece := feed.take(plan.capacity)) is not None:
-        engine.evaluate(piece.source, piece.batch_indices, piece.count)
-    return engine.metrics()
+    # what a builder returns may bring its own loss, metrics and test_step, which no file holds
+    model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
+    with policy_of(settings).scope():
+        put_to_evaluation(settings, model, data, examples)
+        engine = build_engine(model, _compiles(settings), Distribution())
+        plan = BatchPlan(settings.trainer.batch_size, call_capacity(settings.trainer, resident=False))
+        feed = build_feed(examples, engine, plan, resident=False)
+        feed.start(1)
+        engine.reset_metrics()
+        while (piece := feed.take(plan.capacity)) is not None:
+            engine.evaluate(piece.source, piece.batch_indices, piece.count)
+        return engine.metrics()
+
+
+def _compiles(settings: Settings) -> bool:
+    """As the run did, for the same numbers; on JAX also where the run went without, which is for debugging."""
+    return settings.trainer.jit_compile is True or settings.backend.name == "jax"
 
 
 def load_trained(trained: TrainedModel) -> Any:
-    """The model, not compiled; DataError when it can't be read."""
+    """The model, not compiled; DataError when it can't be read.
+
+    The module of the run's builder is imported first: it registers the user's own classes. A model that Keras can't
+    read all the same is made anew as the run made it, and given its weights.
+    """
     import keras
 
-    path = trained.path
-    try:
-        model = keras.saving.load_model(path, compile=False)
-    except Exception as error:
-        raise DataError(f"{path} can't be read as a Keras model: {error}") from error
+    settings, model = trained.settings, None
+    builder = getattr(settings.model, "builder", None)
+    if builder is not None and trained.is_whole:
+        load_function(builder, "model.builder")
+    if trained.is_whole:
+        try:
+            model = keras.saving.load_model(trained.path, compile=False)
+        except Exception as error:
+            if builder is None:
+                raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
+    if model is None:
+        assert settings.seed is not None
+        return rebuild(trained, load_data_of_run(settings))
+    return _with_best(trained, model)
+
+
+def rebuild(trained: TrainedModel, data: DataSet) -> Any:
+    """The model as the run's configuration makes it, with its trained weights; compiled where its builder does so."""
+    from mpt_cli.training.assembly import build_under_policy
+    from mpt_cli.training.saving import load_weights
+
+    model = build_under_policy(trained.settings, data)
+    load_weights(model, trained.path)
+    return _with_best(trained, model)
+
+
+def _with_best(trained: TrainedModel, model: Any) -> Any:
     if trained.best is not None:
         restore_weights(model, trained.best.arrays)
     return model

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
-from mpt_cli.evaluation import TrainedModel, check_model, load_trained
+from mpt_cli.evaluation import TrainedModel, check_model, load_trained, model_file
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.training import backend
@@ -47,7 +47,7 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     backend.prepare_backend(settings)
-    export_model(TrainedModel(run.model_keras, kept), kind, target)
+    export_model(TrainedModel(model_file(run), settings, kept), kind, target)
     return target
 
 
@@ -55,11 +55,13 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
     """Write the model at `output`, which `check_target` found good, whole or not at all: `keras` (one file),
     `savedmodel` (a folder) or `onnx` (one file).
     """
+    from mpt_cli.training.assembly import policy_of
+
     model = load_trained(trained)
-    with _whole_or_nothing(output) as draft:
+    with _whole_or_nothing(output) as draft, policy_of(trained.settings).scope():
         if kind != "keras":
             model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
-        elif trained.best is None:
+        elif trained.best is None and trained.is_whole:
             shutil.copyfile(trained.path, draft)
         else:
             model.save(draft)

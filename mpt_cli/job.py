@@ -25,6 +25,7 @@ from mpt_cli.runs.resume import (
     stored_settings,
     truncate_telemetry,
     unused_changes,
+    with_stored_choices,
 )
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
@@ -101,15 +102,11 @@ def with_drawn_seed(settings: Settings) -> Settings:
 def with_seed_of_run(settings: Settings) -> Settings:
     """`with_drawn_seed`, but a run that is gone on with keeps the seed that was drawn for it."""
     earlier = find_run(settings) if settings.seed is None else None
-    return with_drawn_seed(settings) if earlier is None else _with_stored_seed(settings, earlier)
-
-
-def _with_stored_seed(settings: Settings, run: RunDirectory) -> Settings:
-    return settings if settings.seed is not None else dataclasses.replace(settings, seed=stored_settings(run).seed)
+    return with_drawn_seed(settings) if earlier is None else with_stored_choices(settings, stored_settings(earlier))
 
 
 def _continue(run: RunDirectory, settings: Settings) -> Start:
-    settings = _with_stored_seed(settings, run)
+    settings = with_stored_choices(settings, stored_settings(run))
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
@@ -158,6 +155,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
         session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+        if start.changes:
+            session.trainer.callbacks.go_on()
     else:
         store.cut_back(0)  # best ones of a past that is given up
     if start.attempt > 1:
@@ -165,7 +164,7 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     changes = format_changes(start.changes, _without_effect(start, session), session.assembly.scaling.mode)
     for note in [*start.notes, *changes]:
         telemetry.message(note)
-    return session
+    return session.compile_ahead(telemetry.message)
 
 
 def _without_effect(start: Start, session: "Session") -> list[str]:
@@ -211,7 +210,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
-        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
+        backend=parts.platform.backend, jit_compile=parts.jit.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
         distribute=settings.distribute.name,
     )  # fmt: skip
@@ -230,8 +229,10 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     start.run.clear_ending()
     if preprocessing:
         write_json(start.run.preprocessing_json, preprocessing)
-    # where it ran is not part of what it was: the file can be run again as it is
-    write_atomic(start.run.config_yaml, resolved_yaml(dataclasses.replace(start.settings, run_dir=None, resume=None)))
+    # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
+    trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit.jit_compile)
+    again = replace(start.settings, run_dir=None, resume=None, trainer=trainer)
+    write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:

@@ -48,18 +48,18 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
 
 def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
     """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
-    from mpt_cli.data.load import load_data
-    from mpt_cli.training.assembly import assemble, choose_jit
+    from mpt_cli.data.load import load_data_of_run
+    from mpt_cli.training.assembly import assemble
 
     assert settings.seed is not None
-    parts = assemble(undistributed(settings), platform, load_data(settings.data, settings.seed))
+    parts = assemble(undistributed(settings), platform, load_data_of_run(settings))
     return {
         "weights_bytes": _bytes_of(parts.model.variables),
         "optimizer_bytes": _bytes_of(parts.optimizer.variables),
         "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
                                               settings.trainer.batch_size),
         "resident": parts.resident,
-        "jit_compile": choose_jit(settings, platform, parts.model),
+        "jit_compile": parts.jit.jit_compile,
         "uneven": uneven_layers(parts.model),
     }
 

@@ -25,10 +25,10 @@ from mpt_cli.report.tables import (
     plain_lines,
     rich_table,
 )
-from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.recipes import shell_command
 from mpt_cli.sweep.directory import GOOD
 from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.report import write_tables
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share
 
 SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
@@ -106,21 +106,21 @@ def print_comparison(found: Comparison, screen: Screen) -> None:
         screen.say(line)
     for line in failure_lines(found):
         screen.say(line, "red")
-    screen.say(f"page  {found.place.report_html}")
+    screen.say(f"page  {found.directory.report_html}")
 
 
 def failure_lines(found: Comparison) -> list[str]:
     """Each job that is not good with its reason, and what runs these again."""
     failed = [result for result in found.results if result.status not in GOOD]
     lines = [f"{result.status}: {result.job.name}  {result.reason}".rstrip() for result in failed]
-    return [*lines, *([f"again  {shell_command('compare', '--resume', found.place.path)}"] if failed else [])]
+    return [*lines, *([f"again  {shell_command('compare', '--resume', found.directory.path)}"] if failed else [])]
 
 
 def markdown(found: Comparison) -> str:
     """results.md: verdict, table, and what belongs to them."""
     lines = markdown_table(columns(found), found.entries)
     points = "\n".join(f"- {sentence}" for sentence in [*sentences(found), *failure_lines(found)])
-    return f"# Comparison {found.place.path.name}\n\n{overall(found)}\n\n{lines}\n\n{points}\n"
+    return f"# Comparison {found.directory.path.name}\n\n{overall(found)}\n\n{lines}\n\n{points}\n"
 
 
 def _narrow(wanted: list[TableColumn[Entry]], entries: Sequence[Entry], width: int) -> list[TableColumn[Entry]]:
@@ -171,7 +171,7 @@ def compare_page(
     """The whole page as text."""
     return render_page(
         "compare.html",
-        f"Comparison {found.place.path.name}",
+        f"Comparison {found.directory.path.name}",
         drawings,
         verdict=overall(found),
         kind="bad" if any(entry.failed for entry in found.entries) else "",
@@ -204,16 +204,14 @@ def _unstarted(found: Comparison) -> list[dict[str, str]]:
 
 def write_comparison(found: Comparison) -> None:
     """Writes the four files, each whole or not at all."""
-    write_json(found.place.results_json, comparison_dict(found))
-    write_atomic(found.place.results_csv, results_csv(found))
-    write_atomic(found.place.results_md, markdown(found))
-    write_compare_page(found, found.place.report_html)
+    write_tables(found.directory, comparison_dict(found), results_csv(found), markdown(found))
+    write_compare_page(found, found.directory.report_html)
 
 
 def comparison_dict(found: Comparison) -> dict[str, Any]:
     """What results.json holds and `--json` prints."""
     return {
-        "compare_dir": str(found.place.path),
+        "compare_dir": str(found.directory.path),
         "verdict": overall(found),
         "sentences": sentences(found),
         "objective": {"name": found.objective.name, "direction": found.objective.direction},

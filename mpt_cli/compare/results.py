@@ -161,9 +161,9 @@ class NoiseMeter(Observer[Job]):
     Only where this process may use every core of the machine: else what the others do needs not concern it.
     """
 
-    def __init__(self, place: CompareDirectory, busy_seconds: "Callable[[], float | None] | None" = None) -> None:
-        self._place = place
-        self._shares: dict[str, float] = dict(place.read_extra(place.noise_json).get("others_share", {}))
+    def __init__(self, directory: CompareDirectory, busy_seconds: "Callable[[], float | None] | None" = None) -> None:
+        self._directory = directory
+        self._shares: dict[str, float] = dict(directory.read_extra(directory.noise_json).get("others_share", {}))
         self._busy = busy_seconds or busy_core_seconds
         self._start: tuple[float, float | None, float] = (0.0, None, 0.0)
 
@@ -178,7 +178,7 @@ class NoiseMeter(Observer[Job]):
             return
         share = (now - before - (_own_seconds() - own)) / elapsed
         self._shares[command.name] = round(min(1.0, max(0.0, share)), 3)
-        write_json(self._place.noise_json, {"others_share": self._shares})
+        write_json(self._directory.noise_json, {"others_share": self._shares})
 
 
 def busy_core_seconds() -> float | None:
@@ -245,7 +245,7 @@ class Entry:
 class Comparison:
     """A whole comparison as it stands on disk."""
 
-    place: CompareDirectory
+    directory: CompareDirectory
     plan: SweepPlan
     objective: Objective
     entries: list[Entry]
@@ -280,25 +280,25 @@ class Comparison:
         return dict(self.devices.get(entry.footprint.get("backend", ""), {}))
 
 
-def read_comparison(place: CompareDirectory, objective: str | None = None) -> Comparison:
+def read_comparison(directory: CompareDirectory, objective: str | None = None) -> Comparison:
     """Everything from the directory; DataError where its plan is damaged, ConfigError for an unknown objective."""
-    plan, facts = place.read_plan()
+    plan, facts = directory.read_plan()
     try:
         setups = read_setups(facts)
     except (KeyError, TypeError) as error:
-        raise DataError(f"{place.plan_json} is damaged: {error}.") from error
-    results = [read_job(place, job) for job in plan.jobs]
+        raise DataError(f"{directory.plan_json} is damaged: {error}.") from error
+    results = [read_job(directory, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     chosen = choose_objective(objective or facts.get("objective"), finished)
-    extra = place.read_extra(place.footprints_json)
+    extra = directory.read_extra(directory.footprints_json)
     entries = [_entry(setup, results, extra.get("runs", {})) for setup in setups]
-    noise = place.read_extra(place.noise_json).get("others_share", {})
+    noise = directory.read_extra(directory.noise_json).get("others_share", {})
     for entry in entries:
         entry.baseline = _baseline(entry, entries)
         if entry.baseline is not None:
             _hold_against(entry, entry.baseline, chosen, facts.get("tolerance"))
             _time_against(entry, entry.baseline, noise)
-    return Comparison(place, plan, chosen, entries, facts, extra.get("devices", {}), noise)
+    return Comparison(directory, plan, chosen, entries, facts, extra.get("devices", {}), noise)
 
 
 def _entry(setup: Setup, results: list[JobResult], footprints: dict[str, Any]) -> Entry:

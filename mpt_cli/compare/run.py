@@ -27,15 +27,15 @@ class CompareSettings:
 
 
 def start_compare(
-    words: Sequence[str], measure: CompareSettings, options: Options, screen: Screen
+    overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen
 ) -> tuple[Comparison, int]:  # fmt: skip
     """A new comparison: all configurations are checked before the first job starts. Returns it and the exit code."""
     choose_objective(options.objective, [])  # its form, before anything runs
-    own, place = split_overrides(words, "compare_dir")
+    own, path = split_overrides(overrides, "compare_dir")
     plan, setups = make_comparison(own, measure.seeds)
-    folder = CompareDirectory.create(place, plan.recipe)
+    folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
-        facts = plan_facts(["mpt", "compare", *words], options)
+        facts = plan_facts(["mpt", "compare", *overrides], options)
         facts |= {"setups": [asdict(setup) for setup in setups], "workers": options.workers, **asdict(measure)}
         plan = begin(folder, plan, facts, options)
         return _run(folder, plan.jobs, options, screen)
@@ -96,5 +96,5 @@ def _first_run(entry: Entry) -> Path:
 
 
 def _backend(found: Comparison, entry: Entry) -> str:
-    environment = found.place.run(next(iter(entry.finished.values())).job).environment_json
-    return str(found.place.read_extra(environment).get("backend", "tensorflow")).split()[0]
+    environment = found.directory.run(next(iter(entry.finished.values())).job).environment_json
+    return str(found.directory.read_extra(environment).get("backend", "tensorflow")).split()[0]

@@ -1,7 +1,6 @@
 """From the arrays or the stream of a source to a DataSet: split, standardising, description, fingerprint."""
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +17,15 @@ from mpt_cli.data.examples import (
     map_arrays,
     split_examples,
 )
-from mpt_cli.data.prepare import TargetSpec, divisors, labels_from_one_hot, prepare_examples, read_target, to_numbers
+from mpt_cli.data.prepare import (
+    TargetSpec,
+    divisors,
+    is_one_hot,
+    labels_from_one_hot,
+    prepare_examples,
+    read_target,
+    to_numbers,
+)
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 
@@ -48,7 +55,16 @@ def input_shape(x: Any) -> Any:
 
 def input_dtype(x: Any) -> str:
     """Name of the inputs' dtype; the distinct names joined with + where they differ."""
-    return "+".join(sorted({array.dtype.name for _, array in leaves(x, "x")}))
+    return "+".join(sorted({_dtype_name(array) for _, array in leaves(x, "x")}))
+
+
+def input_dtypes(x: Any) -> Any:
+    """The name of each input's dtype in the structure of x."""
+    return map_arrays(_dtype_name, x)
+
+
+def _dtype_name(array: Array) -> str:
+    return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
 def max_abs_input(parts: list[Examples]) -> float:
@@ -85,6 +101,7 @@ class RawArrays:
     `title` names them in messages and in the description, `note` ends the description. `validation` is a set of the
     source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
     are held out and nothing is copied. `standardise`: which columns of x, and with it a regression's targets.
+    `keep_targets`: they stay as they came (but for float64 and int64), for a loss that the user named.
     `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
     """
 
@@ -97,6 +114,7 @@ class RawArrays:
     standardise: Array | None = None
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    keep_targets: bool = False
 
 
 def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet:
@@ -118,9 +136,9 @@ def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
     parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
-    if raw.task != "regression":
+    if raw.task != "regression" and not raw.keep_targets:
         parts = [labels_from_one_hot(part) for part in parts]
-    target = read_target(parts, raw.task, raw.num_classes)
+    target = read_target(parts, raw.task, raw.num_classes, raw.keep_targets)
     held_out = replace(target, given=True)  # a class may be missing there
     parts = [prepare_examples(part, held_out if place else target, title)
              for place, (part, title) in enumerate(zip(parts, titles, strict=True))]
@@ -182,7 +200,7 @@ def _described(raw: RawArrays, target: TargetSpec) -> DataSet:
     shape = input_shape(raw.train.x)
     return DataSet(raw.train, raw.validation, target.task, shape, input_dtype(raw.train.x), target.num_classes,
                    fingerprint, describe(raw.title, raw.train, raw.validation, shape, target, raw.note),
-                   max_abs_input(parts), of, raw.preprocessing)
+                   max_abs_input(parts), of, raw.preprocessing, input_dtypes(raw.train.x), raw.keep_targets)
 
 
 _FIRST_BATCH = 32
@@ -199,6 +217,7 @@ class RawStream:
     num_classes: int | None = None
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    keep_targets: bool = False
 
 
 def build_stream_set(raw: RawStream) -> DataSet:
@@ -217,7 +236,8 @@ def build_stream_set(raw: RawStream) -> DataSet:
     text = describe(raw.title, train, validation, shape, target, raw.note)
     return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes,
                    _stream_fingerprint(text, first), text, max_abs_input([first]),
-                   f"the description and the first {len(first)} examples", divisors(found.x) | raw.preprocessing)
+                   f"the description and the first {len(first)} examples", divisors(found.x) | raw.preprocessing,
+                   input_dtypes(first.x), raw.keep_targets)
 
 
 def _stream_fingerprint(text: str, first: Examples) -> str:
@@ -225,29 +245,31 @@ def _stream_fingerprint(text: str, first: Examples) -> str:
 
 
 def _first_batch(stream: Stream, title: str) -> Examples:
-    for batch in stream.open(_FIRST_BATCH, None):
-        return batch
-    raise DataError(f"{title}: there are no examples.")
+    if (batch := stream.first(_FIRST_BATCH)) is None:
+        raise DataError(f"{title}: there are no examples.")
+    return batch
 
 
 def _stream_target(first: Examples, raw: RawStream) -> TargetSpec:
-    target = read_target([first], raw.task, raw.num_classes)
-    if target.task == "classification" and raw.num_classes is None:
+    target = read_target([first], raw.task, raw.num_classes, raw.keep_targets)
+    if raw.keep_targets and raw.num_classes is None and not is_one_hot(first.y):
+        return replace(target, num_classes=target.num_classes if target.task == "regression" else None)
+    if target.task == "classification" and raw.num_classes is None and not raw.keep_targets:
         raise DataError(f"{raw.title}: set data.num_classes. The labels of a stream are not all known beforehand.")
     return target
 
 
 def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch: bool = False) -> Examples:
-    labelled = labels_from_one_hot(examples) if target.task == "classification" else examples
+    labels = target.task == "classification" and not target.as_given
+    labelled = labels_from_one_hot(examples) if labels else examples
     return prepare_examples(labelled, target, where, is_batch)
 
 
 def _checked_stream(stream: Stream, target: TargetSpec, where: str) -> Stream:
     """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
-    def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-        for number, batch in enumerate(stream.open(batch_size, shuffle_seed), 1):
-            place = f"{where}, batch {number}"
-            yield _prepare_batch(to_numbers(batch, place), target, place, is_batch=True)
+    def checked(batch: Examples, number: int) -> Examples:
+        place = f"{where}, batch {number}"
+        return _prepare_batch(to_numbers(batch, place), target, place, is_batch=True)
 
-    return replace(stream, open=opened)
+    return stream.mapped(checked)

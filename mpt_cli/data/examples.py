@@ -4,7 +4,8 @@ fingerprint.
 
 import hashlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,16 +22,19 @@ class Batch(NamedTuple):
 
     x: Arrays
     y: Arrays
-    sample_weight: Array | None
+    sample_weight: Arrays
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Arrays in memory; the first dimension of each is the number of examples."""
+    """Arrays in memory; the first dimension of each is the number of examples.
+
+    `y` is None where the model needs no targets; `sample_weight` None, an array, or in the structure of `y`.
+    """
 
     x: Arrays
     y: Arrays
-    sample_weight: Array | None = None
+    sample_weight: Arrays = None
 
     def __len__(self) -> int:
         return int(leaves(self.x, "x")[0][1].shape[0])
@@ -41,8 +45,7 @@ class Examples:
 
     def take(self, which: "Array | slice") -> "Examples":
         """These examples only: a copy for an array of indices, a view for a slice."""
-        weight = None if self.sample_weight is None else self.sample_weight[which]
-        return Examples(map_arrays(lambda a: a[which], self.x), map_arrays(lambda a: a[which], self.y), weight)
+        return Examples(*(map_arrays(lambda a: a[which], part) for part in (self.x, self.y, self.sample_weight)))
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,100 @@ class Stream:
                             "it is read.")
 
 
+    def first(self, batch_size: int) -> Examples | None:
+        """The first batch in the order of the source; None where there is none."""
+        return next(self.open(batch_size, None), None)
+
+    def mapped(self, function: Callable[[Examples, int], Examples]) -> "Stream":
+        """The same with `function` of each batch and its number (from 1) in the pass."""
+
+        def opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
+            for number, batch in enumerate(self.open(batch_size, shuffle_seed), 1):
+                yield function(batch, number)
+
+        return replace(self, open=opened)
+
+
+class Reading(NamedTuple):
+    """Which epoch is read, and how. Streams of batches of their own take no notice of `batch_size`."""
+
+    batch_size: int
+    epoch: int = 1
+    seed: int = 0
+    shuffle: bool = False
+
+
+def _never_opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
+    raise AssertionError("a BatchStream is read by epoch")
+
+
+@dataclass(frozen=True)
+class BatchStream(Stream):
+    """A stream whose source makes the batches, or in which an epoch is not a pass; `read` gives those of an epoch.
+
+    `steps` is their number, None where only reading tells.
+    """
+
+    open: Callable[[int, int | None], Iterator[Examples]] = _never_opened
+    read: Callable[[Reading], Iterator[Examples]] = field(kw_only=True)
+    steps: int | None = field(default=None, kw_only=True)
+
+    def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
+        """The batches of `epoch` as the source makes them. DataError where it gives none."""
+        empty = True
+        for batch in self.read(Reading(batch_size, epoch, seed, shuffle)):
+            empty = False
+            yield batch.as_batch()
+        if empty:
+            raise DataError(f"The data gave no examples in epoch {epoch}.")
+
+    def first(self, batch_size: int) -> Examples | None:
+        """The first batch of the first epoch."""
+        return next(self.read(Reading(batch_size)), None)
+
+    def mapped(self, function: Callable[[Examples, int], Examples]) -> "BatchStream":
+        """As of every stream."""
+
+        def read(reading: Reading) -> Iterator[Examples]:
+            for number, batch in enumerate(self.read(reading), 1):
+                yield function(batch, number)
+
+        return replace(self, read=read)
+
+
+class Continued:
+    """Epochs of `steps` batches of a stream that goes on from one epoch to the next, as `steps_per_epoch` has it.
+
+    A pass that ends is followed by the next. It is read ahead in the order of the epochs; for any other it is read
+    again from its beginning, which is how a resumed run finds the place.
+    """
+
+    def __init__(self, stream: Stream, steps: int) -> None:
+        self.stream, self.steps = stream, steps
+        self.live: Iterator[Batch] = iter(())
+        self.position = -1  # batches that `live` has given since the first epoch
+
+    def __call__(self, reading: Reading) -> Iterator[Examples]:
+        start = (reading.epoch - 1) * self.steps
+        if self.position != start:
+            self.live, self.position = self._from_the_beginning(reading), start
+            for _ in range(start):
+                next(self.live)
+        for _ in range(self.steps):
+            batch = next(self.live)
+            self.position += 1
+            yield Examples(*batch)
+
+    def _from_the_beginning(self, reading: Reading) -> Iterator[Batch]:
+        for one_pass in count(1):
+            yield from self.stream.batches(reading.batch_size, one_pass, reading.seed, reading.shuffle)
+
+
+def in_epochs_of(stream: Stream, steps: int) -> BatchStream:
+    """The stream in epochs of so many batches."""
+    return BatchStream(read=Continued(stream, steps), steps=steps)
+
+
 @dataclass(frozen=True)
 class DataSet:
     """Training and validation data, ready for the trainer.
@@ -84,6 +181,9 @@ class DataSet:
     "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
     can be warned (its largest number is 65504); of a stream, that of the first batch. `fingerprint_of` says what the
     fingerprint was taken over.
+
+    `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
+    that the user named, and are in the form they came in.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
@@ -102,10 +202,14 @@ class DataSet:
     max_abs_input: float = 0.0
     fingerprint_of: str = "all bytes"
     preprocessing: dict[str, Any] = field(default_factory=dict)
+    input_dtypes: Any = None
+    targets_as_given: bool = False
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
-    """The single arrays with their name in messages: x, x['image'], x[1]."""
+    """The single arrays with their name in messages: x, x['image'], x[1]; none of None."""
+    if arrays is None:
+        return []
     if isinstance(arrays, dict):
         return [leaf for key, value in arrays.items() for leaf in leaves(value, f"{name}[{key!r}]")]
     if isinstance(arrays, tuple):
@@ -114,7 +218,9 @@ def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
 
 
 def map_arrays(function: Callable[[Any], Any], arrays: Arrays) -> Any:
-    """The same dict or tuple with `function` applied to each single array."""
+    """The same dict or tuple with `function` applied to each single array; None of None."""
+    if arrays is None:
+        return None
     if isinstance(arrays, dict):
         return {key: map_arrays(function, value) for key, value in arrays.items()}
     if isinstance(arrays, tuple):
@@ -132,7 +238,7 @@ def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
     Of more than WHOLE_BYTES in all, evenly spaced examples are hashed, about SAMPLE_BYTES of them: a change of single
     examples may then go unnoticed, which the second value says.
     """
-    arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in _all_arrays(part)]
+    arrays = [(f"{place}.{name}", array) for place, part in enumerate(parts) for name, array in all_arrays(part)]
     stride = _hash_stride(sum(array.nbytes for _, array in arrays))
     digest = hashlib.sha256()
     for name, array in arrays:
@@ -145,9 +251,9 @@ def _hash_stride(total_bytes: int) -> int:
     return 1 if total_bytes <= WHOLE_BYTES else -(-total_bytes // SAMPLE_BYTES)
 
 
-def _all_arrays(part: Examples) -> list[tuple[str, Array]]:
-    weight = [] if part.sample_weight is None else [("sample_weight", part.sample_weight)]
-    return leaves(part.x, "x") + leaves(part.y, "y") + weight
+def all_arrays(part: Examples) -> list[tuple[str, Array]]:
+    """Inputs, targets and weights with their names in messages."""
+    return leaves(part.x, "x") + leaves(part.y, "y") + leaves(part.sample_weight, "sample_weight")
 
 
 def draw_examples(examples: Examples, limit: int | None, seed: int, in_order: bool = False) -> Examples:
@@ -168,17 +274,17 @@ def split_examples(
     """
     if fraction == 0:
         return examples, None
-    count = len(examples)
-    if count < 2:
-        raise DataError(f"{count} example can't be split into training and validation. "
+    number = len(examples)
+    if number < 2:
+        raise DataError(f"{number} example can't be split into training and validation. "
                         "Use more examples (data.limit), or data.validation_fraction=0 for none.")
-    held_out = min(max(round(count * fraction), 1), count - 1)
-    train, validation = _split_indices(count, held_out, seed, in_order)
+    held_out = min(max(round(number * fraction), 1), number - 1)
+    train, validation = _split_indices(number, held_out, seed, in_order)
     return examples.take(train), examples.take(validation)
 
 
-def _split_indices(count: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
+def _split_indices(number: int, held_out: int, seed: int, in_order: bool) -> tuple["Array | slice", "Array | slice"]:
     if in_order:
-        return slice(0, count - held_out), slice(count - held_out, count)
-    order = np.random.default_rng([seed, 1]).permutation(count)
+        return slice(0, number - held_out), slice(number - held_out, number)
+    order = np.random.default_rng([seed, 1]).permutation(number)
     return order[held_out:], order[:held_out]

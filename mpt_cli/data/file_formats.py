@@ -19,16 +19,18 @@ from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings.variants import Csv, Npz, Text
 
 
-def load_npz(settings: Npz, seed: int) -> DataSet:
-    """The arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are."""
+def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
+    """The arrays x, y, and where they exist x_val, y_val, which then are the validation set as they are.
+
+    `keep_targets`: as they are in the file, for a loss that the user named.
+    """
     file = readable_file(settings.path)
     arrays = _read_npz(file)
     validation = None
     if "x_val" in arrays or "y_val" in arrays:
         validation = Examples(_npz_array("x_val", arrays, file), _npz_array("y_val", arrays, file))
-    raw = RawArrays(
-        file.name, Examples(_npz_array("x", arrays, file), _npz_array("y", arrays, file)), validation, settings.task
-    )
+    train = Examples(_npz_array("x", arrays, file), _npz_array("y", arrays, file))
+    raw = RawArrays(file.name, train, validation, settings.task, keep_targets=keep_targets)
     return build_data_set(raw, settings, seed)
 
 

@@ -2,63 +2,99 @@
 
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
+
+import numpy as np
 
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
 from mpt_cli.data.builtin import load_digits, load_keras_set, load_synthetic, load_tabular
-from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.data.examples import BatchStream, DataSet, Examples, Stream, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.images import load_images
+from mpt_cli.data.own_batches import as_arrays, is_batch_source, open_batches, weighted_by_class
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, load_tfrecord, read_tf_dataset, tensorflow_seeded
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.references import call_user, load_function
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import DataSettings, Loader
 
-_FORMS = "(x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two tf.data.Datasets"
+_FORMS = ("x, (x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two of tf.data.Dataset, "
+          "keras.utils.PyDataset and generator")  # fmt: skip
 
 
-def load_loader(settings: Loader, seed: int) -> DataSet:
+def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> DataSet:
     """What `data.loader` returns, called with data.kwargs and, where it has parameters of that name, path and seed.
 
-    It may return (x, y) or (x, y, sample_weight), two such tuples (the second for validation), one tf.data.Dataset or
-    a tuple of two. x and y may be dicts of arrays, x also a tuple of inputs. Datasets hold single examples or batches
-    of any size; they are batched anew. uint8 inputs are divided by 255: return float32 to keep another range.
+    It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
+    second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
+    sample_weight may be dicts, lists or tuples of arrays. Datasets hold single examples or batches of any size; they
+    are batched anew. A PyDataset and a generator give batches, which stay as they are. uint8 inputs are divided by 255:
+    return float32 to keep another range.
     """
     function = load_function(settings.loader, "data.loader")
-    returned = call_user(function, "data.loader", UserCodeError, **_loader_arguments(function, settings, seed))
-    return _returned_data_set(returned, f"loader {settings.loader.rpartition('/')[2]}", settings, seed)
+    arguments = _loader_arguments(function, settings, seed)
+
+    def call() -> Any:
+        return call_user(function, "data.loader", UserCodeError, **arguments)
+
+    returned = Returned(call, f"loader {settings.loader.rpartition('/')[2]}", seed, keep_targets)
+    return _returned_data_set(returned, settings)
 
 
-def load_installed(settings: Any, seed: int) -> DataSet:
+def load_installed(settings: Any, seed: int, keep_targets: bool = False) -> DataSet:
     """What the method `load` of another package's data source returns, in any of the forms a loader may return."""
     takes_seed = "seed" in inspect.signature(settings.load).parameters
-    returned = call_user(settings.load, "data.name", UserCodeError, **({"seed": seed} if takes_seed else {}))
-    return _returned_data_set(returned, settings.name, settings, seed)
+
+    def call() -> Any:
+        return call_user(settings.load, "data.name", UserCodeError, **({"seed": seed} if takes_seed else {}))
+
+    return _returned_data_set(Returned(call, settings.name, seed, keep_targets), settings)
 
 
-def _returned_data_set(returned: Any, title: str, settings: DataSettings, seed: int) -> DataSet:
-    train, validation = _read_returned(returned, title, settings)
+@dataclass(frozen=True)
+class Returned:
+    """What a function of the user's returns each time it is called (a generator can be read but once)."""
+
+    call: Callable[[], Any]
+    title: str
+    seed: int
+    keep_targets: bool
+
+
+def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
+    title = returned.title
+    train, validation = _read_returned(returned, settings)
     if isinstance(train, Examples) and not isinstance(validation, Stream):
-        return build_data_set(RawArrays(title, train, validation, "auto", _num_classes(settings)), settings, seed)
-    return _loader_stream_set(title, train, validation, settings)
+        raw = RawArrays(title, train, validation, "auto", _num_classes(settings), keep_targets=returned.keep_targets)
+        return build_data_set(raw, settings, returned.seed)
+    return _loader_stream_set(returned, train, validation, settings)
 
 
 def _num_classes(settings: DataSettings) -> int | None:
     return getattr(settings, "num_classes", None)
 
 
-def _loader_stream_set(title: str, train: Examples | Stream, validation: Examples | Stream | None,
-                settings: DataSettings) -> DataSet:
+def _loader_stream_set(returned: Returned, train: Examples | Stream, validation: Examples | Stream | None,
+                       settings: DataSettings) -> DataSet:  # fmt: skip
+    title = returned.title
     if isinstance(train, Examples):
-        raise DataError(f"{title}: the validation dataset doesn't fit in memory, but the training one does. "
-                        "Use fewer validation examples: dataset.take(n).")
+        raise DataError(f"{title}: the validation data is a stream, but the training data is in memory. Return arrays "
+                        "of it, or fewer validation examples: dataset.take(n).")
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
-    if validation is None and settings.validation_fraction:
+    own = isinstance(train, BatchStream)
+    if validation is None and settings.validation_fraction and not own:
         raise DataError(f"{title}: a dataset that doesn't fit in memory can't be split by seed. Return two datasets "
                         "(training, validation), or set data.validation_fraction=0 for no validation.")
-    note = "" if settings.limit is None else f"the first {settings.limit:,} examples"
-    return build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note))
+    if own and settings.limit is not None:
+        raise DataError(f"{title}: data.limit can't be kept: a PyDataset or generator gives whole batches. Let the "
+                        "loader give fewer.")
+    notes = ["" if settings.limit is None else f"the first {settings.limit:,} examples",
+             "its own batches" + (", no validation" if validation is None else "") if own else ""]  # fmt: skip
+    note = "; ".join(filter(None, notes))
+    return build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note,
+                                      keep_targets=returned.keep_targets))  # fmt: skip
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -79,46 +115,84 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
     return arguments
 
 
-def _read_returned(returned: Any, title: str,
-           settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
-    if not isinstance(returned, tuple) or not returned:
-        return _read_part(returned, title, settings), None
-    pair = len(returned) == 2 and (returned[1] is None or all(_is_part(value) for value in returned))
-    if pair and _is_part(returned[0]):
-        validation = None if returned[1] is None else _read_part(returned[1], f"{title} (validation)", settings)
-        return _read_part(returned[0], title, settings), validation
-    return _read_part(returned, title, settings), None
+def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
+    value, title = returned.call(), returned.title
+
+    def read(part: Any, place: int | None, where: str) -> Examples | Stream:
+        if is_batch_source(part):
+            return open_batches(part, lambda: _at(returned.call(), place), returned.seed, where)
+        return _read_part(part, where, settings)
+
+    if not isinstance(value, tuple) or not value:
+        return read(value, None, title), None
+    pair = len(value) == 2 and (value[1] is None or all(_is_part(part) for part in value))
+    if pair and _is_part(value[0]):
+        return read(value[0], 0, title), None if value[1] is None else read(value[1], 1, f"{title} (validation)")
+    return _read_part(value, title, settings), None
+
+
+def _at(value: Any, place: int | None) -> Any:
+    return value if place is None else value[place]
 
 
 def _is_part(value: Any) -> bool:
-    return is_tf_dataset(value) or (isinstance(value, tuple) and len(value) in (2, 3))
+    return is_tf_dataset(value) or is_batch_source(value) or (isinstance(value, tuple) and len(value) in (2, 3))
 
 
 def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Stream:
     if is_tf_dataset(value):
         return read_tf_dataset(as_tf_dataset(value, title), settings.limit)
+    if isinstance(value, (np.ndarray, dict)):
+        return Examples(as_arrays(value), None)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
-        return Examples(*value)
+        return Examples(*map(as_arrays, value))
     kind = f"a tuple of {len(value)}" if isinstance(value, tuple) else f"a {type(value).__name__}"
     raise DataError(f"{title}: must return {_FORMS}. Received: {kind}.")
 
 
 # Each takes its own settings class; `settings.data.DATA` has the same names.
-SOURCES: dict[str, Callable[[Any, int], DataSet]] = {
+SOURCES: dict[str, Callable[..., DataSet]] = {
     "digits": load_digits, "tabular": load_tabular, "text": load_text, "synthetic": load_synthetic,
     "keras": load_keras_set, "npz": load_npz, "csv": load_csv, "images": load_images, "tfrecord": load_tfrecord,
     "loader": load_loader,
 }
 
 
-def load_data(settings: DataSettings, seed: int) -> DataSet:
+_READ_BY_DTYPE = (load_loader, load_installed, load_npz)  # they take `keep_targets`: elsewhere targets have one form
+
+
+def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> DataSet:
     """Training and validation data of a run; the same for the same settings, seed and files.
 
-    DataError (exit 3) where files or values are unfit, ConfigError (exit 2) where the settings are.
+    `keep_targets`: for a loss that the user named, as they come. DataError (exit 3) where files or values are unfit,
+    ConfigError (exit 2) where the settings are.
 
     >>> from mpt_cli.settings.variants import Digits
     >>> load_data(Digits(), seed=0).description
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
+    load: Callable[..., DataSet] = SOURCES.get(settings.name, load_installed)
     with tensorflow_seeded(seed):
-        return SOURCES.get(settings.name, load_installed)(settings, seed)
+        return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
+
+
+def load_data_of_run(settings: Settings) -> DataSet:
+    """`load_data` as the trainer of these settings wants it: targets for its loss, weights by class, steps an epoch."""
+    assert settings.seed is not None
+    trainer = settings.trainer
+    data = load_data(settings.data, settings.seed, trainer.loss != "auto")
+    if trainer.class_weight is not None:
+        weights = {int(name): float(value) for name, value in trainer.class_weight.items()}
+        data = replace(data, train=weighted_by_class(data.train, weights))
+    if trainer.steps_per_epoch is not None:
+        if isinstance(data.train, Examples):
+            rule = "must be left out for data in memory: an epoch is a pass over it."
+            raise ConfigError(Problem("trainer.steps_per_epoch", rule, trainer.steps_per_epoch,
+                                      "Use trainer.max_steps to train shorter."))
+        data = replace(data, train=in_epochs_of(data.train, trainer.steps_per_epoch))
+    if trainer.validation_steps is not None:
+        if not isinstance(data.validation, Stream):
+            rule = "must be left out unless the validation data is a stream."
+            raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
+        data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
+    return data

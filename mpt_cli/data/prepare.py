@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, leaves, map_arrays
+from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, all_arrays, leaves, map_arrays
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 
@@ -19,17 +19,16 @@ def to_numbers(examples: Examples, where: str) -> Examples:
     """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
     uint8 inputs are pixels: they are divided by 255. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. DataError for text, objects, complex numbers.
+    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
+    for other objects, complex numbers, and text in targets.
     """
-    x = map_arrays(lambda a: _as_array(a, f"{where}: x"), examples.x)
+    x = map_arrays(lambda a: _as_array(a, f"{where}: x", takes_text=True), examples.x)
     y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
-    weight = examples.sample_weight
+    weight = map_arrays(lambda a: _as_array(a, f"{where}: sample_weight"), examples.sample_weight)
     return Examples(
         _map_named(_input_array, x, f"{where}: x"),
         _map_named(_target_array, y, f"{where}: y"),
-        None
-        if weight is None
-        else _target_array(_as_array(weight, f"{where}: sample_weight"), where).astype(np.float32),
+        map_arrays(lambda a: _target_array(a, where).astype(np.float32), weight),
     )
 
 
@@ -44,19 +43,33 @@ def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
     return map_arrays(lambda a: function(a, next(names)), arrays)
 
 
-def _as_array(value: Any, name: str) -> Array:
+def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
         raise DataError(f"{name} is not an array of numbers: {error}") from error
     if array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8"):
         return array.astype(np.float32)
+    if takes_text and (text := _as_text(array)) is not None:
+        return text
     if array.dtype.kind not in "fiub":
         raise DataError(f"{name} must hold numbers. Received: dtype {array.dtype}.")
     return array
 
 
+def _as_text(array: Array) -> Array | None:
+    """Bytes of UTF-8; None for what is no text."""
+    if array.dtype.kind == "O" and array.size and all(isinstance(each, (str, bytes)) for each in array.flat):
+        array = np.array([each if isinstance(each, bytes) else each.encode() for each in array.flat]).reshape(
+            array.shape)  # fmt: skip
+    if array.dtype.kind == "U":
+        return np.char.encode(array, "utf-8")
+    return array if array.dtype.kind == "S" else None
+
+
 def _input_array(array: Array, name: str) -> Array:
+    if array.dtype.kind == "S":
+        return array
     if array.dtype == np.uint8:
         return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
     if array.dtype.kind in "fb":
@@ -83,19 +96,24 @@ _TAKE_FOR_LABELS = {"npz": "data.task=classification", "loader": "data.num_class
 
 @dataclass(frozen=True)
 class TargetSpec:
-    """What is predicted. `given`: the number of classes was said, so that not every class has to occur."""
+    """What is predicted. `given`: the number of classes was said, so that not every class has to occur. `as_given`:
+    what the targets mean is the user's loss to know, so that nothing is asked of them."""
 
     task: str
     num_classes: int | None
     given: bool = False
+    as_given: bool = False
 
 
-def read_target(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
+def read_target(parts: list[Examples], task: str, num_classes: int | None, as_given: bool = False) -> TargetSpec:
     """The task and number of classes of targets as `to_numbers` leaves them; `task` "auto" decides by dtype.
 
     Integers are labels, floats a regression; one-hot rows (n, k), k > 1, are labels. Targets in a dict or tuple are
-    task "other": only the user knows what they mean.
+    task "other": only the user knows what they mean. So are targets that are not there. Of those `as_given` task and
+    number of classes are what they look like.
     """
+    if as_given:
+        return _target_as_given(parts, task, num_classes)
     y = parts[0].y
     if not isinstance(y, np.ndarray):
         return TargetSpec("other", num_classes, given=True)
@@ -110,6 +128,20 @@ def read_target(parts: list[Examples], task: str, num_classes: int | None) -> Ta
     if num_classes is not None:
         return TargetSpec(task, num_classes, given=True)
     return TargetSpec(task, max(_count_classes(part.y) for part in parts))
+
+
+def _target_as_given(parts: list[Examples], task: str, num_classes: int | None) -> TargetSpec:
+    y = parts[0].y
+    if not isinstance(y, np.ndarray):
+        return TargetSpec("other", num_classes, True, True)
+    columns = y.shape[-1] if y.ndim > 1 else 1
+    flags = y.ndim == 2 and columns > 1 and y.dtype.kind in "iu" and y.size > 0 and y.min() >= 0 and y.max() <= 1
+    if task == "auto":
+        task = "classification" if y.dtype.kind in "iu" or is_one_hot(y) else "regression"
+    if num_classes is None:
+        of_rows = task == "regression" or flags or is_one_hot(y)
+        num_classes = columns if of_rows else max(_count_classes(part.y) for part in parts)
+    return TargetSpec(task, num_classes, True, True)
 
 
 def labels_from_one_hot(examples: Examples) -> Examples:
@@ -135,9 +167,10 @@ def is_one_hot(y: Arrays) -> bool:
 
 
 def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
-    """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k)."""
-    if target.task == "other":
-        return y
+    """Checked targets in their final dtype and shape: int32 (n,) or (n, T), float32 (n, k); of those as given only the
+    dtype changes, to int32."""
+    if target.task == "other" or target.as_given:
+        return map_arrays(lambda a: a.astype(np.int32) if a.dtype == np.int64 else a, y)
     if target.task == "regression":
         return _as_column(y.astype(np.float32, copy=False))
     return (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).astype(np.int32)
@@ -176,7 +209,8 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     single batch may have weights that are all zero, a whole set may not.
     """
     problems = shape_problems(examples) or [*value_problems(examples), *label_problems(examples.y, target)]
-    if not (problems or is_batch or examples.sample_weight is None or examples.sample_weight.any()):
+    weights = leaves(examples.sample_weight, "sample_weight")
+    if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
         problems = ["sample_weight is all zeros, so nothing would be learned"]
     if problems:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
@@ -184,32 +218,28 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
 
 def shape_problems(examples: Examples) -> list[str]:
     """Arrays without examples, without dimensions, or of different lengths."""
-    arrays = leaves(examples.x, "x") + leaves(examples.y, "y")
-    if examples.sample_weight is not None:
-        arrays.append(("sample_weight", examples.sample_weight))
+    arrays = all_arrays(examples)
     flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
     empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
     if flat or empty:
         return flat + empty
-    if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1:
+    if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1 and examples.x.dtype.kind != "S":
         return [f"x needs a dimension beside the examples: x[:, None] makes (n, 1) of {examples.x.shape}"]
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1:
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
-    return _weight_problems(examples.sample_weight)
+    return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
+            for problem in _weight_problems(name, weight)]  # fmt: skip
 
 
 def value_problems(examples: Examples) -> list[str]:
     """NaN and inf in inputs, targets and weights: how many, and where the first one is."""
-    arrays = leaves(examples.x, "x") + leaves(examples.y, "y")
-    if examples.sample_weight is not None:
-        arrays.append(("sample_weight", examples.sample_weight))
-    return [problem for name, array in arrays for problem in _not_finite(name, array)]
+    return [problem for name, array in all_arrays(examples) for problem in _not_finite(name, array)]
 
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:
     """Labels that aren't 0 … num_classes-1; none for other tasks."""
-    if target.task != "classification":
+    if target.task != "classification" or target.as_given:
         return []
     if not np.isfinite(y).all():
         return []  # already reported, and nothing below holds for NaN
@@ -256,13 +286,9 @@ def _not_finite(name: str, array: Array) -> list[str]:
     return found
 
 
-def _weight_problems(weight: Array | None) -> list[str]:
-    if weight is None:
-        return []
-    if weight.ndim != 1:
-        return [f"sample_weight must have shape (n,), one number per example; it has {weight.shape}"]
+def _weight_problems(name: str, weight: Array) -> list[str]:
     if (weight < 0).any():
-        return [f"sample_weight must not be negative; it has {_first_where(weight, weight < 0)}"]
+        return [f"{name} must not be negative; it has {_first_where(weight, weight < 0)}"]
     return []
 
 

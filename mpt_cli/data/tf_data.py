@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
-from mpt_cli.data.examples import Array, DataSet, Examples, Stream, leaves
+from mpt_cli.data.examples import DataSet, Examples, Stream, leaves
 from mpt_cli.data.paths import matching_files
 from mpt_cli.errors import DataError, did_you_mean, install_command
 from mpt_cli.settings.variants import TFRecord
@@ -78,15 +78,17 @@ ElementShape = tuple[int | None, ...]
 
 
 def element_spec(dataset: Any, where: str) -> tuple[Any, ...]:
-    """The specs of (x, y) or (x, y, sample_weight); DataError for other elements, text, ragged and sparse tensors."""
+    """The specs of x alone (as Keras has it: not a tuple), (x, y) or (x, y, sample_weight); DataError for other
+    elements, ragged and sparse tensors, and text but in x."""
     import tensorflow as tf
 
-    spec = dataset.element_spec
-    if not isinstance(spec, tuple) or len(spec) not in (2, 3):
-        raise DataError(f"{where}: elements of a dataset must be (x, y) or (x, y, sample_weight). Received: {spec}.")
+    spec = dataset.element_spec if isinstance(dataset.element_spec, tuple) else (dataset.element_spec,)
+    if len(spec) not in (1, 2, 3):
+        raise DataError(f"{where}: elements of a dataset must be x, (x, y) or (x, y, sample_weight). Received: {spec}.")
+    texts = {id(part) for part in tf.nest.flatten(spec[0]) if part.dtype == tf.string}
     for part in tf.nest.flatten(spec):
         if not isinstance(part, tf.TensorSpec) or not (part.dtype.is_floating or part.dtype.is_integer
-                                                       or part.dtype.is_bool):
+                                                       or part.dtype.is_bool or id(part) in texts):
             raise DataError(f"{where}: elements of a dataset must be dense tensors of numbers. Received: {part}.")
         if part.shape.rank is None:
             raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
@@ -211,10 +213,18 @@ def _read_portions(source: TfDataset, portions: Any) -> Iterator[Examples]:
 
     try:
         for element in portions.as_numpy_iterator():
-            yield Examples(*element)
+            parts = element if isinstance(element, tuple) else (element,)
+            yield Examples(*(_as_tuples(part) for part in (*parts, None, None)[:3]))
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise DataError(f"{source.where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
+
+
+def _as_tuples(part: Any) -> Any:
+    """TensorFlow gives a list of inputs as a tuple, but not within a dict."""
+    if isinstance(part, dict):
+        return {name: _as_tuples(value) for name, value in part.items()}
+    return tuple(map(_as_tuples, part)) if isinstance(part, (list, tuple)) else part
 
 
 def _length(source: TfDataset) -> float | None:
@@ -229,15 +239,16 @@ def _length(source: TfDataset) -> float | None:
 
 def _joined(parts: list[Examples]) -> Examples:
     def join(pieces: list[Any]) -> Any:
+        if pieces[0] is None:
+            return None
         if isinstance(pieces[0], dict):
             return {key: join([piece[key] for piece in pieces]) for key in pieces[0]}
         if isinstance(pieces[0], tuple):
             return tuple(join(list(column)) for column in zip(*pieces, strict=True))
         return np.concatenate(pieces)
 
-    weights: list[Array] = [part.sample_weight for part in parts if part.sample_weight is not None]
-    return Examples(join([part.x for part in parts]), join([part.y for part in parts]),
-                    np.concatenate(weights) if weights else None)
+    columns = zip(*((part.x, part.y, part.sample_weight) for part in parts), strict=True)
+    return Examples(*(join(list(column)) for column in columns))
 
 
 def _memory_bytes(part: Examples) -> int:

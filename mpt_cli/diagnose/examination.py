@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
@@ -23,7 +23,7 @@ from mpt_cli.diagnose.safe_windows import (
     holds_non_finite,
 )
 from mpt_cli.errors import ConfigError, NumericalError, Problem
-from mpt_cli.precision import Policy, apply_policy, computes_in_float16
+from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
@@ -138,7 +138,12 @@ def examined_policy(settings: Settings, model: Any) -> PolicySettings:
 def build_copy(settings: Settings, data: DataSet) -> Any:
     """The model anew, with layers named as in a fresh process. What the run will still draw at random is unchanged."""
     with _as_in_a_fresh_process():
-        return build_under_policy(settings, data)
+        model = build_under_policy(settings, data)
+    if has_own_train_step(model):
+        raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own: the gradients that it "
+                                  "takes can't be looked into from outside.", None,
+                                  "mpt train records its overflows, and the variable of each."))
+    return model
 
 
 def build_update_rule(parts: Assembly, shadow: Any) -> Any:
@@ -228,7 +233,7 @@ class Examination:
     def __init__(self, settings: Settings, platform: Platform, request: Request) -> None:
         assert settings.seed is not None
         self.settings, self.platform, self.request = settings, platform, request
-        self.data = load_data(settings.data, settings.seed)
+        self.data = load_data_of_run(settings)
         self.parts = assemble(settings, platform, self.data)
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)

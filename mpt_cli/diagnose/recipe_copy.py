@@ -16,14 +16,14 @@ from mpt_cli.settings.schema import choosing_key
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 
 
-def write_recipe_copy(target: str, words: list[str], found: Diagnosis) -> None:
-    """The recipe that `words` name, changed by them and by the recommendation, as a file that loads.
+def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
+    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
 
-    A loss scale that the words turn off is left out, as the recommendation replaces it.
+    A loss scale that they turn off is left out, as the recommendation replaces it.
     """
     from mpt_cli.settings.overrides import parse_overrides
 
-    given = parse_overrides(words)
+    given = parse_overrides(overrides)
     assert given.conf is not None, "settings were loaded from it"
     recipe = RecipeText(find_recipe(given.conf).read_text(encoding="utf-8"))
     for group, choice in given.choices.items():

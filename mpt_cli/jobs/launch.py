@@ -40,15 +40,15 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
     """
     count = settings.distribute.processes or 1
     shares, meeting_point = gpu_shares(settings, visible_gpus(os.environ)), f"127.0.0.1:{free_port()}"
-    with tempfile.NamedTemporaryFile("w+") as words_of_others, LocalExecutor() as executor:
-        commands = [_command(ProcessInfo(i, count, meeting_point), arguments, Path(words_of_others.name), share)
+    with tempfile.NamedTemporaryFile("w+") as log_of_others, LocalExecutor() as executor:
+        commands = [_command(ProcessInfo(i, count, meeting_point), arguments, Path(log_of_others.name), share)
                     for i, share in enumerate(shares)]  # fmt: skip
         processes: list[LocalHandle] = []
         try:
             for command in commands:
                 processes.append(executor.start(command))
             with handled_by(processes[0].send_signal), hangup_as_termination():
-                return _wait(processes, words_of_others)
+                return _wait(processes, log_of_others)
         except CannotStart as error:
             raise DataError(f"process {len(processes)} of {count} could not be started: {error}") from error
         finally:
@@ -60,10 +60,11 @@ def launch(settings: Settings, arguments: Sequence[str]) -> int:
 
 
 def _command(
-    place: ProcessInfo, arguments: Sequence[str], words_of_others: Path, share: dict[str, str]
+    process_info: ProcessInfo, arguments: Sequence[str], log_of_others: Path, share: dict[str, str]
 ) -> Command[None]:  # fmt: skip
-    return Command(str(place), mpt_command("train", *arguments), None, words_of_others,
-                   environment={**share, PROCESS_VARIABLE: str(place)}, is_heard=place.is_rank0)  # fmt: skip
+    environment = {**share, PROCESS_VARIABLE: str(process_info)}
+    return Command(str(process_info), mpt_command("train", *arguments), None, log_of_others,
+                   environment=environment, is_heard=process_info.is_rank0)  # fmt: skip
 
 
 @contextmanager
@@ -82,8 +83,8 @@ def others_released(settings: Settings) -> Iterator[None]:
 
 
 def _release(settings: Settings) -> None:
-    place = find_process_info(settings)
-    if place is None or place.coordinator is not None or is_connected():
+    process_info = find_process_info(settings)
+    if process_info is None or process_info.coordinator is not None or is_connected():
         return
     from mpt_cli.training.backend import prepare_backend
 
@@ -106,7 +107,7 @@ def gpu_shares(settings: Settings, gpus: list[str]) -> list[dict[str, str]]:
     return [{"CUDA_VISIBLE_DEVICES": ",".join(gpus[i * each : (i + 1) * each])} for i in range(count)]
 
 
-def _wait(processes: Sequence[Handle], words_of_others: IO[str]) -> int:
+def _wait(processes: Sequence[Handle], log_of_others: IO[str]) -> int:
     """Until the first has ended, or another has ended badly and the first had its time to notice, to say what it met
     and to write its summary.
     """
@@ -121,13 +122,13 @@ def _wait(processes: Sequence[Handle], words_of_others: IO[str]) -> int:
     lost = [(i, ended) for i, other in enumerate(processes) if i and (ended := other.poll())]
     if code == OK or (lost_at is None and code > 0):
         return code
-    _tell_loss(*(lost[0] if lost_at else (0, code)), len(processes), words_of_others)
+    _tell_loss(*(lost[0] if lost_at else (0, code)), len(processes), log_of_others)
     return SIGNAL_EXIT_CODES.get(-code, BAD_DATA)
 
 
-def _tell_loss(index: int, code: int, count: int, words_of_others: IO[str]) -> None:
-    words_of_others.seek(0)
-    last = [line for line in words_of_others.read().splitlines() if index and line.strip()][-3:]
+def _tell_loss(index: int, code: int, count: int, log_of_others: IO[str]) -> None:
+    log_of_others.seek(0)
+    last = [line for line in log_of_others.read().splitlines() if index and line.strip()][-3:]
     how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
     first = f"mpt train: process {index} of {count} (counted from 0) {how}, so the run was ended."
     print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)

@@ -221,10 +221,10 @@ def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = l
     return launcher
 
 
-def split_launcher_overrides(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the jobs, and those about the launcher."""
-    own = [word for word in words if word.startswith(PREFIX)]
-    return [word for word in words if word not in own], own
+def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides of the jobs, and those about the launcher."""
+    own = [override for override in overrides if override.startswith(PREFIX)]
+    return [override for override in overrides if override not in own], own
 
 
 def _read_settings(kind: type[Launcher], overrides: Sequence[str]) -> Launcher:
@@ -238,11 +238,11 @@ def _read_settings(kind: type[Launcher], overrides: Sequence[str]) -> Launcher:
     return kind(**given)
 
 
-def _read_overrides(kind: type[Launcher], words: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+def _read_overrides(kind: type[Launcher], overrides: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
     known = {entry.name: entry for entry in fields(kind)}
     given: dict[str, Any] = {}
-    for word in words:
-        key, equals, text = word.removeprefix(PREFIX).partition("=")
+    for override in overrides:
+        key, equals, text = override.removeprefix(PREFIX).partition("=")
         if key.startswith(_SBATCH) and "sbatch" in known and equals:
             given.setdefault("sbatch", {})[key.removeprefix(_SBATCH)] = text
         elif key not in known or key == "sbatch" or not equals:

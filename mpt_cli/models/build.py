@@ -83,11 +83,14 @@ def build_model(
     num_classes: int | None,
     input_dtype: str = "float32",
     task: str = "classification",
+    input_dtypes: Any = None,
+    targets_as_given: bool = False,
 ) -> keras.Model:
     """A built, uncompiled model under the dtype policy in force; shipped ones end in a linear Dense layer "head".
 
     `input_shape` has no batch dimension and may be a dict or tuple of shapes; `num_classes` is the number of outputs
-    in regression. ConfigError where model and data don't fit, DataError for a .keras file that can't be read.
+    in regression; with `targets_as_given` a builder may leave it. ConfigError where model and data don't fit,
+    DataError for a .keras file that can't be read.
     """
     build = BUILDERS.get(settings.name, build_installed_model)
-    return build(settings, Shapes(input_shape, num_classes, input_dtype, task))
+    return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))

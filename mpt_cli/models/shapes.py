@@ -11,6 +11,8 @@ import keras
 from keras import layers
 
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.precision.keras_fit import has_own_train_step
+from mpt_cli.precision.own_step import can_be_called
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,8 @@ class Shapes:
     num_classes: int | None
     input_dtype: str = "float32"
     task: str = "classification"
+    input_dtypes: Any = None  # in the structure of input_shape; None: all are input_dtype
+    targets_as_given: bool = False  # then what outputs must be is the loss's to say
 
     def __str__(self) -> str:
         return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"
@@ -84,8 +88,13 @@ def unfit(rule: str, shapes: Shapes) -> ConfigError:
 def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     """The model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
 
-    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit.
+    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
+    that has a train_step instead of a `call` is taken as it is.
     """
+    own_step = has_own_train_step(model)
+    if own_step and not can_be_called(model):
+        model.built = True
+        return model
     try:
         outputs = _call_symbolically(model, shapes)
     except ValueError as error:
@@ -95,7 +104,7 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     except Exception as error:
         message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
         raise UserCodeError(message) from error
-    if shapes.num_classes is not None:
+    if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:
         _check_outputs(outputs, shapes, key)
     return model
 
@@ -105,16 +114,20 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
     with warnings.catch_warnings():
         # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
         warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
-        return model(_symbolic(shapes.input_shape, shapes.input_dtype))
+        return model(_symbolic(shapes.input_shape, shapes.input_dtypes or shapes.input_dtype))
 
 
-def _symbolic(shape: Any, dtype: str) -> Any:
-    """Symbolic inputs in the structure of the data; of mixed dtypes ("float32+int32") float32 stands for all."""
+def _symbolic(shape: Any, dtype: Any) -> Any:
+    """Symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
     if isinstance(shape, Mapping):
-        return {name: _symbolic(part, dtype) for name, part in shape.items()}
-    if any(isinstance(part, (tuple, list)) for part in shape):
-        return [_symbolic(part, dtype) for part in shape]
+        return {name: _symbolic(part, _part_of(dtype, name)) for name, part in shape.items()}
+    if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
+        return [_symbolic(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
     return keras.KerasTensor((None, *shape), dtype="float32" if "+" in dtype else dtype)
+
+
+def _part_of(dtype: Any, name: Any) -> Any:
+    return dtype if isinstance(dtype, str) else dtype[name]
 
 
 def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:

@@ -22,7 +22,8 @@ class StepRecord(NamedTuple):
 
     `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
     step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last four are the
-    `finite.GradientDefects` of the step.
+    `finite.GradientDefects` of the step. Where a model's own step uses several optimizers, `optimizers` has the record
+    of each, and the other fields are those of all: `combined`.
     """
 
     loss: Tensor
@@ -35,6 +36,34 @@ class StepRecord(NamedTuple):
     inf: Tensor
     first_bad: Tensor
     zero: Tensor
+    optimizers: "tuple[StepRecord, ...]" = ()
+
+
+def traced_record(
+    trace: Tensor, loss: Tensor, scales: tuple[Tensor, Tensor], learning_rate: Tensor, counter: Tensor
+) -> StepRecord:
+    """The record of one optimizer in a step that is not ours, from `ScaleState.trace`; `scales` before and after."""
+    return StepRecord(
+        loss=loss, scale_before=scales[0], scale_after=scales[1], learning_rate=learning_rate,
+        finite=ops.equal(trace[1], 1), counter=counter, nan=trace[2], inf=trace[3], first_bad=trace[4], zero=trace[5],
+    )  # fmt: skip
+
+
+def combined(records: list[StepRecord]) -> StepRecord:
+    """One record for the step of several optimizers: finite where all are, scale and rate those of the first."""
+    first = records[0]
+    if len(records) == 1:
+        return first
+    return first._replace(
+        finite=ops.all(ops.stack([record.finite for record in records])),
+        nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
+        zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),
+    )  # fmt: skip
+
+
+def packed(batch: Any) -> Any:
+    """A batch `(x, y, sample_weight)` as Keras's `fit` hands it to a step: without what is not there."""
+    return keras.utils.pack_x_y_sample_weight(*keras.utils.unpack_x_y_sample_weight(batch))
 
 
 def state_to_keep(model: Any) -> list[Any]:

@@ -6,7 +6,7 @@ names every one, so that a Keras without it is told from a defect of ours.
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import keras
@@ -62,6 +62,18 @@ def optimizer_values_in_fit(model: Any) -> list[Tensor] | None:
     return inside_fit["optimizer_variables"] if inside_fit else None
 
 
+def idles_at_batches(callback: Any) -> bool:
+    """Whether a callback of Keras's own declares hooks of batches that do nothing the way it is set.
+
+    TensorBoard counts there, and writes the graph of Keras's own `train_function`.
+    """
+    if type(callback) is keras.callbacks.ModelCheckpoint:
+        return bool(callback.save_freq == "epoch")
+    if type(callback) is keras.callbacks.TensorBoard:
+        return bool(callback.update_freq == "epoch") and not (callback._should_trace or callback.write_steps_per_second)
+    return False
+
+
 def has_value(variable: Any) -> bool:
     """False while `fit` on JAX holds it."""
     return variable._value is not None
@@ -85,6 +97,59 @@ def tracked_layers(layer: Any) -> list[Any]:
 def own_trainable_variables(holder: Any) -> list[Any]:
     """Of a layer, without those of the layers inside it; of an optimizer, the weights that it was built for."""
     return list(holder._trainable_variables)
+
+
+def configured_rate(optimizer: Any) -> Any:
+    """The learning rate of an optimizer: a schedule as such, of which the public property gives the present value."""
+    rate = optimizer._learning_rate
+    return rate if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule) else float(rate)
+
+
+def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[int], str | None]:
+    """What was excluded from weight decay: indices among `variables` and a pattern of names.
+
+    Raises ValueError where single variables were, and it is not known among which: an optimizer that is not built.
+    """
+    keys = getattr(optimizer, "_exclude_from_weight_decay", None) or set()
+    pattern = getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
+    if keys and variables is None:
+        raise ValueError("An optimizer with variables excluded from weight decay must be built to be copied. Call "
+                         "`build` first, or exclude them in the copy.")
+    indices = [index for index, v in enumerate(variables or []) if optimizer._var_key(v) in keys]
+    return indices, pattern.pattern if pattern is not None else None
+
+
+class _Reads(keras.StatelessScope):  # type: ignore[misc]
+    """Remembers the variables that are read inside, and their values, which are those that they have outside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[int, tuple[Any, Tensor]] = {}
+
+    def get_current_value(self, variable: Any) -> Tensor:
+        outside = self.original_scope
+        value = None if outside is None else outside.get_current_value(variable)
+        value = variable._value if value is None else value
+        self.found.setdefault(id(variable), (variable, value))
+        return value
+
+
+def variables_read(function: Callable[[], Any]) -> tuple[list[Any], list[Tensor]]:
+    """On JAX: the variables that `function` reads, in the order of their first use, and the values that they have.
+
+    They are found without computing it; the values are in the variables' own dtype, also where reading casts them.
+    """
+    import jax
+
+    with _Reads() as scope:
+        jax.eval_shape(function)
+    pairs = list(scope.found.values())
+    return [variable for variable, _ in pairs], [value for _, value in pairs]
+
+
+def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContextManager[Any]:
+    """Inside, `variables`, all that are read there, have `values`; nothing changes where there are none."""
+    return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
 
 
 def graph_calls(operation: Any) -> list[Any]:

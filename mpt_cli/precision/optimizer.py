@@ -1,21 +1,21 @@
 """`LossScaleOptimizer`, loss scaling around any Keras optimizer: what is wrong with its arguments, the rule they stand
-for, how it is stored, and how a step is applied or skipped.
+for, and how a step is applied or skipped.
 """
 
 import warnings
 from typing import Any
 
 import keras
+from keras import ops
 
 from mpt_cli.precision.finite import Measured, all_finite, measure, unscale
-from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
+from mpt_cli.precision.saving import CopiedState, InnerSavingMixin
+from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
-from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from mpt_cli.precision.scale_rules.fixed import FixedScale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState
-from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin
+from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin, UnscaledFlag
 
-RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
 INNER_DEFAULTS = {
     "weight_decay": None, "clipnorm": None, "global_clipnorm": None, "clipvalue": None, "use_ema": False,
     "ema_momentum": 0.99, "ema_overwrite_frequency": None, "loss_scale_factor": None,
@@ -102,77 +102,15 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
     return moving
 
 
-def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
-    """The rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed here."""
-    name = config["class_name"]
-    known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
-    rule = known.get(name) or find_installed_rule(name)
-    if rule is None:
-        raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")
-    return rule(**config["config"])
-
-
-KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
-
-UNBUILT_VARIABLES = 2  # iteration and rate are all that an optimizer has, and stores, before its first step
-
-
-class InnerSavingMixin:
-    """Mixin: files fit with and without the wrapper on either side, and hold the inner state once.
-
-    Keras stores the inner variables twice, in files 1.66 times as large.
-    """
-
-    inner_optimizer: Any
-    scale_state: ScaleState | None
-    name: str
-    _on_overflow: str
-    _count_skipped_steps: bool
-    _rule: ScaleRule
-
-    def __dir__(self) -> list[str]:
-        # Keras saves what `dir` shows. The inner variables are saved below as the plain optimizer would save them;
-        # showing `inner_optimizer` would store them a second time.
-        return [name for name in super().__dir__() if name != "inner_optimizer"]
-
-    def save_own_variables(self, store: Any) -> None:
-        """Store the inner variables under the names the bare inner optimizer uses."""
-        self.inner_optimizer.save_own_variables(store)
-
-    def load_own_variables(self, store: Any) -> None:
-        """Read what this class, the bare inner optimizer or Keras's own wrapper stored."""
-        inner = self.inner_optimizer
-        extra = len(store.keys()) - len(inner.variables)
-        if len(store.keys()) <= UNBUILT_VARIABLES < len(inner.variables):
-            return
-        if extra != KERAS_WRAPPER_VARIABLES or self.scale_state is None:
-            inner.load_own_variables(store)
-            return
-        self.scale_state.counter.assign(store["2"])
-        self.scale_state.scale.assign(store["3"])
-        inner.load_own_variables({str(i): store[str(i + extra)] for i in range(len(inner.variables))})
-
-    def get_config(self) -> dict[str, Any]:
-        """Everything `from_config` needs, JSON-serialisable."""
-        return {
-            "name": self.name,
-            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
-            "on_overflow": self._on_overflow,
-            "count_skipped_steps": self._count_skipped_steps,
-            **self._rule.optimizer_config(),
-        }
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "LossScaleOptimizer":
-        """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
-        config = dict(config)
-        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
-        if "rule" in config:
-            config["rule"] = rule_from_config(config["rule"], custom_objects)
-        return cls(inner, **config)  # type: ignore[call-arg, return-value]
-
-
 Tensor = Any
+
+
+def build_unscaled_flag() -> UnscaledFlag:
+    if keras.backend.backend() != "tensorflow":
+        return UnscaledFlag()
+    from mpt_cli.precision import step_tensorflow
+
+    return step_tensorflow.UnscaledVariable()
 
 
 @keras.saving.register_keras_serializable("mpt")
@@ -212,6 +150,10 @@ class LossScaleOptimizer(
     Model files and weights files hold everything once, and fit with and without the wrapper. A `tf.train.Checkpoint`
     (TensorFlow) holds it too; restored before `build`, as with any Keras 3 optimizer, values arrive at `build`. There
     the inner state lies under `inner_optimizer`: for a checkpoint of the bare optimizer, restore `inner_optimizer`.
+    `keras.models.load_model` knows the class in a process that has imported it, as any class that is not Keras's own:
+    `from mpt_cli.precision import LossScaleOptimizer`. `copy.deepcopy` and `pickle` keep scale, counters and inner
+    state; the copy is bound to its variables at `build`, which its first step calls. `set_weights` takes `variables` of
+    another one, or those of a bare optimizer.
 
     Source: tf.keras.mixed_precision.LossScaleOptimizer and keras.optimizers.LossScaleOptimizer, whose documented
     attributes and methods it has; Micikevicius et al. 2018, arXiv:1710.03740.
@@ -254,10 +196,11 @@ class LossScaleOptimizer(
         self._warned: set[str] = set()
         self._loss_was_scaled = False
         self._scaled_gradients: list[Tensor] | None = None
-        self._unscales_by_hand = False
+        self._unscaled = build_unscaled_flag()
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
+        self._copied: CopiedState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
@@ -276,25 +219,24 @@ class LossScaleOptimizer(
     def variables(self) -> list[keras.Variable]:
         """The scale's own variables, then the inner optimizer's."""
         own = self.scale_state.variables if self.scale_state else []
-        return [*own, *self.inner_optimizer.variables]
+        return [*own, *self.inner_variables]
 
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`.
+        with `count_skipped_steps`; and in a copy for variables of other shapes than those of the original.
         """
         if self.built:
             return
         check_counting(self.count_skipped_steps, self.inner_optimizer)
-        self.scale_state = ScaleState(self.rule)
+        self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
             from mpt_cli.precision import step_tensorflow
 
             step_tensorflow.check_accumulation(self.inner_optimizer)
             step_tensorflow.track_in_checkpoints(self, self.scale_state)
-        if not self.inner_optimizer.built:
-            self.inner_optimizer.build(var_list)
+        self._build_inner(var_list)
         self._trainable_variables = list(var_list)
         self.built = True
 
@@ -302,10 +244,18 @@ class LossScaleOptimizer(
         """Boolean scalar: no inf or nan in any gradient."""
         return all_finite(grads)
 
-    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool = False) -> Measured:
+    def measure(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor = False) -> Measured:
         """Whether `grads` are finite and how large, scaled gradients of `variables` unless they are `unscaled`."""
         measured = measure(grads, variables)
-        return Measured(measured.finite, measured.largest * self.loss_scale) if unscaled else measured
+        if unscaled is False:
+            return measured
+        factor = self.loss_scale if unscaled is True else ops.where(unscaled, self.loss_scale, 1.0)
+        return Measured(measured.finite, measured.largest * factor)
+
+    def places_of(self, variables: list[Any]) -> list[int]:
+        """The index of each of `variables` among those the optimizer was built for."""
+        places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
+        return [places[id(variable)] for variable in variables]
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
@@ -318,21 +268,37 @@ class LossScaleOptimizer(
 
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
-        grads = list(grads)
-        variables = list(self._trainable_variables if trainable_variables is None else trainable_variables)
+        grads, variables = self._matched(grads, trainable_variables)
+        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+
+    def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
+        """`apply` of gradients that are scaled, whatever the last ones were."""
+        self._apply_where_finite(*self._matched(grads, variables), unscaled=False)
+
+    def _matched(self, grads: list[Tensor], variables: list[Any] | None) -> tuple[list[Tensor], list[Any]]:
+        grads, variables = list(grads), list(self._trainable_variables if variables is None else variables)
         if len(grads) != len(variables):
             raise ValueError(f"Gradients and variables must match one to one. Received: {len(grads)} gradients for "
                              f"{len(variables)} variables. Pass the variables, or build the optimizer with them.")
         if all(g is None for g in grads):
             raise ValueError(f"No gradients provided for any variable: {[v.name for v in variables]}.")
         if not self.built:
-            self.build(variables)
-        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+            self._build_at_first_step(variables)
+        return grads, variables
 
-    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    def _build_at_first_step(self, variables: list[Any]) -> None:
+        if keras.backend.backend() != "tensorflow":
+            self.build(variables)
+            return
+        from mpt_cli.precision import step_tensorflow
+
+        step_tensorflow.build_outside(lambda: self.build(variables))
+
+    def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
-        if not unscaled:
-            grads = unscale(grads, variables, self.loss_scale if self.scales else None)
+        if unscaled is not True:
+            scale = self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
+            grads = unscale(grads, variables, scale if self.scales else None)
         self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
@@ -356,7 +322,7 @@ class LossScaleOptimizer(
         gradients = step_jax.StepGradients(list(grads), variables, self.measure(grads, variables))
         return step_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
 
-    def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: bool) -> None:
+    def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
         if keras.backend.backend() == "tensorflow":
             from mpt_cli.precision import step_tensorflow
 

@@ -4,9 +4,9 @@ which some are cloned for it and some can't take it because Keras runs them with
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 import keras
 
@@ -127,9 +127,13 @@ def _set_policy(layer: Any, policy: str) -> None:
     layer.dtype_policy = policy
 
 
-@dataclass(frozen=True)
-class Policy:
+@dataclass(frozen=True, eq=False)
+class Policy(str):
     """In which dtype layers compute and keep their variables.
+
+    It is a string, its `name`, so that Keras takes it wherever it takes a policy (`Dense(8, dtype=policy)`,
+    `keras.config.set_dtype_policy(policy)`), and files hold the name alone. What else it says is for whole models:
+    `apply_policy` puts it onto them.
 
     `name` is a Keras float policy for all layers; `head` one for the output layer (None: as `name`), so that logits
     leave in float32; `overrides` maps patterns of layer names or paths (`conv*`, `block_1/*`) to policies, the last
@@ -138,14 +142,33 @@ class Policy:
 
     >>> Policy("mixed_float16").compute_dtype, Policy("mixed_float16").variable_dtype
     ('float16', 'float32')
+    >>> keras.layers.Dense(8, dtype=Policy("mixed_float16")).dtype_policy
+    <DTypePolicy "mixed_float16">
 
-    A name that Keras doesn't know raises its ValueError where the policy is first used.
+    A name that Keras doesn't know raises its ValueError where the policy is first used. TypeError for a `name` that is
+    no string, or a Policy already.
     """
 
     name: str = "float32"
     head: str | None = "float32"
     overrides: dict[str, str] = field(default_factory=dict)
     float8: bool = False
+
+    def __new__(cls, name: str = "float32", *_: Any, **__: Any) -> Self:
+        if not isinstance(name, str) or isinstance(name, Policy):
+            raise TypeError(f"`name` must be the name of a policy, such as 'mixed_float16'. Received: name={name!r}.")
+        return super().__new__(cls, name)
+
+    def __eq__(self, other: object) -> bool:
+        """A plain string is equal to its name."""
+        if isinstance(other, Policy):
+            return astuple(self) == astuple(other)
+        return str(self) == other
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = str.__hash__
 
     @property
     def compute_dtype(self) -> str:

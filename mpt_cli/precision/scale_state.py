@@ -9,11 +9,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from mpt_cli.precision.finite import Measured, is_overwritten
+from mpt_cli.precision.finite import GradientDefects, Measured, is_overwritten
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
+TRACE_START = (0, 1, 0, 0, -1, 1)  # updates so far, all finite, nan, inf, first bad variable, all zero
 
 
 class ScaleState(KerasSaveable):  # type: ignore[misc]
@@ -32,10 +33,19 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
                 np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none",
                 name=f"loss_scale_{name}",
             )  # fmt: skip
+        self.trace: keras.Variable | None = None  # see `keep_trace`
 
     @property
     def variables(self) -> list[keras.Variable]:
-        return list(self.by_name.values())
+        return [*self.by_name.values(), *([] if self.trace is None else [self.trace])]
+
+    def keep_trace(self) -> None:
+        """From now on note what the gradients of a training step were like, over all its updates, as `TRACE_START`.
+
+        For a step that is not ours, which does not tell. Not saved: it says nothing beyond its step.
+        """
+        self.trace = keras.Variable(np.int32(TRACE_START), dtype="int32", trainable=False, aggregation="none",
+                                    name="loss_scale_trace")  # fmt: skip
 
     @property
     def scale(self) -> keras.Variable:
@@ -101,6 +111,16 @@ def next_values(rule: ScaleRule, values: RuleState, measured: Measured, applied:
     step = ops.stack([1 + 0 * was_applied, was_applied, 1 - was_applied, 1 - was_applied, grew, fell])
     keep = ops.stack([1, 1, 1, 1 - was_applied, 1, 1])
     return {**new, "tally": tally * keep + step}
+
+
+def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[int]) -> Any:
+    """`ScaleState.trace` after an update; `places` are those of its variables among the optimizer's."""
+    first = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.first_bad, 0))
+    first = ops.where(defects.first_bad < 0, -1, first)
+    return ops.stack([
+        trace[0] + 1, trace[1] * ops.cast(finite, "int32"), trace[2] + defects.nan, trace[3] + defects.inf,
+        ops.where(trace[4] < 0, first, trace[4]), trace[5] * defects.zero,
+    ])  # fmt: skip
 
 
 Tensor = Any

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.finite import Measured, describe_gradients, unscale
-from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
-from mpt_cli.precision.scale_state import follow_scale, next_values, scaled_statistics
+from mpt_cli.precision.own_step import OwnSteps, own_steps
+from mpt_cli.precision.scale_state import TRACE_START, follow_scale, next_trace, next_values, scaled_statistics
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -80,7 +81,7 @@ def stateless_apply(
     state = optimizer.scale_state
     assert state is not None
     own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
-    own_by_name = dict(zip(state.by_name, own, strict=True))
+    own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
@@ -97,7 +98,13 @@ def stateless_apply(
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
-    return new_values, [new_own[name] for name in state.by_name] + new_inner
+    traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
+    return new_values, [new_own[name] for name in state.by_name] + traces + new_inner
+
+
+def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
+    defects = describe_gradients(gradients.values, gradients.measured, cond)
+    return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
@@ -130,6 +137,9 @@ class TrainState(NamedTuple):
 
 def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
     """Metrics so far, new state and record of one batch."""
+    steps = own_steps(model)
+    if steps is not None and steps.optimizers:
+        return _own_train_step(model, steps, state, data)
     weights, frozen, own, metrics = state
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer = model.optimizer
@@ -172,3 +182,60 @@ def _kept_where(applied: Tensor, model: Any, before: list[Tensor], after: list[T
         jnp.where(applied, new, old) if id(variable) in kept else new
         for variable, old, new in zip(model.non_trainable_variables, before, after, strict=True)
     ]
+
+
+def _own_train_step(
+    model: Any, own: OwnSteps, state: TrainState, data: Any
+) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
+    """The model's own stateless train_step; what is not its optimizer's is put back where that skipped.
+
+    `state.metrics` ends with `own.variables`.
+    """
+    optimizer, count = model.optimizer, len(model.metrics_variables)
+    metrics, logged = state.metrics[:count], state.metrics[count:]
+    started = [jnp.int32(TRACE_START) if v is optimizer.scale_state.trace else value
+               for v, value in zip(optimizer.variables, state.optimizer, strict=True)]  # fmt: skip
+    with _scope(optimizer.variables, started):
+        scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
+    given = (state.trainable, state.non_trainable, started, metrics)
+    logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
+    new = TrainState(*(list(part) for part in new_state))
+    with _scope(optimizer.variables, new.optimizer):
+        values, state_after = own.train_values(logs), optimizer.scale_state
+        record = combined([traced_record(state_after.trace.value, values[0], (scale, optimizer.loss_scale), rate,
+                                         state_after.counter.value)])  # fmt: skip
+    applied = jnp.logical_or(record.finite, optimizer.on_overflow == "apply")
+    pairs = zip([*new.metrics, values], [*metrics, logged[0]], strict=True)
+    new_metrics = [jnp.where(applied, after, before) for after, before in pairs]
+    frozen = _kept_where(applied, model, state.non_trainable, new.non_trainable)
+    return logs, new._replace(non_trainable=frozen, metrics=[*new_metrics, *logged[1:]]), record
+
+
+def own_test_step(
+    model: Any, state: tuple[list[Tensor], list[Tensor], list[Tensor]], data: Any
+) -> list[Tensor]:
+    """The metrics after a test_step of the model, with `OwnSteps.variables` behind them where it has steps of its own.
+    """
+    weights, frozen, metrics = state
+    own, count = own_steps(model), len(model.metrics_variables)
+    if own is None or not own.test_names:
+        _, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), data)
+        return [*new, *metrics[count:]]
+    logs, (_, _, new) = model.test_step((weights, frozen, metrics[:count]), packed(data))
+    return [*new, metrics[count], own.test_values(logs)]
+
+
+def trace(model: Any, step: Callable[..., Any], batch: Any, with_optimizer: bool) -> Any:
+    """What a stateless step of a model gives for a batch like this, as shapes and dtypes.
+
+    Raises ValueError where it does not return (logs, state) with a state of as many parts as it was given.
+    """
+    parts = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
+    if with_optimizer:
+        parts.insert(2, model.optimizer.variables)
+    given = tuple([jax.ShapeDtypeStruct(tuple(v.shape), v.dtype) for v in variables] for variables in parts)
+    spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jax.dtypes.canonicalize_dtype(a.dtype)), packed(batch))
+    result = jax.eval_shape(step, given, spec)
+    if not (isinstance(result, tuple) and len(result) == 2 and len(result[1]) == len(given)):
+        raise ValueError(f"must return its logs and a state of {len(given)} parts, as Keras's does on JAX.")
+    return result[0]

@@ -2,6 +2,7 @@
 step in which a skip is whole.
 """
 
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured, describe_gradients
-from mpt_cli.precision.keras_fit import StepRecord, metrics_of, state_to_keep
+from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -19,7 +20,16 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
-from mpt_cli.precision.scale_state import ScaleState, follow_scale, largest_magnitudes, scaled_statistics
+from mpt_cli.precision.own_step import OwnSteps, own_steps
+from mpt_cli.precision.scale_state import (
+    TRACE_START,
+    ScaleState,
+    follow_scale,
+    largest_magnitudes,
+    next_trace,
+    scaled_statistics,
+)
+from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -28,7 +38,7 @@ Tensor = Any
 
 
 def apply(
-    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool,
+    optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor,
     measured: Measured | None = None,
 ) -> None:
     """Apply `grads` of this replica where those of all replicas are finite; then move the scale once.
@@ -41,6 +51,7 @@ def apply(
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
+    _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
             measured = _over_replicas(context, measured)
@@ -48,6 +59,13 @@ def apply(
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+
+
+def _note(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured) -> None:
+    trace = optimizer.scale_state.trace if optimizer.scale_state is not None else None
+    if trace is not None:
+        defects = describe_gradients(grads, measured, tf.cond)
+        trace.assign(next_trace(trace.value, measured.finite, defects, optimizer.places_of(variables)))
 
 
 def all_replicas(flag: Tensor) -> Tensor:
@@ -64,6 +82,27 @@ def _over_replicas(context: Any, measured: Measured) -> Measured:
     return Measured(all_replicas(measured.finite), largest)
 
 
+def build_outside(build: Callable[[], None]) -> None:
+    """Call `build` outside of the function that is being traced, once for all replicas.
+
+    Made inside, variables are initialised by conditions around the whole first call, in which the skip's own condition
+    can't stand; made by a replica's own thread outside, they would not be mirrored.
+    """
+
+    def build_for_all(strategy: Any) -> None:
+        with tf.init_scope(), strategy.scope():
+            build()
+
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        with tf.init_scope():
+            build()
+    elif tf.__internal__.distribute.strategy_supports_no_merge_call():
+        build()
+    else:
+        context.merge_call(build_for_all)
+
+
 def check_accumulation(inner_optimizer: Any) -> None:
     """ValueError for what Keras can't do: its accumulators are written inside a condition, in replica context."""
     steps, replicas = inner_optimizer.gradient_accumulation_steps, tf.distribute.get_strategy().num_replicas_in_sync
@@ -71,6 +110,39 @@ def check_accumulation(inner_optimizer: Any) -> None:
         raise ValueError("`gradient_accumulation_steps` does not work on several replicas: Keras updates its "
                          f"accumulators inside a condition. Received: gradient_accumulation_steps={steps} on "
                          f"{replicas} replicas. Use a larger batch, or one replica.")
+
+
+class UnscaledVariable(UnscaledFlag):
+    """What the optimizer was told last, as a variable: a `tf.function` tells it each time that it runs.
+
+    Where it is told and asked in one trace the answer is known while tracing, and costs nothing at run time. Each
+    replica has a copy of its own. It is no part of what is saved.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._graph: weakref.ref[Any] | None = None  # the one in which it was told last
+        with tf.init_scope():
+            self._variable = tf.Variable(
+                False, trainable=False, name="gradients_are_unscaled",
+                synchronization=tf.VariableSynchronization.ON_READ,
+                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
+            )  # fmt: skip
+
+    def tell(self, unscaled: bool) -> None:
+        super().tell(unscaled)
+        self._graph = None if tf.executing_eagerly() else weakref.ref(tf.compat.v1.get_default_graph())
+        self._variable.assign(unscaled)
+
+    def ask(self) -> bool | Tensor:
+        if tf.executing_eagerly():
+            return bool(self._variable)
+        graph, told_in = tf.compat.v1.get_default_graph(), self._graph and self._graph()
+        while graph is not None:
+            if graph is told_in:
+                return self._told
+            graph = getattr(graph, "outer_graph", None)  # that of a condition or loop stands inside another one
+        return self._variable.read_value()
 
 
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
@@ -84,7 +156,7 @@ def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
 
 def _apply_on_replicas(
     strategy: Any, optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured,
-    unscaled: bool,
+    unscaled: bool | Tensor,
 ) -> None:
     """In cross-replica context: a step is applied on all replicas or on none.
 
@@ -146,6 +218,9 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     Keras updates BatchNormalization's statistics in the forward pass and metrics whether or not the gradients are
     finite. Here the former are put back and the latter left alone when the step is skipped.
     """
+    own = own_steps(model)
+    if own is not None and own.optimizers:
+        return _own_train_step(model, own, data)
     _build(model, data)
     x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
     optimizer, variables = model.optimizer, model.trainable_weights
@@ -155,7 +230,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     with tf.GradientTape() as tape:
         y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
-        scaled = optimizer.scale_loss(loss)
+        scaled = optimizer.multiply_by_scale(loss)
     grads = tape.gradient(scaled, variables)
     measured = optimizer.measure(grads, variables)
     finite = all_replicas(measured.finite)
@@ -212,3 +287,51 @@ def _assign(variables: list[Any], values: list[Tensor]) -> None:
 
 def _batch_size(x: Any) -> Tensor:
     return tf.shape(next(part for part in tf.nest.flatten(x) if part is not None))[0]
+
+
+def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
+    """The model's own train_step; what its optimizers share is put back where one of them skipped."""
+    kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
+    before = [tf.identity(v) for v in kept]
+    starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
+    logs = model.train_step(packed(data))
+    values = own.train_values(logs)
+    parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
+    record = combined(parts)
+    applied = tf.logical_or(record.finite, all(o.on_overflow == "apply" for o in own.optimizers.values()))
+    tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: _assign(kept, before)))
+    own.train_log.assign(tf.where(applied, values, own.train_log.value))
+    return logs, record
+
+
+def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor]:
+    """The scale and the learning rate before the step."""
+    assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
+    optimizer.scale_state.trace.assign(TRACE_START)
+    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+
+
+def _traced_record(optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor) -> StepRecord:
+    state = optimizer.scale_state
+    assert state is not None and state.trace is not None
+    return traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
+
+
+def own_test_step(model: Any, data: Any) -> None:
+    """A test_step of the model, whose result is noted where the model reports its own."""
+    own = own_steps(model)
+    if own is None or not own.test_names:
+        model.test_step(data)
+    else:
+        own.test_log.assign(own.test_values(model.test_step(packed(data))))
+
+
+def trace(step: Callable[[Any], Any], batch: Any) -> Any:
+    """What a step of a model gives for a batch like this, symbolically."""
+    spec = tf.nest.map_structure(
+        lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
+        packed(batch),
+    )  # fmt: skip
+    result: list[Any] = []
+    tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    return result[0]

@@ -53,10 +53,6 @@ class InnerDelegationMixin:
         """The inner optimizer's count of updates, which schedules follow; `count_skipped_steps` says of which."""
         return self.inner_optimizer.iterations
 
-    def set_weights(self, weights: list[Any]) -> None:
-        """Set the inner optimizer's variables, in the order of `inner_optimizer.variables`."""
-        self.inner_optimizer.set_weights(weights)
-
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Tell the inner optimizer which variables not to decay."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
@@ -101,28 +97,49 @@ for _name in INNER_ARGUMENTS:
 Tensor = Any
 
 
+class UnscaledFlag:
+    """Whether gradients come divided by the scale already: what the optimizer was told last.
+
+    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only.
+    On TensorFlow `step_tensorflow.UnscaledVariable` remembers it at run time.
+    """
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def tell(self, unscaled: bool) -> None:
+        self._told = unscaled
+
+    def ask(self) -> bool | Tensor:
+        """A bool where it is known, else a boolean scalar of the graph."""
+        return self._told
+
+
 class ManualScalingMixin:
     """Mixin with `get_scaled_loss`, `get_unscaled_gradients` and `minimize`.
 
-    After `get_unscaled_gradients`, `apply_gradients` takes what it is given as it is, as in tf.keras, also when
-    something (clipping, say) was computed from it in between, when it comes out of a `tf.function` that was traced
-    before, or in several parts. Only the very gradients that were handed to `get_unscaled_gradients` are still divided.
-    After `scale_loss`, which Keras's `fit` and `minimize` call, gradients are divided.
+    After `get_scaled_loss` or `get_unscaled_gradients`, `apply_gradients` takes what it is given as it is, as in
+    tf.keras: gradients from `get_unscaled_gradients`, also when something (clipping, say) was computed from them, or
+    divided by `loss_scale` by hand, in several parts, and out of a `tf.function` that was traced long before. Only the
+    very gradients that were handed to `get_unscaled_gradients` are still divided. After `scale_loss`, which Keras's
+    `fit` calls, gradients are divided. `minimize` does all of it itself.
     """
 
     _loss_was_scaled: bool
     _warned: set[str]
     _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
-    _unscales_by_hand: bool
+    _unscaled: UnscaledFlag
     loss_scale: Tensor
     scales: bool
+    iterations: Any
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """`loss * loss_scale`, widened to float32 first: a float16 loss of 3.0 times 2**15 would be inf."""
-        self._unscales_by_hand = False
-        return self._scale(loss)
+        self._unscaled.tell(False)
+        return self.multiply_by_scale(loss)
 
-    def _scale(self, loss: Tensor) -> Tensor:
+    def multiply_by_scale(self, loss: Tensor) -> Tensor:
+        """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
@@ -130,40 +147,48 @@ class ManualScalingMixin:
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
-        """As `scale_loss`, of a tensor, or a function that returns the scaled value of a loss function."""
+        """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.
+
+        The gradients of it are for you to divide: by `get_unscaled_gradients`, or by `loss_scale` itself.
+        """
         if callable(loss):
             function = loss
-            return lambda: self._scale(function())
-        return self._scale(loss)
+            return lambda: self.get_scaled_loss(function())
+        self._unscaled.tell(True)
+        return self.multiply_by_scale(loss)
 
     def get_unscaled_gradients(self, grads: list[Tensor]) -> list[Tensor]:
         """`grads / loss_scale`, float32; None stays None and sparse gradients stay sparse."""
         if not self._loss_was_scaled:
             self._warn("get_scaled_loss", "gradients are unscaled, but the loss they came from was not scaled")
-        self._scaled_gradients, self._unscales_by_hand = list(grads), True
+        self._scaled_gradients = list(grads)
+        self._unscaled.tell(True)
         scale = self.loss_scale if self.scales else None
         return [None if g is None else divide(g, scale) for g in grads]
 
     def minimize(self, loss: Any, var_list: Any, tape: Any = None) -> Any:
         """Scale `loss`, differentiate it with respect to `var_list`, apply; returns `iterations`.
 
-        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`.
+        `loss` is a function without arguments that returns a scalar, or (TensorFlow) a tensor recorded on `tape`;
+        `var_list` holds variables, is a single one, or a function that returns either.
         """
-        variables = list(var_list() if callable(var_list) else var_list)
+        given = var_list() if callable(var_list) else var_list
+        variables = [given] if hasattr(given, "assign") else list(given)
         if keras.backend.backend() == "tensorflow":
             gradients = _tape_gradients(self, loss, variables, tape)
         else:
             gradients = _jax_gradients(self, loss, variables)
-        return self.apply_gradients(zip(gradients, variables, strict=True))  # type: ignore[attr-defined]
+        self.apply_scaled(gradients, variables)  # type: ignore[attr-defined]
+        return self.iterations
 
-    def _take_unscaled(self, grads: list[Tensor]) -> bool:
+    def _take_unscaled(self, grads: list[Tensor]) -> bool | Tensor:
         """Whether `grads` have been unscaled by hand."""
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
             self._warn("scale_loss (or get_scaled_loss)",
                        "gradients are divided by the loss scale, but no loss was multiplied by it")
-        return self._unscales_by_hand and not any(id(g) in still_scaled for g in grads)
+        return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()
 
     def _warn(self, method: str, what: str) -> None:
         if method not in self._warned:
@@ -182,7 +207,7 @@ def _tape_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[An
     with tape:
         native = [v.value if isinstance(v, keras.Variable) else v for v in variables]
         tape.watch(native)
-        scaled = optimizer.scale_loss(loss() if callable(loss) else loss)
+        scaled = optimizer.multiply_by_scale(loss() if callable(loss) else loss)
     return list(tape.gradient(scaled, native))
 
 
@@ -195,6 +220,6 @@ def _jax_gradients(optimizer: ManualScalingMixin, loss: Any, variables: list[Any
 
     def scaled(values: list[Tensor]) -> Tensor:
         with keras.StatelessScope(state_mapping=list(zip(variables, values, strict=True))):
-            return optimizer.scale_loss(loss())
+            return optimizer.multiply_by_scale(loss())
 
     return list(jax.grad(scaled)([v.value for v in variables]))

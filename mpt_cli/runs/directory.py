@@ -284,6 +284,11 @@ class RunDirectory:
     def model_keras(self) -> Path:
         return self.path / "model.keras"
 
+    @property
+    def model_weights(self) -> Path:
+        """Instead of `model_keras`, of a model that Keras could not read again."""
+        return self.path / "model.weights.h5"
+
     def exported(self, kind: str) -> Path:
         """Where `mpt export` puts the model in that format."""
         return self.path / "exported" / {"keras": "model.keras", "savedmodel": "model", "onnx": "model.onnx"}[kind]

@@ -56,16 +56,30 @@ def find_run(settings: Settings) -> RunDirectory | None:
 
 
 def stored_settings(run: RunDirectory) -> Settings:
-    """The settings the run was made with."""
+    """The settings the run was made with.
+
+    Earlier versions wrote `trainer.jit_compile: auto` as it was given; environment.json has what it came to.
+    """
     from mpt_cli.settings import load_settings
 
-    return load_settings([f"conf={run.config_yaml}"])
+    settings = load_settings([f"conf={run.config_yaml}"])
+    resolved = _environment(run).get("jit_compile")
+    if settings.trainer.jit_compile == "auto" and isinstance(resolved, bool):
+        return replace(settings, trainer=replace(settings.trainer, jit_compile=resolved))
+    return settings
+
+
+def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
+    """`settings` with what was drawn or chosen when the run began, where they leave it open: seed and jit_compile."""
+    seed = stored.seed if settings.seed is None else settings.seed
+    asked = settings.trainer.jit_compile
+    jit_compile = stored.trainer.jit_compile if asked == "auto" else asked
+    return replace(settings, seed=seed, trainer=replace(settings.trainer, jit_compile=jit_compile))
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
-    if now.seed is None:
-        now = replace(now, seed=before.seed)  # the one that was drawn
+    now = with_stored_choices(now, before)
     old, new = flatten(asdict(before)), flatten(asdict(now))
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
@@ -123,10 +137,15 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
 
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
     """What environment.json tells of the attempts so far, oldest first."""
+    return list(_environment(run).get("attempts", []))
+
+
+def _environment(run: RunDirectory) -> dict[str, Any]:
+    """The content of environment.json; empty where it is missing or damaged."""
     try:
-        return list(json.loads(run.environment_json.read_text()).get("attempts", []))
+        return dict(json.loads(run.environment_json.read_text()))
     except (OSError, ValueError):
-        return []
+        return {}
 
 
 def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
@@ -136,7 +155,7 @@ def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
     except DataError:
         return None
     trainer = settings.trainer
-    whole = found["epochs_completed"] >= trainer.epochs
+    whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
     is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
     if found["status"] != "finished" or not is_done or check_resumable(run, settings):
         return None

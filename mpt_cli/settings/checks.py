@@ -9,7 +9,7 @@ from typing import Any
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
 from mpt_cli.settings.loss_scale import modes_that_allow
-from mpt_cli.settings.references import canonical_name, form_problem, keras_names, no_such_keras_name
+from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
     Builder,
@@ -17,6 +17,7 @@ from mpt_cli.settings.variants import (
     KerasDataset,
     Loader,
     OptimizerSettings,
+    OwnOptimizer,
     ResNet,
     Schedule,
     Synthetic,
@@ -161,12 +162,25 @@ def check_ema_in_float8(settings: Settings) -> Iterator[Problem]:
 
 def check_schedule(settings: Settings) -> Iterator[Problem]:
     schedule = settings.optimizer.schedule
+    if schedule.object is not None or schedule.kwargs:
+        yield from _check_own_schedule(schedule)
+        return
     yield from _check_foreign_keys(schedule)
     missing = [name for name in _NEEDED_BY_SCHEDULE.get(schedule.name, ()) if getattr(schedule, name) is None]
     for name in missing:
         yield Problem(f"optimizer.schedule.{name}", f"must be given with optimizer.schedule.name={schedule.name}.")
     if schedule.name == "piecewise" and not missing:
         yield from _check_pieces(schedule.boundaries or [], schedule.values or [])
+
+
+def _check_own_schedule(schedule: Schedule) -> Iterator[Problem]:
+    if schedule.object is None:
+        yield Problem("optimizer.schedule.kwargs", "must be left out without optimizer.schedule.object.",
+                      schedule.kwargs)  # fmt: skip
+    for name in ("name", *_SCHEDULES_WITH):
+        if (value := getattr(schedule, name)) != _default(schedule, name):
+            rule = f"must be left out with optimizer.schedule.object={schedule.object}: nothing uses it."
+            yield Problem(f"optimizer.schedule.{name}", rule, value, "Say it in optimizer.schedule.kwargs.")
 
 
 def _check_foreign_keys(schedule: Schedule) -> Iterator[Problem]:
@@ -188,6 +202,12 @@ def _check_pieces(boundaries: list[int], values: list[float]) -> Iterator[Proble
 
 def check_builder(settings: Settings) -> Iterator[Problem]:
     if isinstance(settings.model, Builder) and (problem := form_problem(settings.model.builder, "model.builder")):
+        yield problem
+
+
+def check_own_optimizer(settings: Settings) -> Iterator[Problem]:
+    optimizer = settings.optimizer
+    if isinstance(optimizer, OwnOptimizer) and (problem := form_problem(optimizer.object, "optimizer.object")):
         yield problem
 
 
@@ -365,21 +385,76 @@ def check_fault_replica(settings: "Settings") -> Iterator[Problem]:
         yield Problem("fault.replica", rule, fault.replica)
 
 
-def check_loss(settings: Settings) -> Iterator[Problem]:
-    if settings.trainer.loss != "auto":
-        yield from _check_keras_name("trainer.loss", settings.trainer.loss, "losses")
+def check_objects(settings: Settings) -> Iterator[Problem]:
+    """What can be known of named losses, metrics and schedules before Keras is imported."""
+    trainer, schedule = settings.trainer, settings.optimizer.schedule
+    named = [
+        (place, value, "losses" if name == "loss" else "metrics")
+        for name in ("loss", "metrics", "weighted_metrics")
+        for place, value in named_objects(f"trainer.{name}", getattr(trainer, name))
+        if value != "auto" or name == "weighted_metrics"
+    ]
+    named += [] if schedule.object is None else [("optimizer.schedule", schedule.object, "optimizers/schedules")]
+    yield from filter(None, (object_problem(*each) for each in named))
 
 
-def check_metrics(settings: Settings) -> Iterator[Problem]:
-    for name in settings.trainer.metrics:
-        if name != "auto":
-            yield from _check_keras_name("trainer.metrics", name, "metrics")
+def check_loss_weights(settings: Settings) -> Iterator[Problem]:
+    weights, loss = settings.trainer.loss_weights, settings.trainer.loss
+    values = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, list) else [weights]
+    if weights is None:
+        return
+    if not all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+               for value in values):
+        yield Problem("trainer.loss_weights", "must be a number for each output, as a mapping or list.", weights)
+    elif isinstance(weights, dict) and isinstance(loss, dict) and (unknown := [*weights.keys() - loss.keys()]):
+        remedy = did_you_mean(str(unknown[0]), map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
+        yield Problem("trainer.loss_weights", f"must name outputs that have a loss, not {unknown[0]}.", None, remedy)
 
 
-def _check_keras_name(key: str, name: str, listing: str) -> Iterator[Problem]:
-    names = keras_names(listing)
-    if names and canonical_name(name) not in map(canonical_name, names):
-        yield no_such_keras_name(key, name, names)
+def check_class_weight(settings: Settings) -> Iterator[Problem]:
+    weights = settings.trainer.class_weight
+    if weights is None:
+        return
+    if not isinstance(weights, dict) or not weights:
+        yield Problem("trainer.class_weight", "must map classes to factors.", weights, "For example {0: 1, 1: 5}.")
+        return
+    for name, value in weights.items():
+        if not str(name).isdigit():
+            yield Problem("trainer.class_weight", "must name classes by their number, from 0.", name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+            yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
+
+
+_NO_CALLBACKS = {
+    "backupandrestore": "Leave it out: resume=auto does it, to the step.",
+    "progbarlogger": "Leave it out: the console shows it.",
+}
+
+
+def check_callbacks(settings: Settings) -> Iterator[Problem]:
+    """The form of each entry, and whether what it names exists, as far as it shows without importing anything."""
+    given = settings.trainer.callbacks
+    if not isinstance(given, list):
+        yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")
+        return
+    for index, entry in enumerate(given):
+        key, name = f"trainer.callbacks[{index}]", entry.get("object") if isinstance(entry, dict) else entry
+        remedy = _NO_CALLBACKS.get(canonical_name(name)) if isinstance(name, str) else None
+        if remedy is not None:
+            yield Problem(key, f"{name} can't be used in a run.", None, remedy)
+        elif problem := object_problem(key, entry, "callbacks"):
+            yield problem
+    for name in ("early_stopping", "reduce_on_plateau"):
+        yield from _check_unused(f"trainer.{name}", getattr(settings.trainer, name))
+
+
+def _check_unused(path: str, section: Any) -> Iterator[Problem]:
+    """Keys that nothing uses because `patience` is null."""
+    for declared in fields(section):
+        value = getattr(section, declared.name)
+        if section.patience is None and value != default_of(declared):
+            rule = f"must be left out without {path}.patience: nothing uses it."
+            yield Problem(f"{path}.{declared.name}", rule, value, f"Set {path}.patience.")
 
 
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
@@ -398,8 +473,11 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_model_shape, ("model",)),
     (check_builder, ("model.builder",)),
     (check_loader, ("data.loader",)),
-    (check_loss, ("trainer.loss",)),
-    (check_metrics, ("trainer.metrics",)),
+    (check_own_optimizer, ("optimizer.object",)),
+    (check_objects, ("trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "optimizer.schedule")),
+    (check_loss_weights, ("trainer.loss", "trainer.loss_weights")),
+    (check_class_weight, ("trainer.class_weight",)),
+    (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",

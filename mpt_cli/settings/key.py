@@ -106,7 +106,12 @@ class Key:
 
     @property
     def is_mapping(self) -> bool:
-        return get_origin(self.options[0]) is dict
+        return self.takes_objects or get_origin(self.options[0]) is dict
+
+    @property
+    def takes_objects(self) -> bool:
+        """Whether it names Python objects (`references`), in lists and mappings too: typed Any in the schema."""
+        return self.type is Any
 
     @property
     def is_list(self) -> bool:
@@ -148,6 +153,8 @@ def read_value(key: Key, value: Any) -> Any:
     """The value in the key's own type, or BadValue."""
     if value == REQUIRED or (value == "" and key.default == REQUIRED):
         raise BadValue("must be given.", f"{key.path} is {key.meaning}.")
+    if key.takes_objects:
+        return value  # `settings.checks` reads what it names
     if value is None:
         return _read_null(key)
     converted = _read_mapping(key, value) if key.is_mapping else _convert(key, value)
@@ -248,6 +255,8 @@ def _format_bound(bound: float) -> str:
 
 def format_type(key: Key) -> str:
     """What the key takes, in words."""
+    if key.takes_objects:
+        return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:
         return "a mapping"
     if key.is_list:

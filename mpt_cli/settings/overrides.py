@@ -4,7 +4,7 @@ import re
 import shlex
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from antlr4 import InputStream, Token
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -21,6 +21,7 @@ from mpt_cli.settings.recipes import (
     add_choice,
     conf_override,
     group_names,
+    is_own_optimizer,
     recipe_paths,
     recipe_remedy,
 )
@@ -133,7 +134,7 @@ def _quote_plain_text(text: str) -> str | None:
     if parts is None or _GRAMMAR_SIGNS & set(parts[2]):
         return None
     key = find_key(parts[1].lstrip("+"))
-    return f'{parts[1]}="{parts[2]}"' if key and str in key.options else None
+    return f'{parts[1]}="{parts[2]}"' if key and {str, Any} & {*key.options} else None
 
 
 def _syntax_problem(text: str, error: HydraException) -> Problem:
@@ -171,6 +172,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
     elif override.is_delete():
         _take_deletion(override, result)
+    elif is_own_optimizer(key, override.value()):
+        result.overrides.append("++" + format_override("optimizer.object", str(override.value())))
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
         add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
     elif problem := unknown_key_problem(key, override.value()) or _sink_problem(key, override.value()):

@@ -139,7 +139,8 @@ def _shipped(name: str) -> Path:
     return inside if inside.is_dir() else package.parent / name
 
 
-IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader"}
+IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader",
+                   "optimizer.object": "object"}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -169,11 +170,22 @@ class GroupChoice:
             return Problem(self.written, f"{self.name} can't be used: {error}")
 
 
+def is_own_optimizer(path: str, name: Any) -> bool:
+    """Whether this choice is optimizer.name=module:name, which stands for optimizer.object.
+
+    >>> is_own_optimizer("optimizer.name", "nets:Lookahead"), is_own_optimizer("model.name", "nets:build")
+    (True, False)
+    """
+    return path == "optimizer.name" and ":" in str(name)
+
+
 def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
     """Moves each choosing key of a recipe's body into `choices`, and adds the choices its keys imply."""
     for path, group in CHOOSING_KEYS.items():
         section, key = body.get(group, {}), path.partition(".")[2]
-        if key in section:
+        if key in section and is_own_optimizer(path, section[key]):
+            section["object"] = section.pop(key)
+        elif key in section:
             add_choice(GroupChoice(group, section.pop(key), path), choices, problems)
     for path, name in IMPLIED_CHOICES.items():
         group, key = path.split(".")

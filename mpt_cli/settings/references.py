@@ -1,5 +1,5 @@
-"""Python objects that a configuration names: Keras's losses and metrics by name, and the user's own functions as
-`package.module:function` or `path/to/file.py:function`, loaded and called.
+"""Python objects that a configuration names: those of Keras by name, and the user's own as `package.module:name` or
+`path/to/file.py:name`, loaded and called.
 
 The names of Keras come from the listing in its files: importing Keras takes seconds.
 """
@@ -9,8 +9,9 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache, partial, update_wrapper
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,12 +23,15 @@ from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_yo
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
-NOT_OF_PREDICTIONS = ("Loss", "Metric", "MeanMetricWrapper", "Mean", "Sum")  # bases, and metrics of plain values
+# bases, and metrics of plain values
+NOT_TO_BE_NAMED = ("Loss", "Metric", "MeanMetricWrapper", "Mean", "Sum", "Callback", "CallbackList", "Optimizer",
+                   "LearningRateSchedule")  # fmt: skip
 
 
 @cache
 def keras_names(listing: str) -> tuple[str, ...]:
-    """The classes of `losses` or `metrics` that a name can mean; empty where the installed Keras lists them elsewhere.
+    """The classes of `losses`, `metrics`, `callbacks`, `optimizers/schedules` that a name can mean; empty where the
+    installed Keras lists them elsewhere.
 
     >>> "BinaryCrossentropy" in keras_names("losses"), keras_names("nowhere")
     (True, ())
@@ -37,7 +41,7 @@ def keras_names(listing: str) -> tuple[str, ...]:
     if file is None or not file.is_file():
         return ()
     classes = re.findall(r"\b\w+ as ([A-Z]\w*)\b", file.read_text(encoding="utf-8"))
-    return tuple(name for name in classes if name not in NOT_OF_PREDICTIONS)
+    return tuple(name for name in classes if name not in NOT_TO_BE_NAMED)
 
 
 def no_such_keras_name(key: str, name: str, names: tuple[str, ...]) -> Problem:
@@ -64,6 +68,146 @@ def snake_case(name: str) -> str:
     return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()
 
 
+@dataclass(frozen=True)
+class Reference:
+    """One object as a configuration names it: a Keras name or `module:name`, and what it is called with."""
+
+    name: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_of_keras(self) -> bool:
+        """Whether `name` is one of Keras's rather than `module:name`."""
+        return ":" not in self.name
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{name}={value}' for name, value in self.kwargs.items())})".replace("()", "")
+
+
+def is_object(value: Any) -> bool:
+    """Whether `value` is meant for one object rather than for a list or mapping of them."""
+    return not isinstance(value, (list, dict)) or "object" in value
+
+
+def read_object(value: Any) -> Reference:
+    """
+    >>> read_object({"object": "huber", "kwargs": {"delta": 2}})
+    Reference(name='huber', kwargs={'delta': 2})
+    """
+    return Reference(value["object"], dict(value.get("kwargs") or {})) if isinstance(value, dict) else Reference(value)
+
+
+def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Each single object within lists and mappings of them, with its key; null stands for none.
+
+    >>> list(named_objects("trainer.loss", {"price": "mse", "kind": ["auto", None]}))
+    [('trainer.loss.price', 'mse'), ('trainer.loss.kind', 'auto')]
+    """
+    if is_object(value):
+        yield from [] if value is None else [(key, value)]
+    elif isinstance(value, dict):
+        yield from (found for name, part in value.items() for found in named_objects(f"{key}.{name}", part))
+    else:
+        yield from (found for part in value for found in named_objects(key, part))
+
+
+def object_problem(key: str, value: Any, listing: str) -> Problem | None:
+    """What is wrong with one object, told without importing anything: form, keys, a name that Keras does not list."""
+    if isinstance(value, dict):
+        if unknown := [name for name in value if name not in ("object", "kwargs")]:
+            remedy = did_you_mean(str(unknown[0]), ["object", "kwargs"]) or "What it is called with goes into kwargs."
+            return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
+        if not isinstance(value.get("kwargs") or {}, dict):
+            return Problem(f"{key}.kwargs", "must be a mapping from names to values.", value["kwargs"])
+        key, value = f"{key}.object", value["object"]
+    if not isinstance(value, str) or not value:
+        return Problem(key, "must be a Keras name, module:name, or {object: either, kwargs: {…}}.", value)
+    if ":" in value:
+        return form_problem(value, key)
+    names = keras_names(listing)
+    unknown_name = bool(names) and canonical_name(value) not in map(canonical_name, names)
+    return no_such_keras_name(key, value, names) if unknown_name else None
+
+
+def keras_classes(keras_module: Any) -> dict[str, type]:
+    """The classes of a module of Keras that can be named, by their canonical name."""
+    classes = [kind for kind in vars(keras_module).values() if isinstance(kind, type)]
+    return {canonical_name(kind.__name__): kind for kind in classes if kind.__name__ not in NOT_TO_BE_NAMED}
+
+
+def find_keras_class(key: str, name: str, keras_module: Any) -> Any:
+    """The class of that name in keras.losses, keras.metrics, …; snake_case and short names (mse) count too."""
+    kinds = keras_classes(keras_module)
+    kind = kinds.get(canonical_name(name))
+    if kind is None:
+        raise ConfigError(no_such_keras_name(key, name, tuple(other.__name__ for other in kinds.values())))
+    return kind
+
+
+def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) -> Any:
+    """The object that `value` stands for: a Keras name (of `keras_module`), `module:name`, or `{object, kwargs}`.
+
+    A class or function is called with kwargs (among them other objects of this form), an instance is taken as it is. A
+    function that can't be called so, but with `arguments` more, is itself the object, with its kwargs set: 2 for a loss
+    or metric f(y_true, y_pred), 1 for a schedule f(step). ConfigError where name or kwargs are wrong, UserCodeError
+    for what the user's code raises.
+
+    >>> import keras
+    >>> build_object("trainer.callbacks", {"object": "terminate_on_nan"}, keras.callbacks).__class__.__name__
+    'TerminateOnNaN'
+    >>> build_object("trainer.loss", {"object": "math:pow"}, keras.losses, arguments=2)(2, 3)
+    8.0
+    """
+    reference = read_object(value)
+    kwargs = {name: build_argument(f"{key}.kwargs.{name}", each, keras_module)
+              for name, each in reference.kwargs.items()}  # fmt: skip
+    if reference.is_of_keras:
+        return call_user(find_keras_class(key, reference.name, keras_module), key, **kwargs)
+    found = load_named(reference.name, key)
+    if not (isinstance(found, (type, partial)) or inspect.isroutine(found)):
+        if kwargs:
+            rule = f"must be left out: {reference.name} is an instance already, of {type(found).__name__}."
+            raise ConfigError(Problem(f"{key}.kwargs", rule, reference.kwargs))
+        return found
+    if arguments and not isinstance(found, type) and _takes(found, kwargs, arguments):
+        return update_wrapper(partial(found, **kwargs), found) if kwargs else found
+    return call_user(found, key, **kwargs)
+
+
+def build_argument(key: str, value: Any, keras_module: Any) -> Any:
+    """`value`, or the object it stands for where it is `{object: …}`; a function that takes more than its kwargs is
+    meant itself."""
+    if not (isinstance(value, dict) and "object" in value):
+        return value
+    reference = read_object(value)
+    found = None if reference.is_of_keras else load_named(reference.name, key)
+    if inspect.isfunction(found) and not _can_be_called(found, reference.kwargs):
+        return partial(found, **reference.kwargs) if reference.kwargs else found
+    return build_object(key, value, keras_module)
+
+
+def _can_be_called(function: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+    try:
+        inspect.signature(function).bind(**kwargs)
+    except TypeError:
+        return False
+    return True
+
+
+def _takes(function: Callable[..., Any], kwargs: dict[str, Any], arguments: int) -> bool:
+    """Whether it can be called with so many positional arguments beside `kwargs`, and not without."""
+    try:
+        signature = inspect.signature(function)
+        signature.bind(*[None] * arguments, **kwargs)
+    except (TypeError, ValueError):
+        return False
+    try:
+        signature.bind(**kwargs)
+    except TypeError:
+        return True
+    return False
+
+
 _USERS_FAULTS = (Exception, SystemExit)  # a builder that calls sys.exit(0) must not end a run as done
 _OUR_FILES = str(Path(mpt_cli.__file__).parent)
 
@@ -77,6 +221,16 @@ def load_function(reference: str, key: str) -> Callable[..., Any]:
     >>> load_function("math:sqrt", "model.builder")(4.0)
     2.0
     """
+    found = load_named(reference, key)
+    if not callable(found):
+        name = reference.rpartition(":")[2]
+        raise ConfigError(Problem(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference))
+    function: Callable[..., Any] = found
+    return function
+
+
+def load_named(reference: str, key: str) -> Any:
+    """Whatever `reference` names, as `load_function` finds it."""
     if problem := missing_problem(reference, key):
         raise ConfigError(problem)
     place, _, name = reference.rpartition(":")
@@ -194,7 +348,7 @@ def _import_failed(error: BaseException, reference: str, key: str) -> UserCodeEr
     return UserCodeError(f"{key}: importing {reference} raised {_summary(error)}.")
 
 
-def _find(module: ModuleType, name: str, reference: str, key: str) -> Callable[..., Any]:
+def _find(module: ModuleType, name: str, reference: str, key: str) -> Any:
     found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
@@ -202,10 +356,7 @@ def _find(module: ModuleType, name: str, reference: str, key: str) -> Callable[.
             remedy = did_you_mean(part, functions) or f"It has {', '.join(functions[:8]) or 'no function'}."
             raise ConfigError(Problem(key, f"{module.__name__} has no {part}.", reference, remedy))
         found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(Problem(key, f"{name} must be a function, it is of type {type(found).__name__}.", reference))
-    function: Callable[..., Any] = found
-    return function
+    return found
 
 
 def _check_arguments(function: Callable[..., Any], key: str, arguments: dict[str, Any]) -> None:

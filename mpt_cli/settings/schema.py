@@ -17,7 +17,7 @@ from mpt_cli.settings.variants import (
     DATA,
     MLP,
     MODELS,
-    OPTIMIZERS,
+    OPTIMIZER_VARIANTS,
     Adam,
     DataSettings,
     Digits,
@@ -62,12 +62,45 @@ class PolicySettings:
 
 
 @dataclass
+class EarlyStoppingSettings:
+    """Keras's EarlyStopping: the run ends where a metric no longer gets better."""
+
+    patience: Optional[int] = key(None, "epochs without improvement before the run ends; null = it never does so",
+                                  at_least=0)
+    monitor: str = key("val_loss", "the metric")
+    min_delta: float = key(0.0, "a smaller change is no improvement", at_least=0)
+    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
+                    choices=("auto", "min", "max"))
+    baseline: Optional[float] = key(None, "improvement counts only beyond this value; null = none")
+    restore_best_weights: bool = key(False, "end with the weights of the best epoch")
+    start_from_epoch: int = key(0, "epochs before the metric is looked at", at_least=0)
+
+
+@dataclass
+class ReduceOnPlateauSettings:
+    """Keras's ReduceLROnPlateau: the learning rate falls where a metric no longer gets better."""
+
+    patience: Optional[int] = key(None, "epochs without improvement before the learning rate falls; null = it never "
+                                  "does so", at_least=0)
+    monitor: str = key("val_loss", "the metric")
+    factor: float = key(0.1, "of the learning rate each time", above=0, below=1)
+    min_delta: float = key(1e-4, "a smaller change is no improvement", at_least=0)
+    mode: str = key("auto", "whether the metric should fall or rise; auto = as Keras tells from it",
+                    choices=("auto", "min", "max"))
+    cooldown: int = key(0, "epochs after a fall before waiting begins anew", at_least=0)
+    min_lr: float = key(0.0, "the learning rate does not fall below this", at_least=0)
+
+
+@dataclass
 class TrainerSettings:
     """How long and in what portions is trained."""
 
     epochs: int = key(10, "passes over the training data", at_least=1)
     max_steps: Optional[int] = key(None, "stop after this many steps, skipped ones included", at_least=1)
     batch_size: int = key(64, "examples per step", at_least=1)
+    steps_per_epoch: Optional[int] = key(None, "steps after which an epoch of a stream ends, and the next goes on from "
+                                         "there; null = as many as there are", at_least=1)
+    validation_steps: Optional[int] = key(None, "batches of a stream of validation data, null = all", at_least=1)
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
@@ -79,10 +112,15 @@ class TrainerSettings:
                     choices=("auto", "resident", "stream"))
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
     validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
-    loss: str = key("auto", "auto, or the name of a Keras loss")
+    loss: Any = key("auto", "what is minimised: auto, a Keras name, module:name, {object: …, kwargs: {…}}, a mapping "
+                    "or list of these by output, or null where the model brings its own; but for auto, targets stay as "
+                    "they come")
+    loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
     from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
                                         choices=("auto", True, False))
-    metrics: List[str] = key(["auto"], "Keras metrics beside the loss; auto: accuracy or mean absolute error")
+    metrics: Any = key(["auto"], "metrics beside the loss, named as `loss` is; auto: accuracy or mean absolute error")
+    weighted_metrics: Any = key([], "metrics that sample weights count in, named as `metrics` are")
+    class_weight: Any = key(None, "factor of the loss of each class, as in {0: 1, 1: 5}; a class left out has 1")
     max_nonfinite_losses: Optional[int] = key(10, "stop after this many applied steps in a row with a non-finite loss, "
                                               "null = never", at_least=1)
     max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
@@ -106,6 +144,10 @@ class TrainerSettings:
     monitor: Optional[str] = key("auto", "metric whose best epoch (lowest loss or error, highest of the others) is "
                                  "kept too: auto = the first of val_accuracy, val_loss, accuracy, loss that there is; "
                                  "null = none")
+    callbacks: Any = key([], "Keras's callbacks and your own: a list of Keras names, module:name, or {object: …, "
+                         "kwargs: {…}}; {run_dir} in a text of kwargs is the directory of the run")
+    early_stopping: EarlyStoppingSettings = field(default_factory=EarlyStoppingSettings)
+    reduce_on_plateau: ReduceOnPlateauSettings = field(default_factory=ReduceOnPlateauSettings)
     stop_on_nonfinite_weights: bool = key(True, "stop when an epoch ends with inf or nan in the weights")
     save_model: bool = key(True, "write model.keras at the end")
 
@@ -172,7 +214,7 @@ class Settings:
 
 
 VARIANTS: dict[str, dict[str, type]] = {
-    "model": MODELS, "data": DATA, "optimizer": OPTIMIZERS,
+    "model": MODELS, "data": DATA, "optimizer": OPTIMIZER_VARIANTS,
     "loss_scale": {mode: mode_settings(mode) for mode in SCALE_MODES},
 }  # fmt: skip
 _NAMED = {f"{group}.name": group for group in ("model", "data", "optimizer", "policy", "backend", "distribute")}
@@ -256,6 +298,9 @@ def unknown_key_problem(path: str, value: Any) -> Problem | None:
     return Problem(path, "there is no such key.", value, remedy_for(path))
 
 
+FARTHEST = 3  # letters too many or too few in a name of another section: callbacks is not max_rollbacks
+
+
 def remedy_for(path: str) -> str:
     """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere."""
     section, _, leaf = path.rpartition(".")
@@ -267,7 +312,7 @@ def remedy_for(path: str) -> str:
     if match := nearest(leaf, siblings):
         return f"Did you mean {siblings[match]}?"
     leaves = {other.rpartition(".")[2]: other for other in known}
-    if match := nearest(leaf, leaves):
+    if (match := nearest(leaf, leaves)) and abs(len(match) - len(leaf)) <= FARTHEST:
         return f"Did you mean {leaves[match]}?"
     if section and siblings:
         return f"Keys here: {', '.join(siblings)}."

@@ -219,6 +219,10 @@ class Schedule:
         at_least=1)
     values: Optional[List[float]] = key(
         None, "piecewise: the values as multiples of learning_rate, one more than boundaries", at_least=0)
+    object: Optional[str] = key(None, "in place of all these: a schedule of Keras by its name, or the user's own as "
+                                "module:name")
+    kwargs: Dict[str, Any] = key({}, "arguments for object; one that takes initial_learning_rate has learning_rate "
+                                 "for it where they don't say")
 
 
 @dataclass
@@ -371,8 +375,20 @@ class ScheduleFreeAdamW(OptimizerSettings):
                             at_least=0)
 
 
+@dataclass
+class OwnOptimizer(OptimizerSettings):
+    """A Keras optimizer of the user's own; keys that are given beside kwargs are set on what it returns."""
+
+    name: str = "object"
+    object: str = key(REQUIRED, "module:name, or path/to/file.py:name, of a class, function or optimizer")
+    kwargs: Dict[str, Any] = key({}, "arguments for object")
+    learning_rate: Optional[float] = key(  # type: ignore[assignment]
+        None, "step size at the start of the schedule, null = as the object has it", at_least=0)
+
+
 OPTIMIZERS = {
     "sgd": SGD, "rmsprop": RMSprop, "adam": Adam, "adamw": AdamW, "adadelta": Adadelta, "adagrad": Adagrad,
     "adamax": Adamax, "adafactor": Adafactor, "nadam": Nadam, "ftrl": Ftrl, "lion": Lion, "lamb": Lamb, "muon": Muon,
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
+OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": OwnOptimizer}

@@ -15,6 +15,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.recipes import shell_command
+from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.sweep.search_space import Grid, read_grid
@@ -77,13 +78,22 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
-    is_known = not any(each.model.name in _OF_THE_USER for each in settings)
+    is_known = not any(each.model.name in _OF_THE_USER or _names_own_metrics(each) for each in settings)
     choose_objective(word, [_numbers_of(settings)] if is_known else [])
+
+
+def _names_own_metrics(settings: Settings) -> bool:
+    """Whether metrics are the user's own, or named by output: what they are called is known once they are built."""
+    trainer = settings.trainer
+    plain = [isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
+             for words in (trainer.metrics or [], trainer.weighted_metrics or [])]  # fmt: skip
+    return not all(plain) or not is_object(trainer.loss)
 
 
 def _numbers_of(settings: Sequence[Settings]) -> dict[str, Any]:
     """A summary with every number that runs of these settings may report."""
-    words = [word for each in settings for word in each.trainer.metrics]
+    words = [word for each in settings
+             for word in [*(each.trainer.metrics or []), *(each.trainer.weighted_metrics or [])]]  # fmt: skip
     names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
     metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
     gradients = {field.name: 0.0 for field in fields(GradientSample)}

@@ -27,7 +27,16 @@ from mpt_cli.report.tables import (
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.recipes import shell_command
-from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN, SEED, Configuration, JobResult, SweepResults
+from mpt_cli.sweep.directory import (
+    GOOD,
+    INTERRUPTED,
+    NOT_RUN,
+    SEED,
+    Configuration,
+    JobResult,
+    SweepDirectory,
+    SweepResults,
+)
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_scale, format_seconds
 from mpt_cli.telemetry.palette import CurveStyle, distinct_style
@@ -399,10 +408,15 @@ _NUMBERS = ("steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale",
 
 def write_results(found: SweepResults) -> None:
     """Writes the four files, each whole or not at all."""
-    write_json(found.sweep.results_json, results_dict(found))
-    write_atomic(found.sweep.results_csv, results_csv(found))
-    write_atomic(found.sweep.results_md, markdown(found))
+    write_tables(found.sweep, results_dict(found), results_csv(found), markdown(found))
     write_sweep_page(found, found.sweep.report_html)
+
+
+def write_tables(directory: SweepDirectory, results: dict[str, Any], csv: str, markdown: str) -> None:
+    """What is read by programs, by spreadsheets and in a repository."""
+    write_json(directory.results_json, results)
+    write_atomic(directory.results_csv, csv)
+    write_atomic(directory.results_md, markdown)
 
 
 def results_dict(found: SweepResults) -> dict[str, Any]:

@@ -69,26 +69,26 @@ class Options:
         return self.launcher.environment(workers, environ)
 
 
-def split_overrides(words: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
-    """The words of the jobs, and the place that `key` among them gives."""
-    places = [word.removeprefix(f"{key}=").strip("'\"") for word in words if word.startswith(f"{key}=")]
-    if len(places) > 1:
-        raise ConfigError(Problem(key, "must be given once.", places[-1]))
-    return [word for word in words if not word.startswith(f"{key}=")], places[0] if places else None
+def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
+    """The overrides of the jobs, and the path that `key` among them gives."""
+    paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
+    if len(paths) > 1:
+        raise ConfigError(Problem(key, "must be given once.", paths[-1]))
+    return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
 def start_sweep(
-    words: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings = GRID
+    overrides: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings = GRID
 ) -> tuple[SweepResults, int]:
     """A new sweep: what its configurations can be is checked before the first job starts. Returns results and exit
     code.
     """
     kind.check()
-    own, place = split_overrides(words)
+    own, path = split_overrides(overrides)
     plan = kind.make_plan(own, options, screen.say)
-    sweep = SweepDirectory.create(place, plan.recipe)
+    sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
-        begin(sweep, plan, {**plan_facts(["mpt", "sweep", *words], options), **kind.facts(own)}, options)
+        begin(sweep, plan, {**plan_facts(["mpt", "sweep", *overrides], options), **kind.facts(own)}, options)
         return _run(sweep, options, screen)
 
 

@@ -1,7 +1,7 @@
 """The records of every step, and their totals and events. Nothing is sampled: every step counts."""
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
 
@@ -20,7 +20,8 @@ Flags = NDArray[np.bool_]
 @dataclass(frozen=True)
 class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
-    `zero` is 1 where every element of every gradient was 0.
+    `zero` is 1 where every element of every gradient was 0. Of a step with several optimizers these are the columns of
+    all together, and those of each follow: `of_optimizer`.
 
     `metrics` are the epoch's running metrics after the last step, `logged` those after each step that has a line of
     the log, by its number in the call, counted from 1.
@@ -44,6 +45,11 @@ class StepRecords:
             type(self)(self.floats[first:last], self.ints[first:last], self.logged.get(last, self.metrics))
             for first, last in pairwise([0, *ends])
         ]
+
+    def of_optimizer(self, place: int) -> Self:
+        """The records of one of several optimizers."""
+        first_float, first_int = (place + 1) * len(FLOAT_FIELDS), (place + 1) * len(INT_FIELDS)
+        return type(self)(self.floats[:, first_float:], self.ints[:, first_int:], {})
 
     def __len__(self) -> int:
         return len(self.floats)
@@ -103,13 +109,17 @@ class LedgerOptions:
     """What the ledger must know of the run to read its records.
 
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
-    where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`).
+    where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
+    name and the variables of each where there are several. `loss_is_running`: a step tells not its own loss but where
+    the loss of the epoch stands, as steps of a model's own mostly do.
     """
 
     variables: tuple[str, ...] = ()
     min_scale: float = 0.0
     max_scale: float = math.inf
     applies_non_finite: bool = False
+    optimizers: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    loss_is_running: bool = False
 
 
 @dataclass
@@ -258,34 +268,50 @@ class Ledger:
         used = losses[applied]
         if len(used) == 0:
             return
+        if self.rules.loss_is_running:
+            self.last_mean_loss = self._loss_sum = float(used[-1])
+            self._loss_count = 1
+            return
         total = float(np.sum(used, dtype=np.float64))
         self.last_mean_loss = total / len(used)
         self._loss_sum += total
         self._loss_count += len(used)
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
+        named = enumerate(self.rules.optimizers)
+        of_each = [self._events_of(block.of_optimizer(i), epoch, *optimizer) for i, optimizer in named]
+        if of_each:
+            return sorted((event for events in of_each for event in events), key=lambda event: event.step)
+        return self._events_of(block, epoch, None, self.rules.variables)
+
+    def _events_of(
+        self, block: StepRecords, epoch: int, optimizer: str | None, variables: tuple[str, ...]
+    ) -> list[Event]:
         before, after, finite = block.scale_before, block.scale_after, block.finite
         lowest, highest = np.float32(self.rules.min_scale), np.float32(self.rules.max_scale)  # as the device holds them
         events = []
         for i in np.flatnonzero(~finite | (before != after)):
             step = self.seen + int(i) + 1
             scales = float(before[i]), float(after[i])
-            moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales)
-            events.append(moved if finite[i] else self._overflow(block, int(i), step, epoch))
+            moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales, optimizer=optimizer)
+            events.append(moved if finite[i] else replace(_overflow(block, int(i), variables), step=step, epoch=epoch,
+                                                          optimizer=optimizer))  # fmt: skip
             if scales[1] < scales[0] and scales[1] <= lowest:
-                events.append(Event(step, epoch, FLOOR, *scales))
+                events.append(Event(step, epoch, FLOOR, *scales, optimizer=optimizer))
             if scales[1] > scales[0] and scales[1] >= highest:
-                events.append(Event(step, epoch, CEILING, *scales))
+                events.append(Event(step, epoch, CEILING, *scales, optimizer=optimizer))
         return events
 
-    def _overflow(self, block: StepRecords, i: int, step: int, epoch: int) -> Event:
-        first = int(block.first_bad[i])
-        return Event(
-            step, epoch, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
-            nan=int(block.nan[i]), inf=int(block.inf[i]),
-            variable=self.rules.variables[first] if 0 <= first < len(self.rules.variables) else None,
-            cause="backward" if np.isfinite(block.loss[i]) else "forward",
-        )  # fmt: skip
+
+def _overflow(block: StepRecords, i: int, variables: tuple[str, ...]) -> Event:
+    """The event of row `i`; step and epoch are still to be told."""
+    first = int(block.first_bad[i])
+    return Event(
+        0, 0, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
+        nan=int(block.nan[i]), inf=int(block.inf[i]),
+        variable=variables[first] if 0 <= first < len(variables) else None,
+        cause="backward" if np.isfinite(block.loss[i]) else "forward",
+    )  # fmt: skip
 
 
 def _streak_lengths(flags: Flags, before: int) -> tuple[int, int]:

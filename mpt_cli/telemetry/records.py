@@ -91,6 +91,7 @@ class RunHeader:
     scaling: Scaling = Scaling()
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included: CSV columns
     loss: str = ""  # "mean_squared_error (auto: regression)"
+    callbacks: str = ""  # "EarlyStopping, PSNR"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
 
 
@@ -111,6 +112,7 @@ class Event:
     # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken
     cause: str | None = None
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
+    optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
 
     @property
     def moves_scale(self) -> bool:
@@ -186,6 +188,7 @@ class Summary:
     epochs_completed: int = 0
     rollbacks: int = 0
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
+    ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
 
 

@@ -3,13 +3,14 @@
 `try_build` goes as far and trains nothing, for `mpt check --build`.
 """
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 import keras
 
-from mpt_cli.data.examples import Batch, DataSet, Examples, Stream
-from mpt_cli.data.load import load_data
+from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
@@ -22,12 +23,13 @@ from mpt_cli.precision import (
     find_bad_combinations,
     has_own_train_step,
 )
-from mpt_cli.precision.keras_internals import build_for_batch, tensorflow_left_out
+from mpt_cli.precision.keras_internals import build_for_batch
+from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.distribution import build_distribution
-from mpt_cli.training.engine import Engine, build_engine, convolves
+from mpt_cli.training.engine import Engine, build_engine
 from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
 from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.training.loss_and_optimizer import (
@@ -39,6 +41,15 @@ from mpt_cli.training.loss_and_optimizer import (
     warn_of_scaling,
     wrap_optimizer,
 )
+from mpt_cli.training.own_program import (
+    check_author_compiled,
+    is_compiled,
+    prepare_own_steps,
+    prepare_own_test,
+    wrap_author_optimizers,
+)
+from mpt_cli.training.saving import warn_of_saving
+from mpt_cli.training.xla import JitChoice, choose_jit
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -59,12 +70,18 @@ class Assembly:
     engine: Engine
     train_feed: Feed
     validation_feed: Feed | None
-    jit_compile: bool
+    jit: JitChoice
     resident: bool
     capacity: int  # the most steps of one call into the compiled loop
     replicas: int
     warnings: tuple[str, ...]
     schedule_steps: int | None  # over which a learning-rate schedule runs
+    author_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
+
+    @property
+    def policy(self) -> Policy:
+        """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
+        return policy_of(self.settings)
 
     @property
     def total_steps(self) -> int | None:
@@ -72,8 +89,19 @@ class Assembly:
         return count_steps(self.settings.trainer, self.train_feed.steps)
 
 
+def policy_of(settings: Settings) -> Policy:
+    """The dtype policy of a run."""
+    policy = settings.policy
+    return Policy(policy.name, policy.head, policy.overrides, policy.float8)
+
+
 def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
+    with policy_of(settings).scope():
+        return _assemble(settings, platform, data)
+
+
+def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
         model = build_under_policy(settings, data)
@@ -82,57 +110,100 @@ def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
-    jit_compile = choose_jit(settings, platform, model)
+    plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
+    jit = choose_jit(settings, platform, model, count_steps(settings.trainer, plan.steps_per_epoch(data.train)))
+    jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit_compile, distribution, injector.wrap_step if injector else None)
+    engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
     total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
+    compiled = is_compiled(model)
     with distribution.scope():
-        inner = build_optimizer(settings.optimizer, total_steps)
-        optimizer = wrap_optimizer(inner, settings.loss_scale, scaling)
-        compile_model(settings, model, data, optimizer)
-        first = build_metrics(model, data.train, settings.trainer.batch_size)
-    warnings += shuffle_check(data.train, first)
+        first = put_to_training(settings, model, data, scaling, total_steps)
+    optimizer = next(iter(optimizers_of(model).values()))
+    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model)]
+    warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit_compile, resident, call_capacity(settings.trainer, resident), distribution.replicas,
-                    tuple(warnings), total_steps)  # fmt: skip
+                    jit, resident, call_capacity(settings.trainer, resident), distribution.replicas,
+                    tuple(warnings), total_steps, compiled)  # fmt: skip
+
+
+def put_to_training(
+    settings: Settings, model: Any, data: DataSet, scaling: Scaling, total_steps: int | None
+) -> Batch:
+    """Loss, metrics and optimizers into the model, of the settings or as its author compiled it; the first batch."""
+
+    def wrap(inner: Any) -> LossScaleOptimizer:
+        return wrap_optimizer(inner, settings.loss_scale, scaling)
+
+    if is_compiled(model):
+        optimizers = wrap_author_optimizers(model, wrap)
+    else:
+        optimizers = {"optimizer": wrap(build_optimizer(settings.optimizer, total_steps))}
+        compile_model(settings, model, data, optimizers["optimizer"])
+    first = build_metrics(model, data.train, settings.trainer.batch_size)
+    prepare_own_steps(settings, model, optimizers, data, first, scaling)
+    for optimizer in optimizers_of(model).values():
+        optimizer.build(model.trainable_variables)
+    return first
+
+
+def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: Examples | Stream) -> None:
+    """As `put_to_training`, for a model that is only tested on `examples`."""
+    if not is_compiled(model):
+        compile_model(settings, model, data, None)
+    batch = build_metrics(model, examples, settings.trainer.batch_size)
+    prepare_own_test(settings, model, batch)
+
+
+def warn_of_own_steps(model: Any) -> list[str]:
+    """What a model's own step takes away from the run: a sentence where there is one."""
+    own = own_steps(model)
+    if own is None or not own.optimizers:
+        return []
+    reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
+    several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
+    return [f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
+            f"sampled.{reported}{several}"]
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
-    policy = Policy(settings.policy.name, settings.policy.head, settings.policy.overrides, settings.policy.float8)
+    policy = policy_of(settings)
     with policy.scope():
-        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task)
+        model = build_model(settings.model, data.input_shape, data.num_classes, data.input_dtype, data.task,
+                            data.input_dtypes, data.targets_as_given)  # fmt: skip
         try:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
-    if settings.trainer.save_model:
-        _check_savable(model)
-    if has_own_train_step(model):
-        raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own, which mpt would not "
-                                  "call: loss scaling needs the step to be mpt's.", None, "Use a model without one."))
+    if is_compiled(model):
+        check_author_compiled(settings, model)
+    elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
+        raise ConfigError(Problem("model.builder", f"{type(model).__name__} has a compile of its own, whose arguments "
+                                  "only its author knows.", None, "Call it in the builder."))
     return model
 
 
-def _check_savable(model: Any) -> None:
-    """ConfigError where Keras could not write the model at the end of the run."""
-    try:
-        with tensorflow_left_out():
-            keras.saving.serialize_keras_object(model)
-    except Exception as error:
-        first = str(error).strip().splitlines()[:1]
-        raise ConfigError(Problem(
-            "trainer.save_model", f"{type(model).__name__} can't be saved as a .keras file"
-            f"{': ' + first[0] if first else ''}", None,
-            "Give its class a get_config method, or set trainer.save_model=false (checkpoints keep the weights).",
-        )) from error
+def _is_text(settings: Settings, data: DataSet) -> bool:
+    """Whether inputs are text, which neither XLA nor JAX computes with: ConfigError where that was asked for."""
+    if "string" not in data.input_dtype:
+        return False
+    if settings.backend.name != "tensorflow":
+        raise ConfigError(Problem("backend.name", f"{settings.backend.name} has no text, and inputs of the data are.",
+                                  settings.backend.name, "Use backend=tensorflow, or turn them into numbers in "
+                                  "data.loader."))
+    if settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+                                  "XLA does not compute with.", True))
+    return True
 
 
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
-    findings = find_bad_combinations(model, settings.optimizer.name, data.max_abs_input)
+    own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
+    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input)
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
     if fatal:
         raise ConfigError(fatal)
@@ -141,28 +212,14 @@ def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
 
 def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: LossScaleOptimizer | None) -> None:
     """Give `model` its loss, metrics and optimizer, with all variables made."""
-    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
     # auto_scale_loss would wrap the optimizer in Keras's own class under a float16 policy
-    model.compile(optimizer=optimizer, loss=compiled.loss, metrics=compiled.metrics, auto_scale_loss=False)
-    if optimizer is not None:
+    if has_own_train_step(model) and settings.trainer.loss == "auto":
+        model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
+        return
+    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
+    model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
+    if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
-
-
-def choose_jit(settings: Settings, platform: Platform, model: Any) -> bool:
-    """`trainer.jit_compile`, with `auto` resolved.
-
-    JAX always compiles. TensorFlow: XLA on a GPU, and on the CPU unless the model convolves: there XLA runs
-    convolutions inside the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). Other models take
-    less CPU time with XLA under every policy (milliseconds per step with and without, MLP: float32 1.7 and 2.7,
-    mixed_float16 2.1 and 4.0, mixed_bfloat16 1.9 and 2.2; small transformer: 28 and 40, 40 and 61, 35 and 41).
-    """
-    if isinstance(settings.trainer.jit_compile, bool):
-        return settings.trainer.jit_compile
-    if settings.distribute.name == "mirrored":
-        return False  # Keras turns XLA off under tf.distribute too
-    if settings.backend.name == "jax" or platform.gpus:
-        return True
-    return not convolves(model)
 
 
 def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:
@@ -208,10 +265,18 @@ def _stays_on_device(trainer: TrainerSettings, data: DataSet) -> bool:
     return None not in sizes and sum(size or 0 for size in sizes) <= RESIDENT_BYTES
 
 
+def count_parameters(model: Any) -> int:
+    """Elements of all weights; Keras counts none of a model that has no `call`."""
+    return sum(math.prod(weight.shape) for weight in model.weights)
+
+
 def metric_names(model: Any, with_validation: bool) -> tuple[str, ...]:
     """Names of the metrics a run reports beside the loss, `val_*` last."""
-    names = [name for name in model.get_metrics_result() if name != "loss"]
-    return tuple(names + ([f"val_{name}" for name in ["loss", *names]] if with_validation else []))
+    own, names = own_steps(model), [name for name in model.get_metrics_result() if name != "loss"]
+    tested = ["loss", *names]
+    if own is not None:
+        names, tested = [*own.train_names[1:]] or names, [*own.test_names] or tested
+    return tuple(names + ([f"val_{name}" for name in tested] if with_validation else []))
 
 
 def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch:
@@ -220,15 +285,25 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
     """
     batch = first_batch(data, batch_size)
+    if not can_be_called(model):
+        return batch  # it has no outputs of its own
+    specs = Batch(*(map_arrays(_symbol, part) for part in batch))
     try:
-        build_for_batch(model, batch if batch.sample_weight is not None else (batch.x, batch.y))
-    except (ValueError, TypeError, RuntimeError) as error:
-        output, target = keras.tree.map_structure(lambda t: tuple(t.shape[1:]), (model.outputs or "?", batch.y))
+        build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
+    except (ValueError, TypeError, RuntimeError, KeyError) as error:
+        shapes = [keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+                  for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
+        output, target = (part if part else "?" for part in shapes)
         raise ConfigError(Problem(
             "trainer.loss", f"loss and metrics can't compare outputs of shape {output} with targets of shape {target}",
             None, f"Choose another model, trainer.loss or trainer.metrics. Keras: {str(error).strip().splitlines()[0]}",
         )) from error
     return batch
+
+
+def _symbol(array: Any) -> Any:
+    dtype = "string" if array.dtype.kind == "S" else array.dtype
+    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)
@@ -245,8 +320,8 @@ class BuildCheck:
 def try_build(settings: Settings, platform: Platform) -> BuildCheck:
     """Assemble the run of `settings`; raises what would keep it from starting."""
     assert settings.seed is not None
-    parts = assemble(settings, platform, load_data(settings.data, settings.seed))
+    parts = assemble(settings, platform, load_data_of_run(settings))
     return BuildCheck(
-        audit_layers(parts.model), parts.model.count_params(), parts.data.description,
+        audit_layers(parts.model), count_parameters(parts.model), parts.data.description,
         describe_scaling(parts.scaling, parts.model), parts.warnings,
     )  # fmt: skip

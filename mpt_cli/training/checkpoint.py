@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -311,6 +311,7 @@ def _reason(error: BaseException) -> object:
 
 
 SCALE_PREFIX = "scale/"
+CALLBACK_PREFIX = "callback/"  # of what is no variable
 
 
 def collect_state(model: Any) -> Arrays:
@@ -335,6 +336,7 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     DataError when the arrays are those of another model or optimizer; nothing is changed then.
     """
     variables = _variables(model)
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
@@ -360,9 +362,13 @@ def _dtype_name(variable: Any) -> str:
 
 
 def _variables(model: Any) -> dict[str, Any]:
-    optimizer = model.optimizer
-    named = _numbered("optimizer", optimizer.inner_optimizer.variables) | _numbered("metric", model.metrics_variables)
-    named |= {f"{SCALE_PREFIX}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
+    from mpt_cli.precision.own_step import metric_variables, optimizers_of  # imports Keras, as this file must not
+
+    named = _numbered("metric", metric_variables(model))
+    for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
+        of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
+        named |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
+        named |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
     return _model_variables(model) | named
 
 
@@ -435,6 +441,7 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.failure: str | None = None  # why the latest attempt to save failed
         self._saved_position: tuple[int, int] | None = None
+        self.beside: Callable[[], tuple[dict[str, Any], Arrays]] = _nothing  # more of a position, and arrays
         self._saved_at = time.monotonic()
         self._save_seconds = 0.0
 
@@ -466,7 +473,7 @@ class Checkpointer:
         if self._saved_position == here:
             return
         started = time.monotonic()
-        if self._try(lambda: self.store.save(self._checkpoint(collect_state(self.model), progress, ledger))):
+        if self._try(lambda: self.store.save(self._whole_checkpoint(progress, ledger))):
             self.saved_step, self._saved_position = ledger.seen, here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
@@ -481,6 +488,11 @@ class Checkpointer:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
         if self.schedule.monitor in improved:
             self._try(lambda: self.store.save_best(self._checkpoint(collect_weights(self.model), progress, ledger)))
+
+    def _whole_checkpoint(self, progress: Progress, ledger: Ledger) -> Checkpoint:
+        position, arrays = self.beside()
+        checkpoint = self._checkpoint({**collect_state(self.model), **arrays}, progress, ledger)
+        return replace(checkpoint, position={**checkpoint.position, **position})
 
     def _checkpoint(self, arrays: Any, progress: Progress, ledger: Ledger) -> Checkpoint:
         """DataError where the last applied step has spoiled the weights."""
@@ -515,3 +527,7 @@ class Checkpointer:
         by_epochs = schedule.epochs is not None and at_epoch_end and progress.epochs_completed % schedule.epochs == 0
         wait = None if schedule.seconds is None else max(schedule.seconds, self._save_seconds / MOST_SAVING_SHARE)
         return by_steps or by_epochs or (wait is not None and time.monotonic() - self._saved_at >= wait)
+
+
+def _nothing() -> tuple[dict[str, Any], Arrays]:
+    return {}, {}

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
+from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
 from mpt_cli.training.distribution import Distribution
@@ -24,8 +25,9 @@ TRAINING, EVALUATION, GRADIENTS = "the training step", "the validation step", "t
 
 
 class LoopRecords(NamedTuple):
-    """One row per step of a call, on the device: `floats` and `ints` as in `StepRecords`, float32 (capacity, 4) and
-    int32 (capacity, 6), and `metrics`, float32 (capacity, metrics), zeros where the log has no line."""
+    """One row per step of a call, on the device: `floats` and `ints` as in `StepRecords`, float32 (capacity, 4 for each
+    record) and int32 (capacity, 6 for each), and `metrics`, float32 (capacity, metrics), zeros where the log has no
+    line."""
 
     floats: Any
     ints: Any
@@ -74,11 +76,18 @@ class Engine(ABC):
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._names: list[str] = []  # of the metrics, known once they are computed
+        self._names: list[str] = []  # of what a training step reports, known once that is computed
+        self._metric_names: list[str] = []  # of the metrics: the same, unless the model's own step reports
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since
         self._resets = False  # whether the metrics begin anew with the next call
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
+        self._was_evaluated = False  # since the last training step
+
+    @property
+    def own(self) -> OwnSteps | None:
+        """Where the model brings a step of its own: what that reports instead of metrics."""
+        return own_steps(self.model)
 
     def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
         """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
@@ -112,7 +121,7 @@ class Engine(ABC):
     def evaluate(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
         """Add `count` batches to the metrics, in inference mode."""
         self._reset_now()
-        self._latest = None
+        self._latest, self._was_evaluated = None, True
         with self._called(EVALUATION, batch_indices.shape):
             self._add_to_metrics(source, batch_indices, count)
 
@@ -124,6 +133,20 @@ class Engine(ABC):
     @abstractmethod
     def _make_training(self) -> None:
         """The compiled training loop, not called yet."""
+
+    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        """Compile what `train` calls for these shapes, with no step; what keeps XLA from it in words, None if nothing.
+
+        JAX compiles at the first call: whatever it can trace, XLA can compile.
+        """
+        return None
+
+    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        """As `compile_training`, of what `evaluate` calls."""
+        return None
+
+    def leave_xla(self) -> None:  # noqa: B027
+        """Go on without XLA, where `compile_training` or `compile_evaluation` met something; nothing is lost."""
 
     @abstractmethod
     def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
@@ -140,17 +163,22 @@ class Engine(ABC):
     def metrics(self) -> dict[str, float]:
         """The metrics since the last reset; loss among them."""
         self._reset_now()
-        vector = self._compute_metrics() if self._latest is None else self._latest.result.metrics
-        return named_metrics(self._names, vector)
+        if self._latest is None and (reported := self._reported()) is not None:
+            return reported
+        if self._latest is not None:
+            return named_metrics(self._names, self._latest.result.metrics)
+        vector = self._compute_metrics()  # which finds the names
+        return named_metrics(self._metric_names, vector)
 
-    def copy_metrics(self) -> list[NDArray[Any]]:
-        """What the metrics have added up."""
-        return [np.asarray(variable.numpy()) for variable in self.model.metrics_variables]
+    def copy_metrics(self) -> list[tuple[Any, NDArray[Any]]]:
+        """What the metrics have added up, each value with its variable."""
+        return [(variable, np.asarray(variable.numpy())) for variable in metric_variables(self.model)]
 
-    def put_back_metrics(self, copied: list[NDArray[Any]]) -> None:
+    def put_back_metrics(self, copied: list[tuple[Any, NDArray[Any]]]) -> None:
         """As they were at `copy_metrics`."""
         self.forget()
-        for variable, value in zip(self.model.metrics_variables, copied, strict=True):
+        self._was_evaluated = False
+        for variable, value in copied:
             variable.assign(value)
 
     def weights_are_finite(self) -> bool:
@@ -160,6 +188,10 @@ class Engine(ABC):
     def forget(self) -> None:
         """The model's variables were assigned from outside: what the last call said of them no longer holds."""
         self._latest, self._resets = None, False
+
+    def forget_last_call(self) -> None:
+        """Some of them may have been; metrics that were to begin anew still do."""
+        self._latest = None
 
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
@@ -176,6 +208,15 @@ class Engine(ABC):
     @abstractmethod
     def _clear_metrics(self) -> None:
         """Assign the metrics' initial values to their variables."""
+
+    def _reported(self) -> dict[str, float] | None:
+        """What the last own step of the model returned; None where that step is Keras's."""
+        if self.own is None:
+            return None
+        names, log = self.own.train_names, self.own.train_log
+        if self._was_evaluated:
+            names, log = self.own.test_names, self.own.test_log
+        return named_metrics([*names], log.numpy()) if names else None
 
     def _reset_now(self) -> None:
         if self._resets:
@@ -267,9 +308,16 @@ class LoopControl(NamedTuple):
 
 def pack_record(record: StepRecord) -> tuple[Any, Any]:
     """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
-    ops = keras.ops
-    floats = ops.stack([getattr(record, name) for name in FLOAT_FIELDS])
-    return floats, ops.stack([ops.cast(getattr(record, name), "int32") for name in INT_FIELDS])
+    ops, records = keras.ops, (record, *record.optimizers)
+    floats = ops.stack([getattr(each, name) for each in records for name in FLOAT_FIELDS])
+    return floats, ops.stack([ops.cast(getattr(each, name), "int32") for each in records for name in INT_FIELDS])
+
+
+def row_lengths(model: Any) -> tuple[int, int]:
+    """How many floats and ints `pack_record` gives for a step of this model."""
+    optimizers = len(optimizers_of(model))
+    records = 1 if optimizers == 1 else 1 + optimizers
+    return records * len(FLOAT_FIELDS), records * len(INT_FIELDS)
 
 
 def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepRecord) -> Any:

@@ -18,8 +18,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import metrics_of
-from mpt_cli.precision.step_jax import TrainState, assign, cond, train_step
-from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
+from mpt_cli.precision.own_step import metric_variables
+from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.distribution import replicate_array
 from mpt_cli.training.engine import (
@@ -35,6 +35,7 @@ from mpt_cli.training.engine import (
     convolves,
     metric_vector,
     pack_record,
+    row_lengths,
     update_streaks,
 )
 from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
@@ -71,7 +72,7 @@ class JaxEngine(Engine):
         self._compare = jax.jit(partial(compare_gradients, model))
         self._begin = jax.jit(self._first_carry, donate_argnums=0)
         self._end = jax.jit(self._look_back)
-        self._results = jax.jit(self._metric_vector)
+        self._results = jax.jit(self._keras_metrics)
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
 
@@ -91,9 +92,9 @@ class JaxEngine(Engine):
         logged: LoggedSteps = LoggedSteps(),  # noqa: B008
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
-        model = self.model
+        model, self._was_evaluated = self.model, False
         lists = TrainState(model.trainable_variables, model.non_trainable_variables, model.optimizer.variables,
-                           model.metrics_variables)
+                           metric_variables(model))
         state = TrainState(*([v.value for v in variables] for variables in lists))
         control = LoopControl.of(count, self._take_reset(), logged, stop_limits)
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
@@ -111,19 +112,19 @@ class JaxEngine(Engine):
         model = self.model
         weights = [v.value for v in model.trainable_variables]
         frozen = [v.value for v in model.non_trainable_variables]
-        metrics = [v.value for v in model.metrics_variables]
+        metrics = [v.value for v in metric_variables(model)]
         if self._loops_on_device:
             metrics = self._evaluate_many(weights, frozen, metrics, source, self.to_device(batch_indices), count)
         else:
             for row in self.to_device(batch_indices[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
-        assign(model.metrics_variables, jax.block_until_ready(metrics))
+        assign(metric_variables(model), jax.block_until_ready(metrics))
 
     def _clear_metrics(self) -> None:
-        assign(self.model.metrics_variables, self._fresh())
+        assign(metric_variables(self.model), self._fresh())
 
     def _compute_metrics(self) -> Tensor:
-        return self._results([v.value for v in self.model.metrics_variables])
+        return self._results([v.value for v in metric_variables(self.model)])
 
     def _check_weights(self) -> Tensor:
         return self._all_finite([variable.value for variable in self.model.trainable_variables])
@@ -146,15 +147,25 @@ class JaxEngine(Engine):
         return kept_gradients(gradient(weights), self.model.trainable_variables)
 
     def _metric_vector(self, values: list[Tensor]) -> Tensor:
-        with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=True))):
+        if self.own is not None and self.own.train_names:
+            self._names = [*self.own.train_names]
+            return values[len(self.model.metrics_variables)]
+        vector = self._keras_metrics(values)
+        self._names = self._metric_names
+        return vector
+
+    def _keras_metrics(self, values: list[Tensor]) -> Tensor:
+        with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=False))):
             results = metrics_of(self.model)
-        self._names = [*results]
+        self._metric_names = [*results]
         return metric_vector(results)
 
     def _fresh_metrics(self) -> list[Tensor]:
         with keras.StatelessScope() as scope:
             self.model.reset_metrics()
-        return [scope.get_current_value(v) for v in self.model.metrics_variables]
+        fresh = [scope.get_current_value(v) for v in self.model.metrics_variables]
+        logs = self.own.variables if self.own is not None else []
+        return fresh + [jnp.full(tuple(log.shape), jnp.nan, "float32") for log in logs]
 
     def _batch(self, source: Any, row: Tensor) -> Any:
         """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
@@ -171,8 +182,8 @@ class JaxEngine(Engine):
         metrics = [jnp.where(control.resets > 0, new, old) for new, old in zip(fresh, state.metrics, strict=True)]
         steps = len(batch_indices)
         records = LoopRecords(
-            floats=jnp.zeros((steps, len(FLOAT_FIELDS))),
-            ints=jnp.zeros((steps, len(INT_FIELDS)), "int32"),
+            floats=jnp.zeros((steps, row_lengths(self.model)[0])),
+            ints=jnp.zeros((steps, row_lengths(self.model)[1]), "int32"),
             metrics=jnp.zeros((steps, *self._metric_vector(fresh).shape)),
         )
         return Carry(jnp.int32(0), state._replace(metrics=metrics), records, control.streaks)
@@ -221,8 +232,7 @@ class JaxEngine(Engine):
     def _evaluate_step(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, row: Tensor
     ) -> list[Tensor]:
-        _, (_, _, metrics) = self.model.test_step((weights, frozen, metrics), self._batch(source, row))
-        return list(metrics)
+        return own_test_step(self.model, (weights, frozen, metrics), self._batch(source, row))
 
     def _evaluate_loop(
         self, weights: list[Tensor], frozen: list[Tensor], metrics: list[Tensor], source: Any, batch_indices: Tensor,

@@ -1,5 +1,6 @@
 """The compiled loop on TensorFlow: a `tf.function` around a `tf.while_loop` over training steps."""
 
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,10 +9,11 @@ import tensorflow as tf
 
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import StepRecord
-from mpt_cli.precision.step_tensorflow import train_step
-from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS
+from mpt_cli.precision.own_step import optimizers_of
+from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.engine import (
+    EVALUATION,
     GRADIENTS,
     TRAINING,
     BatchIndices,
@@ -23,6 +25,7 @@ from mpt_cli.training.engine import (
     StepWrapper,
     metric_vector,
     pack_record,
+    row_lengths,
     update_streaks,
 )
 from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
@@ -42,16 +45,36 @@ class TensorFlowEngine(Engine):
         super().__init__(model)
         self.strategy, self.jit_compile = strategy, jit_compile
         self._step = step_wrapper(train_step) if step_wrapper else train_step
+        self._make_functions()
+        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
+        self._results = tf.function(self._keras_metrics, autograph=False)
+
+    def _make_functions(self) -> None:
+        self._compiled.clear()
         self._make_training()
-        self._evaluate = tf.function(self._evaluate_loop, jit_compile=jit_compile, autograph=False)
-        self._gradients = tf.function(self._gradients_of, jit_compile=jit_compile, autograph=False)
-        self._compare = tf.function(partial(compare_gradients, model), jit_compile=jit_compile, autograph=False)
-        self._reset = tf.function(model.reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
-        self._results = tf.function(self._metric_vector, autograph=False)
-        self._all_finite = tf.function(self._weights_all_finite, jit_compile=jit_compile, autograph=False)
+        self._evaluate = self._function(self._evaluate_loop)
+        self._gradients = self._function(self._gradients_of)
+        self._compare = self._function(partial(compare_gradients, self.model))
+        self._all_finite = self._function(self._weights_all_finite)
+
+    def _function(self, function: Callable[..., Any]) -> Any:
+        return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
     def _make_training(self) -> None:
-        self._train = tf.function(self._train_loop, jit_compile=self.jit_compile, autograph=False)
+        self._train = self._function(self._train_loop)
+
+    def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
+        with self._called(TRAINING, batch_indices.shape):
+            return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
+
+    def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
+        with self._called(EVALUATION, batch_indices.shape):
+            return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
+
+    def leave_xla(self) -> None:
+        self.jit_compile = False
+        self._make_functions()
 
     def to_device(self, arrays: Any) -> Any:
         return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
@@ -64,6 +87,7 @@ class TensorFlowEngine(Engine):
         logged: LoggedSteps = LoggedSteps(),  # noqa: B008
         stop_limits: StopLimits = StopLimits(),  # noqa: B008
     ) -> LoopCall:
+        self._was_evaluated = False
         packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
         with self._called(TRAINING, batch_indices.shape):
             result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
@@ -114,21 +138,19 @@ class TensorFlowEngine(Engine):
         if self.strategy is None:
             tf.cond(control.resets > 0, self._reset_metrics, lambda: tf.constant(0))
         latest = self._metric_vector()
+        floats, ints = row_lengths(self.model)
         arrays = [
             tf.TensorArray(dtype, batch_indices.shape[0], element_shape=shape)
-            for dtype, shape in (
-                (tf.float32, (len(FLOAT_FIELDS),)),
-                (tf.int32, (len(INT_FIELDS),)),
-                (tf.float32, latest.shape),
-            )
+            for dtype, shape in ((tf.float32, (floats,)), (tf.int32, (ints,)), (tf.float32, latest.shape))
         ]
+        main = next(iter(optimizers_of(self.model).values()))
 
         def body(i: Tensor, streaks: Tensor, *arrays: Any) -> tuple[Tensor, ...]:
             record = self._on_replicas(self._train_one, source, batch_indices[i])
             metrics = tf.cond(control.is_logged(i + 1), self._metric_vector, lambda: tf.zeros_like(latest))
             row = *pack_record(record), metrics
             written = [array.write(i, part) for array, part in zip(arrays, row, strict=True)]
-            return i + 1, update_streaks(streaks, self.model.optimizer, record), *written
+            return i + 1, update_streaks(streaks, main, record), *written
 
         done, _, *arrays = tf.while_loop(lambda i, streaks, *_: control.go_on(i, streaks), body,
                                          (tf.constant(0), control.streaks, *arrays), parallel_iterations=1)
@@ -136,12 +158,22 @@ class TensorFlowEngine(Engine):
         return LoopResult(done, records, self._metric_vector(), self._weights_all_finite())
 
     def _metric_vector(self) -> Tensor:
+        if self.own is not None and self.own.train_names:
+            self._names = [*self.own.train_names]
+            return tf.identity(self.own.train_log.value)
+        vector = self._keras_metrics()
+        self._names = self._metric_names
+        return vector
+
+    def _keras_metrics(self) -> Tensor:
         results = self.model.get_metrics_result()
-        self._names = [*results]
+        self._metric_names = [*results]
         return metric_vector(results)
 
     def _reset_metrics(self) -> Tensor:
         self.model.reset_metrics()
+        for log in self.own.variables if self.own is not None else ():
+            log.assign(tf.fill(log.shape, float("nan")))
         return tf.constant(0)
 
     def _weights_all_finite(self) -> Tensor:
@@ -159,7 +191,7 @@ class TensorFlowEngine(Engine):
         return _reduced(record)
 
     def _evaluate_one(self, source: Any, row: Tensor) -> Tensor:
-        self.model.test_step(_batch(source, row))
+        own_test_step(self.model, _batch(source, row))
         return tf.constant(0)
 
     def _on_replicas(self, step: Callable[..., Any], source: Any, row: Tensor) -> Any:
@@ -175,6 +207,34 @@ class TensorFlowEngine(Engine):
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
+
+
+def _obstacle(function: Any, *arguments: Any) -> str | None:
+    """What keeps XLA from compiling `function`, which is called; None where it does."""
+    function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
+    try:
+        function(*arguments)
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError, tf.errors.InternalError) as error:
+        if "xla_compile_cache" in error.message:  # the place where programs are kept: XLA has compiled it
+            raise
+        return describe_obstacle(error.message)
+    return None
+
+
+_UNKNOWN_OPERATION = re.compile(r"on XLA_\w+_JIT: (\w+) \(")
+
+
+def describe_obstacle(message: str) -> str:
+    """What XLA said, in a few words.
+
+    >>> describe_obstacle("… to compile graph f[] on XLA_CPU_JIT: AsString (No registered 'AsString' OpKernel for …")
+    'it has no operation AsString'
+    >>> describe_obstacle("Input 1 to `Range` must be a compile-time constant.\\n the stack")
+    'it says: Input 1 to `Range` must be a compile-time constant'
+    """
+    if found := _UNKNOWN_OPERATION.search(message):
+        return f"it has no operation {found[1]}"
+    return "it says: " + message.strip().partition("\n")[0][:200].rstrip(".")
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

@@ -4,7 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -145,9 +145,8 @@ def slowed(data: Examples | Stream, seconds: float) -> Examples | Stream:
     if isinstance(data, Examples):
         return SlowExamples(data.x, data.y, data.sample_weight, seconds)
 
-    def open_slowly(batch_size: int, shuffle_seed: int | None) -> Iterator[Examples]:
-        for batch in data.open(batch_size, shuffle_seed):
-            time.sleep(seconds)
-            yield batch
+    def slowly(batch: Examples, number: int) -> Examples:
+        time.sleep(seconds)
+        return batch
 
-    return replace(data, open=open_slowly)
+    return data.mapped(slowly)

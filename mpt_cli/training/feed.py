@@ -6,13 +6,13 @@ difference to the result which one runs or where a run is taken up again. `shuff
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.examples import Batch, Examples, Stream, fingerprint_arrays, leaves
+from mpt_cli.data.examples import Batch, BatchStream, Examples, Stream, all_arrays, fingerprint_arrays, leaves
 from mpt_cli.training.engine import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
@@ -56,6 +56,13 @@ class BatchPlan:
         rest = examples % self.batch_size
         return 0 if self.drop_remainder else rest - rest % self.devices
 
+    def steps_per_epoch(self, data: Examples | Stream) -> int | None:
+        """Steps of an epoch over `data`; None where a stream does not know its length."""
+        if isinstance(data, BatchStream):
+            return data.steps
+        examples = len(data) if isinstance(data, Examples) else data.examples
+        return None if examples is None else self.steps_of(examples)
+
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """The examples of `epoch` (from 1) in the order they are used."""
         if not self.shuffle:
@@ -79,6 +86,9 @@ class Feed(Protocol):
         """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
         """
 
+    def empty_piece(self) -> Piece:
+        """No step, in the shapes that the first steps of an epoch have; the position stays."""
+
 
 def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, resident: bool) -> Feed:
     """A `ResidentFeed` for arrays if `resident`, otherwise a `ChunkFeed`."""
@@ -101,7 +111,7 @@ class ResidentFeed:
 
     def __init__(self, data: Examples, engine: Engine, plan: BatchPlan) -> None:
         self.plan, self.examples = plan, len(data)
-        self.steps: int | None = plan.steps_of(len(data))
+        self.steps = plan.steps_per_epoch(data)
         self._source = engine.to_device(data.as_batch())
         self._order = np.zeros(0, np.int32)
         self._next = 0
@@ -125,14 +135,19 @@ class ResidentFeed:
         self._next += 1
         return Piece(self._source, rest[None, :], 1)
 
+    def empty_piece(self) -> Piece:
+        size, capacity = self.plan.batch_size, self.plan.capacity
+        shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
+        return Piece(self._source, np.zeros(shape, np.int32), 0)
+
 
 class ChunkFeed:
     """Chunks of several batches, read and sent ahead in a thread while the device works on the one before."""
 
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
         self.data, self.engine, self.plan = data, engine, plan
-        known = len(data) if isinstance(data, Examples) else data.examples
-        self.steps: int | None = None if known is None else plan.steps_of(known)
+        self.steps = plan.steps_per_epoch(data)
+        self._usual = plan.batch_size  # examples of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[Piece] = iter(())
         self._ahead: Future[Piece | None] | None = None
@@ -163,21 +178,40 @@ class ChunkFeed:
         self._used += count
         return Piece(piece.source, np.roll(piece.batch_indices, -first, axis=0), count)
 
+    def empty_piece(self) -> Piece:
+        first = first_batch(self.data, self.plan.batch_size)
+        first = self._fitted(first) or first
+        return replace(self._piece_of([first]), count=0)
+
     def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
         batches: list[Batch] = []
-        for number, batch in enumerate(self._batches(epoch)):
-            if number < skip_steps:
+        for number, whole in enumerate(self._batches(epoch)):
+            batch = self._fitted(whole)
+            if number == 0 and isinstance(self.data, BatchStream):
+                self._usual = _length(whole) if batch is None else _length(batch)
+            if number < skip_steps or batch is None:
                 continue
-            whole = _length(batch) == self.plan.batch_size
-            if whole:
-                batches.append(batch)
-            if batches and (not whole or len(batches) == self._chunk_steps(batches[0])):
+            if batches and _form(batch) != _form(batches[0]):
                 yield self._piece_of(batches)
                 batches = []
-            if not whole and self.plan.rest_of(_length(batch)):
-                yield self._piece_of([_cut(batch, self.plan.rest_of(_length(batch)))])
+            batches.append(batch)
+            if len(batches) == self._slots(batch):
+                yield self._piece_of(batches)
+                batches = []
         if batches:
             yield self._piece_of(batches)
+
+    def _fitted(self, batch: Batch) -> Batch | None:
+        """As much of it as splits evenly over the devices; None where that is nothing, or no remainder is wanted."""
+        length, devices = _length(batch), self.plan.devices
+        if isinstance(self.data, BatchStream):
+            left = length - length % devices
+        else:
+            left = length if length == self.plan.batch_size else self.plan.rest_of(length)
+        return batch if left == length else _cut(batch, left) if left else None
+
+    def _slots(self, batch: Batch) -> int:
+        return 1 if _length(batch) != self._usual else self._chunk_steps(batch)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         plan = self.plan
@@ -194,7 +228,7 @@ class ChunkFeed:
     def _piece_of(self, batches: list[Batch]) -> Piece:
         """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero."""
         count, size = len(batches), _length(batches[0])
-        slots = 1 if size != self.plan.batch_size else self._chunk_steps(batches[0])
+        slots = self._slots(batches[0])
         source = self.engine.to_device(_joined(batches, slots * size))
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return Piece(source, batch_indices, count)
@@ -207,6 +241,11 @@ def _length(batch: Batch) -> int:
 def _batch_bytes(batch: Batch) -> int:
     parts = tuple(part for part in batch if part is not None)
     return sum(int(array.nbytes) for _, array in leaves(parts, "data"))
+
+
+def _form(batch: Batch) -> list[Any]:
+    """What batches that are sent together have in common: the shapes of all arrays."""
+    return [(name, array.shape, array.dtype.kind) for name, array in all_arrays(Examples(*batch))]
 
 
 def _cut(batch: Batch, length: int) -> Batch:
@@ -223,7 +262,8 @@ def _joined(batches: list[Batch], length: int) -> Batch:
             return {name: join([part[name] for part in parts]) for name in parts[0]}
         if isinstance(parts[0], tuple):
             return tuple(join(list(group)) for group in zip(*parts, strict=True))
-        whole = np.zeros((length, *parts[0].shape[1:]), parts[0].dtype)
+        dtype = np.result_type(*parts)  # texts are as wide as the longest of theirs
+        whole = np.zeros((length, *parts[0].shape[1:]), dtype)
         np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
         return whole
 

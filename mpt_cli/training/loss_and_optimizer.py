@@ -8,7 +8,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 """
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,10 +17,20 @@ from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
+from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.references import canonical_name, no_such_keras_name
+from mpt_cli.settings.references import (
+    Reference,
+    build_argument,
+    build_object,
+    call_user,
+    find_keras_class,
+    is_object,
+    load_named,
+    read_object,
+)
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import OPTIMIZERS, OptimizerSettings, Schedule
+from mpt_cli.settings.variants import OPTIMIZERS, OptimizerSettings, OwnOptimizer, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 
@@ -41,16 +51,23 @@ ACCURACY_OF_LOSS = {
 
 @dataclass(frozen=True)
 class LossAndMetrics:
-    """What is minimised, and what is shown beside it."""
+    """What is minimised, and what is shown beside it, as `Model.compile` takes it: each in the structure of its key."""
 
-    loss: keras.losses.Loss
-    metrics: list[keras.metrics.Metric]
+    loss: Any
+    metrics: Any
+    loss_weights: Any = None
+    weighted_metrics: Any = None
+
+    def compile_arguments(self) -> dict[str, Any]:
+        """For `Model.compile`."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 @dataclass(frozen=True)
 class _LossContext:
-    """What decides how a named loss or metric is made."""
+    """What decides how a named loss or metric is made; `key` is where it is named."""
 
+    key: str
     task: str
     outputs: int
     from_logits: bool
@@ -58,16 +75,74 @@ class _LossContext:
 
 
 def build_loss_and_metrics(trainer: TrainerSettings, model: keras.Model, task: str, policy_name: str) -> LossAndMetrics:
-    """The loss and metrics of a built model; ConfigError for names that Keras doesn't have.
+    """The loss and metrics of a built model; ConfigError for names that neither Keras nor the user has.
 
     `auto` is cross-entropy over integer labels with "accuracy" (binary where the model has a single output), or mean
-    squared error with "mean_absolute_error".
+    squared error with "mean_absolute_error". A loss by output (a mapping or list) is made for what that output gives.
     """
-    from_logits = gives_logits(model) if trainer.from_logits == "auto" else bool(trainer.from_logits)
-    context = _LossContext(task, _count_outputs(model), from_logits, Policy(policy_name).loss_dtype)
-    loss = _build_loss(trainer, context)
-    names = [name for word in trainer.metrics for name in ([word] if word != "auto" else _auto_metrics(loss, context))]
-    return LossAndMetrics(loss, [_build_metric(name, loss, context) for name in dict.fromkeys(names)])
+    contexts = _Contexts(trainer, model, task, Policy(policy_name).loss_dtype)
+    loss = _by_output("trainer.loss", trainer.loss, contexts, lambda leaf, context: _build_loss(leaf, trainer, context))
+
+    def build_metrics(words: Any, context: _LossContext) -> list[keras.metrics.Metric]:
+        return _build_metrics(words, loss, context)
+
+    weighted = trainer.weighted_metrics or None
+    return LossAndMetrics(
+        loss, _metrics_by_output("trainer.metrics", trainer.metrics or [], contexts, build_metrics),
+        trainer.loss_weights,
+        weighted and _metrics_by_output("trainer.weighted_metrics", weighted, contexts, build_metrics),
+    )  # fmt: skip
+
+
+class _Contexts:
+    """What is known of the model as a whole and of each of its outputs, by name and by place."""
+
+    def __init__(self, trainer: TrainerSettings, model: keras.Model, task: str, dtype: str) -> None:
+        self.trainer, self.model, self.task, self.dtype = trainer, model, task, dtype
+        tensors = keras.tree.flatten(getattr(model, "outputs", None) or [])
+        names = getattr(model, "output_names", None) or []
+        self.outputs = {**dict(enumerate(tensors)), **dict(zip(names, tensors, strict=False))}
+
+    def whole(self, key: str) -> _LossContext:
+        return self._context(key, _count_outputs(self.model), lambda: gives_logits(self.model))
+
+    def of_output(self, key: str, output: Any) -> _LossContext:
+        """Of one output of several; as of the whole where it can't be told apart (a subclassed model's)."""
+        tensor = self.outputs.get(output)
+        call = None if tensor is None else call_behind(tensor)
+        if tensor is None or call is None:
+            return self._context(key, 0, lambda: gives_logits(self.model))
+        count = int(tensor.shape[-1]) if len(tensor.shape) > 1 else 1
+        return self._context(key, count, lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
+
+    def _context(self, key: str, outputs: int, find_logits: Callable[[], bool]) -> _LossContext:
+        asked = self.trainer.from_logits
+        return _LossContext(key, self.task, outputs, find_logits() if asked == "auto" else bool(asked), self.dtype)
+
+
+_Build = Callable[[Any, _LossContext], Any]
+
+
+def _by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
+    """`build` of each object in the structure of `value`, for the output it stands at."""
+    if is_object(value):
+        return None if value is None else build(value, contexts.whole(key))
+    parts = value.items() if isinstance(value, dict) else enumerate(value)
+    built = {output: None if part is None else build(part, contexts.of_output(f"{key}.{output}", output))
+             for output, part in parts}  # fmt: skip
+    return built if isinstance(value, dict) else list(built.values())
+
+
+def _metrics_by_output(key: str, value: Any, contexts: _Contexts, build: _Build) -> Any:
+    """As `_by_output` for lists of metrics: a list of single ones is that of the whole model."""
+    if isinstance(value, list) and all(map(is_object, value)):
+        return build(value, contexts.whole(key))
+    if is_object(value):
+        return build([value], contexts.whole(key))
+    lists = {output: part if isinstance(part, list) else [part] for output, part in
+             (value.items() if isinstance(value, dict) else enumerate(value))}  # fmt: skip
+    built = {output: build(words, contexts.of_output(f"{key}.{output}", output)) for output, words in lists.items()}
+    return built if isinstance(value, dict) else list(built.values())
 
 
 def gives_logits(model: keras.Model) -> bool:
@@ -99,15 +174,33 @@ def _count_outputs(model: keras.Model) -> int:
     return int(shape[-1]) if len(shape) > 1 else 1
 
 
-def _build_loss(trainer: TrainerSettings, context: _LossContext) -> keras.losses.Loss:
-    kind = _auto_loss(context) if trainer.loss == "auto" else _find("trainer.loss", trainer.loss, keras.losses)
+def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> Any:
+    reference = read_object(value)
+    if not reference.is_of_keras:
+        return _own_loss(build_object(context.key, value, keras.losses, arguments=2), context)
+    kind = _auto_loss(context) if value == "auto" else find_keras_class(context.key, reference.name, keras.losses)
+    kwargs = {"dtype": context.dtype, **_built_kwargs(reference, context.key, keras.losses)}
     if "from_logits" in inspect.signature(kind).parameters:
-        return kind(from_logits=context.from_logits, dtype=context.dtype)
-    if trainer.from_logits is True:
+        kwargs.setdefault("from_logits", context.from_logits)
+    elif trainer.from_logits is True:
         raise ConfigError(Problem("trainer.from_logits", f"must be auto with {kind.__name__}, which takes no logits.",
                                   True))
-    _check_probabilities("trainer.loss", kind, context)
-    return kind(dtype=context.dtype)
+    else:
+        _check_probabilities(kind, context)
+    return call_user(kind, context.key, **kwargs)
+
+
+def _built_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
+    return {name: build_argument(f"{key}.kwargs.{name}", value, keras_module)
+            for name, value in reference.kwargs.items()}  # fmt: skip
+
+
+def _own_loss(built: Any, context: _LossContext) -> Any:
+    """A loss of the user's as Keras takes it: an instance, or a function of y_true and y_pred."""
+    if not callable(built) or isinstance(built, keras.metrics.Metric):
+        raise ConfigError(Problem(context.key, "must be a keras.losses.Loss or a function of y_true and y_pred.",
+                                  type(built).__name__))
+    return built
 
 
 def _auto_loss(context: _LossContext) -> Any:
@@ -117,76 +210,100 @@ def _auto_loss(context: _LossContext) -> Any:
         single = context.outputs == 1
         return keras.losses.BinaryCrossentropy if single else keras.losses.SparseCategoricalCrossentropy
     raise ConfigError(Problem("trainer.loss", "must be named for data that is neither labels nor numbers.", "auto",
-                              "For example trainer.loss=categorical_crossentropy for one-hot targets."))
+                              "For example trainer.loss=categorical_crossentropy for one-hot targets, or null where "
+                              "the model brings its own (add_loss, compute_loss)."))
 
 
-def _auto_metrics(loss: keras.losses.Loss, context: _LossContext) -> list[str]:
+def _auto_metrics(loss: Any, context: _LossContext) -> list[str]:
     """Accuracy where the loss says how targets are coded; the absolute error in regression; else none."""
     if context.task == "regression":
-        return ["mean_absolute_error"]
+        return ["accuracy"] if isinstance(loss, keras.losses.CategoricalCrossentropy) else ["mean_absolute_error"]
     return ["accuracy"] if type(loss) in ACCURACY_OF_LOSS else []
 
 
-def _build_metric(name: str, loss: keras.losses.Loss, context: _LossContext) -> keras.metrics.Metric:
-    kind = _accuracy(loss) if name == "accuracy" else _find("trainer.metrics", name, keras.metrics)
+def _build_metrics(words: list[Any], loss: Any, context: _LossContext) -> list[keras.metrics.Metric]:
+    if isinstance(loss, (dict, list)):  # by output: the last part of the key is which
+        place = context.key.rpartition(".")[2]
+        loss = loss.get(place) if isinstance(loss, dict) else loss[int(place)] if place.isdigit() else None
+    if loss is None:
+        words = [word for word in words if word != "auto"]
+    whole = [name for word in words for name in ([word] if word != "auto" else _auto_metrics(loss, context))]
+    return [_build_metric(value, loss, context) for place, value in enumerate(whole) if value not in whole[:place]]
+
+
+def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics.Metric:
+    reference = read_object(value)
+    if not reference.is_of_keras:
+        return _own_metric(build_object(context.key, value, keras.metrics, arguments=2), context)
+    named = reference.name == "accuracy"
+    kind = _accuracy(loss, context.key) if named else find_keras_class(context.key, reference.name, keras.metrics)
     parameters = inspect.signature(kind).parameters
+    arguments = {"name": reference.name, "dtype": context.dtype,
+                 **_built_kwargs(reference, context.key, keras.metrics)}  # fmt: skip
     # without `average` the scores F1Score and FBetaScore are one number per class
-    missing = [key for key, value in parameters.items() if value.default is value.empty or key == "average"]
-    if missing:
-        raise ConfigError(Problem("trainer.metrics", f"{kind.__name__} needs {', '.join(missing)}, which a name alone "
-                                  "can't give.", name, "Choose a metric without."))
-    _check_probabilities("trainer.metrics", kind, context)
-    arguments: dict[str, Any] = {"name": name, "dtype": context.dtype}
+    missing = [key for key, each in parameters.items() if each.default is each.empty or key == "average"]
+    if missing := [key for key in missing if key not in arguments]:
+        raise ConfigError(Problem(context.key, f"{kind.__name__} needs {', '.join(missing)}, which a name alone "
+                                  "can't give.", reference.name, "Write {object: NAME, kwargs: {…}}."))
+    _check_probabilities(kind, context)
     if "from_logits" in parameters:
-        arguments["from_logits"] = context.from_logits
+        arguments.setdefault("from_logits", context.from_logits)
     if kind is keras.metrics.BinaryAccuracy:
-        arguments["threshold"] = 0.0 if context.from_logits else 0.5
-    return kind(**arguments)
+        arguments.setdefault("threshold", 0.0 if context.from_logits else 0.5)
+    return call_user(kind, context.key, **arguments)
 
 
-def _check_probabilities(key: str, kind: Any, context: _LossContext) -> None:
+def _own_metric(built: Any, context: _LossContext) -> keras.metrics.Metric:
+    """A metric of the user's; a function of y_true and y_pred becomes its mean, as in Keras."""
+    if isinstance(built, keras.metrics.Metric):
+        return built
+    if not callable(built) or isinstance(built, keras.losses.Loss):
+        raise ConfigError(Problem(context.key, "must be a keras.metrics.Metric or a function of y_true and y_pred.",
+                                  type(built).__name__))
+    return keras.metrics.MeanMetricWrapper(built, name=getattr(built, "__name__", "metric"), dtype=context.dtype)
+
+
+def _check_probabilities(kind: Any, context: _LossContext) -> None:
     """Keras would take logits for probabilities and say nothing."""
     if kind.__name__ in NEED_PROBABILITIES and context.task != "regression" and context.from_logits:
         raise ConfigError(Problem(
-            key, f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.", None,
+            context.key, f"{kind.__name__} needs probabilities, and the model ends without softmax or sigmoid.", None,
             "End it with one, or set trainer.from_logits=false if it gives probabilities all the same."))
 
 
-def _accuracy(loss: keras.losses.Loss) -> Any:
+def _accuracy(loss: Any, key: str) -> Any:
     if type(loss) not in ACCURACY_OF_LOSS:
+        name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or "null"
         raise ConfigError(Problem(
-            "trainer.metrics", f"accuracy can't be told from loss {loss.name}.", "accuracy",
+            key, f"accuracy can't be told from loss {name}.", "accuracy",
             "Name sparse_categorical_accuracy, categorical_accuracy or binary_accuracy."))
     return ACCURACY_OF_LOSS[type(loss)]
 
 
-def _find(key: str, name: str, module: Any) -> Any:
-    """The class of that name in keras.losses or keras.metrics; snake_case and short names (mse) count too."""
-    kinds = {canonical_name(kind.__name__): kind for kind in vars(module).values() if can_be_named(kind)}
-    kind = kinds.get(canonical_name(name))
-    if kind is None:
-        raise ConfigError(no_such_keras_name(key, name, tuple(kind.__name__ for kind in kinds.values())))
-    return kind
+def describe_objects(value: Any) -> str:
+    """What a key names, for the header.
 
-
-def can_be_named(kind: Any) -> bool:
-    """Whether it is a loss, or a metric of predictions against targets (not of plain values, as Mean is)."""
-    if not isinstance(kind, type) or kind in (keras.losses.Loss, keras.metrics.MeanMetricWrapper):
-        return False
-    update: Any = getattr(kind, "update_state", None)
-    if update is None:
-        return issubclass(kind, keras.losses.Loss)
-    return "y_true" in inspect.signature(update).parameters
+    >>> describe_objects({"price": "mse", "kind": {"object": "nets:f", "kwargs": {"margin": 2}}})
+    'price mse, kind nets:f(margin=2)'
+    """
+    if is_object(value):
+        return "none of its own" if value is None else str(read_object(value))
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {describe_objects(part)}" for name, part in value.items())
+    return ", ".join(map(describe_objects, value))
 
 
 SCHEDULE_KEY = "optimizer.schedule"
 
 
 def build_optimizer(settings: OptimizerSettings, total_steps: int | None) -> keras.optimizers.Optimizer:
-    """The Keras optimizer of that name with its arguments; `total_steps` are the batches of the run, None if unknown.
+    """The Keras optimizer of that name with its arguments, or the user's own; `total_steps` are the batches of the
+    run, None if unknown.
 
     ConfigError where the schedule doesn't fit the run, or where this Keras is too old for the optimizer.
     """
+    if isinstance(settings, OwnOptimizer):
+        return _build_own_optimizer(settings, total_steps)
     arguments = {field.name: getattr(settings, field.name) for field in fields(settings)}
     del arguments["name"], arguments["schedule"]
     class_name = OPTIMIZERS[settings.name].__name__
@@ -204,12 +321,68 @@ def _unknown_arguments(kind: Any, arguments: Iterable[str]) -> list[str]:
     return sorted(set(arguments) - set(inspect.signature(kind.__init__).parameters))
 
 
+def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> keras.optimizers.Optimizer:
+    """What the object returns, with the keys of all optimizers that are not as by default set on it.
+
+    Of an instance a copy: what one run does to it must not reach the next in the same process.
+    """
+    value = {"object": settings.object, "kwargs": settings.kwargs}
+    built = build_object("optimizer", value, keras.optimizers)
+    if not isinstance(built, keras.optimizers.Optimizer):
+        raise ConfigError(Problem("optimizer.object", f"{settings.object} must be or return a keras Optimizer.",
+                                  type(built).__name__))
+    if isinstance(built, keras.optimizers.LossScaleOptimizer):
+        raise ConfigError(Problem("optimizer.object", f"{settings.object} must come without loss scaling: "
+                                  "loss_scale says it.", type(built).__name__))
+    optimizer = _copied(built) if load_named(settings.object, "optimizer.object") is built else built
+    for common in fields(OptimizerSettings):
+        value = getattr(settings, common.name)
+        if common.name not in ("name", "schedule", "learning_rate") and value != common.default:
+            setattr(optimizer, common.name, value)
+    if settings.learning_rate is not None or settings.schedule != Schedule():
+        optimizer.learning_rate = _rate_of_own(settings, configured_rate(optimizer), total_steps)
+    return optimizer
+
+
+def _copied(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    rate = configured_rate(optimizer)
+    return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
+
+
+def _rate_of_own(
+    settings: OwnOptimizer, configured: Any, total_steps: int | None
+) -> float | schedules.LearningRateSchedule:
+    base = configured if settings.learning_rate is None else settings.learning_rate
+    if not isinstance(base, float):
+        raise ConfigError(Problem(SCHEDULE_KEY, f"must be left out: {settings.object} has a schedule of its own.", None,
+                                  "Or give optimizer.learning_rate, to put this one in its place."))
+    return build_learning_rate(settings.schedule, base, total_steps)
+
+
+@keras.saving.register_keras_serializable("mpt_cli")
+class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
+    """`factor` times another schedule, of the user's: what a rollback leaves of it."""
+
+    def __init__(self, schedule: schedules.LearningRateSchedule, factor: float) -> None:
+        self.schedule, self.factor = schedule, factor
+
+    def __call__(self, step: Any) -> Any:
+        return self.schedule(step) * self.factor
+
+    def get_config(self) -> dict[str, Any]:
+        return {"schedule": keras.saving.serialize_keras_object(self.schedule), "factor": self.factor}
+
+
 def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:
     """Give a built optimizer `factor` times the learning rate of `settings`, the whole of its schedule included.
 
     Returns whether steps compiled before must be compiled again: a schedule is part of the program.
     """
-    rate = build_learning_rate(settings.schedule, float(settings.learning_rate) * factor, total_steps)
+    if isinstance(settings, OwnOptimizer) or settings.schedule.object is not None:
+        rate = configured_rate(build_optimizer(settings, total_steps))
+        rate = rate * factor if isinstance(rate, float) else rate if factor == 1 else LoweredSchedule(rate, factor)
+    else:
+        rate = build_learning_rate(settings.schedule, float(settings.learning_rate) * factor, total_steps)
     optimizer.learning_rate = rate
     return not isinstance(rate, float)
 
@@ -217,7 +390,7 @@ def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: 
 def warn_of_learning_rate(settings: OptimizerSettings) -> list[str]:
     """A sentence where the learning rate is 0 from the first step to the last; a schedule may well end at 0."""
     values = settings.schedule.values if settings.schedule.name == "piecewise" else None
-    if settings.learning_rate > 0 and (values is None or any(values)):
+    if settings.learning_rate is None or (settings.learning_rate > 0 and (values is None or any(values))):
         return []
     what = "optimizer.learning_rate=0" if settings.learning_rate == 0 else "optimizer.schedule.values are all 0"
     return [f"{what}: no weight moves in this run, whatever its losses and verdict say."]
@@ -231,9 +404,26 @@ def build_learning_rate(
     >>> float(build_learning_rate(Schedule(warmup_steps=4), 1.0, None)(1))
     0.25
     """
+    if schedule.object is not None:
+        return _own_schedule(schedule, learning_rate)
     if schedule.name == "constant" and not schedule.warmup_steps:
         return learning_rate
     return _BUILDERS[schedule.name](schedule, learning_rate, total_steps)
+
+
+def _own_schedule(schedule: Schedule, learning_rate: float) -> schedules.LearningRateSchedule:
+    """One of Keras's or of the user's; `initial_learning_rate` is the configured rate where kwargs don't say it."""
+    assert schedule.object is not None
+    kwargs = dict(schedule.kwargs)
+    named = load_named(schedule.object, SCHEDULE_KEY) if ":" in schedule.object else find_keras_class(
+        SCHEDULE_KEY, schedule.object, schedules)  # fmt: skip
+    if isinstance(named, type) and "initial_learning_rate" in inspect.signature(named).parameters:
+        kwargs.setdefault("initial_learning_rate", learning_rate)
+    built = build_object(SCHEDULE_KEY, {"object": schedule.object, "kwargs": kwargs}, schedules)
+    if not isinstance(built, schedules.LearningRateSchedule):
+        raise ConfigError(Problem(f"{SCHEDULE_KEY}.object", "must be or return a Keras LearningRateSchedule.",
+                                  type(built).__name__))
+    return built
 
 
 def _warmup(schedule: Schedule, learning_rate: float, total_steps: int | None) -> schedules.LearningRateSchedule:

@@ -24,11 +24,19 @@ _STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 @dataclass(frozen=True)
 class Outcome:
-    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished."""
+    """How `fit` ended: `stop` by a health rule, `signal` by a signal, neither when it finished.
+
+    `ended_early` is why a callback ended it before its last epoch; empty where none did.
+    """
 
     progress: Progress
     stop: Stop | None = None
     signal: Signals | None = None
+    ended_early: str = ""
+
+    @property
+    def finished(self) -> bool:
+        return self.stop is None and self.signal is None
 
 
 def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
@@ -42,6 +50,9 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
     elif rollbacks:
         explanation += f" That is after {rollback_text} to a good checkpoint."
     status, exit_code = _status(outcome, verdict)
+    ended_early = outcome.ended_early if status == "finished" else ""
+    if ended_early:
+        explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
     unsaved = session.trainer.checkpointer.failure
     if unsaved is not None and outcome.stop is None:
         if outcome.signal is not None:  # 130 and 143 promise that it can go on from here
@@ -49,7 +60,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, _Ending(status, exit_code, verdict, explanation))
-    return summary if outcome.stop is None else replace(summary, change=outcome.stop.change)
+    return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change)
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:

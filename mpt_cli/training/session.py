@@ -1,7 +1,7 @@
 """One prepared run: what it is made of, its header, the checkpoint it goes on from, rollbacks, and its end."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -10,34 +10,55 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, computes_in_float16
-from mpt_cli.precision.keras_internals import tensorflow_left_out
+from mpt_cli.precision.keras_internals import configured_rate
+from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
+from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import ForcedEnd, Limit, at_forced_end
+from mpt_cli.settings.variants import OwnOptimizer
+from mpt_cli.signals import ForcedEnd, Limit
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.training.assembly import Assembly, assemble, metric_names
+from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
 from mpt_cli.training.backend import Platform, framework_errors, peak_memory
+from mpt_cli.training.callbacks import (
+    Callbacks,
+    batch_callbacks,
+    build_callbacks,
+    check_monitors,
+    check_schedule,
+    with_short_calls,
+)
 from mpt_cli.training.checkpoint import (
+    CALLBACK_PREFIX,
     SCALE_PREFIX,
+    Arrays,
     Checkpoint,
     Checkpointer,
     CheckpointSchedule,
     CheckpointStore,
     Origin,
+    collect_weights,
     restore_state,
 )
 from mpt_cli.training.distribution import ProcessGroup, check_same_data
 from mpt_cli.training.gradient_samples import GradientSampler
-from mpt_cli.training.loss_and_optimizer import describe_scaling, set_learning_rate
+from mpt_cli.training.loss_and_optimizer import (
+    build_optimizer,
+    describe_objects,
+    describe_scaling,
+    set_learning_rate,
+)
 from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.progress import Progress
+from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
+from mpt_cli.training.xla import try_xla
 
 
 @dataclass(frozen=True)
@@ -51,29 +72,48 @@ class Session:
         """Train until the plan, a health rule or a signal ends it."""
         trainer = self.trainer
         trainer.stopwatch.begin()
-        if self.assembly.settings.trainer.on_unhealthy == "rollback":
-            trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
-        with framework_errors(trainer.process_group is not None):
+        with framework_errors(trainer.process_group is not None), self.assembly.policy.scope():
+            trainer.callbacks.begin(trainer.plan.epochs, trainer.train_feed.steps, trainer.telemetry.message)
+            if self.assembly.settings.trainer.on_unhealthy == "rollback":
+                trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
             return trainer.fit()
 
     def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
-        """After the last step: averaged weights into the model, and the model into its file (None: nowhere).
+        """After the last step: averaged weights into the model, what callbacks do at the end of training, and the model
+        into its file (None: nowhere).
 
-        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved. A signal while
-        they are computed is part of the outcome returned: it does that when it goes on.
+        The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
+        restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
+        that is done when the run goes on.
         """
         model, trainer = self.assembly.model, self.trainer
-        if self.assembly.settings.optimizer.use_ema and trainer.ledger.applied:
+        has_changed = bool(self.assembly.settings.optimizer.use_ema and trainer.ledger.applied)
+        if has_changed:
             self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
-            if outcome.stop is None and outcome.signal is None:
+        if outcome.finished:
+            with self.assembly.policy.scope():
+                has_changed |= self._end_training()
+        if has_changed and outcome.finished:
+            trainer.engine.forget()
+            with self.assembly.policy.scope():
                 if (validated := trainer.validate()) is None:
                     return replace(outcome, signal=trainer.interruption.requested)
                 trainer.progress.record({**trainer.progress.metrics, **validated})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
             # the end of a run that a signal ends waits for it
             with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
-                save_for_inference(model, model_path)
+                save_trained(model, model_path)
         return outcome
+
+    def _end_training(self) -> bool:
+        """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
+        callbacks, model = self.trainer.callbacks, self.assembly.model
+        if not callbacks.wants("on_train_end"):
+            return False
+        before = collect_weights(model)
+        callbacks.call("on_train_end", logs=self.trainer.progress.metrics)
+        after = collect_weights(model)
+        return any(before[name].tobytes() != after[name].tobytes() for name in before)
 
     def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
@@ -84,6 +124,20 @@ class Session:
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
 
+    def compile_ahead(self, say: Callable[[str], None]) -> "Session":
+        """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
+
+        ConfigError where it can't and was asked for.
+        """
+        parts = self.assembly
+        if not parts.jit.jit_compile or parts.settings.backend.name != "tensorflow":
+            return self
+        say("compiling the steps with XLA")
+        with framework_errors(several_processes=False), parts.policy.scope():
+            jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed),
+                          may_leave=parts.settings.trainer.jit_compile == "auto")  # fmt: skip
+        return replace(self, assembly=replace(parts, jit=jit))
+
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
@@ -91,12 +145,12 @@ class Session:
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {parts.model.count_params():,} parameters", data=parts.data.description,
-            optimizer=_describe_optimizer(settings), backend=parts.platform.backend, device=_describe_device(parts),
+            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
-            loss=_describe_loss(parts), attempt=attempt,
+            loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer), attempt=attempt,
         )  # fmt: skip
 
     def peak_memory(self) -> int | None:
@@ -107,16 +161,21 @@ class Session:
 def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
     assert settings.seed is not None
+    callbacks = build_callbacks(settings.trainer, str(store.folder.parent))
+    check_schedule(settings, callbacks)
+    settings = with_short_calls(settings, callbacks)
     with telemetry.busy("loading the data"):
-        data = load_data(settings.data, settings.seed)
+        data = load_data_of_run(settings)
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(settings, platform, data)
+    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
-        variables=tuple(variable.path for variable in parts.model.trainable_variables),
-        min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
+        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
     )  # fmt: skip
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
@@ -125,13 +184,17 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
+    check_monitors(trainer, names)
     schedule = CheckpointSchedule.from_settings(trainer, names)
     origin = Origin(parts.scaling.mode, parts.data.fingerprint, asdict(parts.scaling.rule))
     checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
-    if trainer.gradient_health_every_steps is not None and computes_in_float16(parts.model):
-        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps, telemetry.message)
+    runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
+    checkpointer.beside = CallbackPosition(parts, runner)
+    sampled = trainer.gradient_health_every_steps is not None and not rules.loss_is_running
+    if sampled and computes_in_float16(parts.model):
+        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps or 0, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
     if platform.process_info is not None:
@@ -143,7 +206,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
 
 def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
     backend = parts.settings.backend
-    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
+    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit.jit_compile
     hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
     limit = None if seconds is None else Limit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
         "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
@@ -151,24 +214,6 @@ def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> Abstract
         f"(backend.compile_cache=auto){', or start without compiling (trainer.jit_compile=false)' * may_go_without}.",
     ))))  # fmt: skip
     return telemetry.busy(f"compiling {function}", limit, hint)
-
-
-def save_for_inference(model: Any, path: Path) -> None:
-    """A .keras file that plain Keras opens without mpt: architecture and weights, no optimizer, loss or metrics.
-
-    Written beside its place and moved there whole. DataError where it can't be written.
-    """
-    kept = model.optimizer, model.compiled
-    draft = path.with_name(f".{path.stem}.partial.keras")
-    try:
-        model.optimizer, model.compiled = None, False
-        with tensorflow_left_out(), at_forced_end(lambda _: draft.unlink(missing_ok=True)):
-            model.save(draft)
-        draft.replace(path)
-    except OSError as error:
-        raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
-    finally:
-        model.optimizer, model.compiled = kept
 
 
 def _describe_policy(settings: Settings) -> str:
@@ -185,7 +230,18 @@ def _describe_policy(settings: Settings) -> str:
 
 def _describe_loss(parts: Assembly) -> str:
     asked = parts.settings.trainer.loss
-    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else asked
+    if parts.author_compiled or parts.model.loss is None:
+        return _describe_own_loss(parts)
+    return f"{parts.model.loss.name} (auto: {parts.data.task})" if asked == "auto" else describe_objects(asked)
+
+
+def _describe_own_loss(parts: Assembly) -> str:
+    """Of a model that comes compiled, or whose own step needs no loss of Keras's."""
+    own, loss = own_steps(parts.model), parts.model.loss
+    if own is not None and own.optimizers:
+        return f"{own.train_loss} of the model's own train_step"
+    name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
+    return f"{name} (as the model was compiled)"
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -198,27 +254,52 @@ def _describe_device(parts: Assembly) -> str:
     return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
-def _describe_optimizer(settings: Settings) -> str:
-    optimizer = settings.optimizer
-    notes = [f"learning rate {optimizer.learning_rate:g}"]
-    if optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
+def _describe_own_optimizers(parts: Assembly) -> str:
+    """Of a model that comes compiled."""
+    each = [
+        f"{'' if own_steps(parts.model) is None else f'{name} '}{type(optimizer.inner_optimizer).__name__}, learning "
+        f"rate {float(optimizer.learning_rate):g}"
+        for name, optimizer in optimizers_of(parts.model).items()
+    ]  # fmt: skip
+    return f"{'; '.join(each)} (as the model was compiled)"
+
+
+def _describe_optimizer(parts: Assembly) -> str:
+    optimizer = parts.settings.optimizer
+    if parts.author_compiled:
+        return _describe_own_optimizers(parts)
+    own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
+    notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
+    if optimizer.schedule.object is not None:
+        notes.append(f"schedule {optimizer.schedule.object}")
+    elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
         notes.append(f"{optimizer.schedule.name} schedule")
     for name in ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "gradient_accumulation_steps"):
         if getattr(optimizer, name) is not None:
             notes.append(f"{name} {getattr(optimizer, name):g}")
     if optimizer.use_ema:
         notes.append(f"EMA {optimizer.ema_momentum:g}")
-    return f"{optimizer.name}, {', '.join(notes)}"
+    return ", ".join([str(own), *notes])
+
+
+def _describe_callbacks(trainer: Trainer) -> str:
+    """Their classes, and what those with hooks of batches cost."""
+    names = ", ".join(type(each).__name__ for each in trainer.callbacks.members)
+    by_batch = batch_callbacks(trainer.callbacks.members)
+    if not by_batch:
+        return names
+    steps = "1 step" if trainer.plan.steps_per_call == 1 else f"{trainer.plan.steps_per_call} steps"
+    return f"{names}; calls of {steps} for {', '.join(by_batch)} (trainer.steps_per_execution sets how many)"
 
 
 def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
-    compiled = "XLA" if parts.jit_compile else "no XLA"
+    compiled = "XLA" if parts.jit.jit_compile else f"no XLA ({parts.jit.reason})" if parts.jit.reason else "no XLA"
     many = trainer.steps_per_execution
-    steps = f"{many} steps per call" if isinstance(many, int) else f"up to {parts.capacity} steps per call"
+    steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"
     exact = "deterministic" if trainer.deterministic else "not deterministic"
-    return f"{compiled}, {steps}, {feed}, {exact}"
+    return f"{compiled}, {steps} per call, {feed}, {exact}"
 
 
 def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
@@ -240,7 +321,57 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
-    return set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
+    has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
+    if has_callbacks:
+        resume_callbacks(trainer.callbacks, checkpoint)
+    if parts.author_compiled:
+        return False  # the checkpoint has the rate of the author's optimizer
+    reached = float(parts.optimizer.learning_rate)
+    follows_schedule = set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
+    if has_callbacks and not follows_schedule:
+        _resume_rate(parts.optimizer, reached, checkpoint.position["configured_rate"])
+    return follows_schedule
+
+
+def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
+    """The rate that callbacks had `reached` where `configured` was in force, changed as settings and rollbacks have
+    changed that one since, whose rate `optimizer` has now."""
+    now = float(optimizer.learning_rate)
+    if now == configured:
+        optimizer.learning_rate = reached
+    elif configured:
+        optimizer.learning_rate = reached * now / configured
+
+
+class CallbackPosition:
+    """What a checkpoint holds of callbacks beside the variables; called for each that is saved."""
+
+    def __init__(self, parts: Assembly, trainer: Trainer) -> None:
+        self.parts, self.trainer = parts, trainer
+
+    def __call__(self) -> tuple[dict[str, Any], Arrays]:
+        """More of its position, and arrays; nothing in a run without callbacks."""
+        if not self.trainer.callbacks:
+            return {}, {}
+        parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
+        position, arrays = self.trainer.callbacks.position()
+        if parts.author_compiled:
+            rate: Any = None  # the optimizer is not of the settings, which can't have changed it
+        else:
+            rate = configured_rate(build_optimizer(parts.settings.optimizer, parts.schedule_steps))
+        factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
+        configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
+        named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
+        return {"callbacks": position, "configured_rate": configured}, named
+
+
+def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:
+    """The state of the callbacks as it was at `checkpoint`."""
+    arrays = {
+        name.removeprefix(CALLBACK_PREFIX): array
+        for name, array in checkpoint.arrays.items() if name.startswith(CALLBACK_PREFIX)
+    }  # fmt: skip
+    callbacks.resume(checkpoint.position["callbacks"], arrays)
 
 
 class Rollback:

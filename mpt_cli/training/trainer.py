@@ -10,6 +10,7 @@ from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.backend import memory_in_use
+from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
 from mpt_cli.training.distribution import ProcessGroup
 from mpt_cli.training.engine import TRAINING, Engine
@@ -17,6 +18,8 @@ from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.outcome import Outcome
 from mpt_cli.training.progress import Progress, Stopwatch
+
+NO_CALLBACKS = Callbacks()
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,7 @@ class Trainer:
         self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing computes in float16
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
+        self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
 
@@ -58,7 +62,7 @@ class Trainer:
         health rule ends is not: its last good checkpoint stays the latest.
         """
         with self.interruption:
-            if self.progress.step_in_epoch and self._steps_left() == 0:
+            if self.progress.step_in_epoch and (self._steps_left() == 0 or self.callbacks.ended):
                 self._finish_epoch(is_whole=False)  # it was killed between its last step and its last line
             while not self._is_over():
                 self._run_epoch()
@@ -68,43 +72,62 @@ class Trainer:
                 self.checkpointer.save(self.progress, self.ledger)
             if self._stop is not None and self.progress.step_in_epoch and self.logged_step != self.ledger.seen:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
-        return Outcome(self.progress, self._stop, self._signal())
+        return Outcome(self.progress, self._stop, self._signal(), self.callbacks.ended)
 
-    def validate(self) -> dict[str, float] | None:
+    def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
         """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
         signal came first: then all is as before.
+
+        `callbacks` have their hooks called as in Keras's `evaluate`.
         """
         if self.validation_feed is None:
             return {}
+        callbacks.call("on_test_begin")
         self.telemetry.progress(self.ledger.seen, self.progress.epoch, "validating")
         if self.validation_stopwatch.is_unused and self.process_group is None:
             self.checkpointer.save_before_silence(self.progress, self.ledger)
         before = self.engine.copy_metrics()
         self.engine.reset_metrics()
         self.validation_feed.start(1)
-        while (piece := self._next_validation_piece(self.validation_feed)) is not None:
-            self.validation_stopwatch.start()
-            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
-            self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
+        self._evaluate(self.validation_feed, callbacks)
         if self._must_stop():
             self.engine.put_back_metrics(before)
             return None
-        return {f"val_{name}": value for name, value in self.engine.metrics().items()}
+        metrics = self.engine.metrics()
+        callbacks.call("on_test_end", logs=metrics)
+        return {f"val_{name}": value for name, value in metrics.items()}
 
-    def _next_validation_piece(self, feed: Feed) -> Piece | None:
+    def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
+        by_batch, step = callbacks.wants(*TEST_BATCH_HOOKS), 0
+        while (piece := self._next_validation_piece(feed, by_batch)) is not None:
+            callbacks.call("on_test_batch_begin", step)
+            self.validation_stopwatch.start()
+            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+            self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
+            step += piece.count
+            if by_batch:
+                callbacks.call("on_test_batch_end", step - 1, logs=self.engine.metrics())
+
+    def _next_validation_piece(self, feed: Feed, by_batch: bool) -> Piece | None:
         """As many steps as a signal may wait for; several processes, whose calls must be the same, end the validation.
         """
+        most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
         if self.process_group is not None:
-            return feed.take(self.plan.capacity)
-        return None if self._must_stop() else feed.take(self._call_steps(self.validation_stopwatch), self._must_stop)
+            return feed.take(most)
+        count = self._call_steps(self.validation_stopwatch, most)
+        return None if self._must_stop() else feed.take(count, self._must_stop)
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
         return observe(self.ledger, self.telemetry.tally, self.health.scaling, self.progress.metrics)
 
     def _is_over(self) -> bool:
-        at_end = self.progress.epochs_completed >= self.plan.epochs or self._steps_left() == 0
-        return at_end or self._must_stop()
+        return self.progress.epochs_completed >= self.plan.epochs or self._is_cut_short() or self._must_stop()
+
+    def _is_cut_short(self) -> bool:
+        """Whether the run ends here, perhaps in the middle of an epoch: by `max_steps`, or because a callback said so.
+        """
+        return self._steps_left() == 0 or bool(self.callbacks.ended)
 
     def _must_stop(self) -> bool:
         return self._stop is not None or self._signal() is not None
@@ -117,14 +140,14 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         self._start_epoch()
-        while not self._must_stop() and self._steps_left() != 0:
+        while not self._must_stop() and not self._is_cut_short():
             piece = self._next_piece()
             if piece is None:
                 break
             self._run_piece(piece)
         if self._must_stop():
             return
-        is_whole = self._steps_left() != 0 or self.progress.step_in_epoch == self.train_feed.steps
+        is_whole = not self._is_cut_short() or self.progress.step_in_epoch == self.train_feed.steps
         signs = replace(self.signs(), epoch_is_whole=is_whole, weights_are_finite=self.engine.weights_are_finite())
         self._stop = self.health.check_epoch(signs)
         if self._stop is None:
@@ -136,6 +159,7 @@ class Trainer:
             self.progress.epoch = self.progress.epochs_completed + 1
             self.ledger.start_epoch()
             self.engine.reset_metrics()
+            self.callbacks.call("on_epoch_begin", self.progress.epoch - 1)
         self.train_feed.start(self.progress.epoch, self.progress.step_in_epoch)
 
     def _next_piece(self) -> Piece | None:
@@ -154,8 +178,8 @@ class Trainer:
                 self.health.steps_to_first_check(self.signs()))  # fmt: skip
         return self._call_steps(self.stopwatch, min([plan.capacity, *(steps for steps in ends if steps is not None)]))
 
-    def _call_steps(self, stopwatch: Stopwatch, most: int | None = None) -> int:
-        most, chosen = most or self.plan.capacity, self.plan.steps_per_call
+    def _call_steps(self, stopwatch: Stopwatch, most: int) -> int:
+        chosen = self.plan.steps_per_call
         return min(most, chosen) if chosen else stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
@@ -175,6 +199,7 @@ class Trainer:
         logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
         self._save_before(TRAINING, piece)
+        self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
         records = call.wait()
@@ -183,6 +208,7 @@ class Trainer:
         self.last_piece = done
         for part in records.parts():
             self._take_in(part)
+        self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
         return left
 
     def _save_before(self, function: str, piece: Piece) -> None:
@@ -218,11 +244,12 @@ class Trainer:
             self.checkpointer.save(self.progress, self.ledger)
         self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
-        is_last = self.progress.epoch == self.plan.epochs or self._steps_left() == 0
+        is_last = self.progress.epoch == self.plan.epochs or self._is_cut_short()
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
-            if (validated := self.validate()) is None:
+            if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
             metrics.update(validated)
+        metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         improved = self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))
         self.checkpointer.keep_if_best(improved, self.progress, self.ledger)

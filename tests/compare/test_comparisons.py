@@ -78,10 +78,10 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
 def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     found, _ = outcomes.compare(THREE, seeds=2)
     jobs = found.plan.jobs
-    found.place.write_ending(jobs[2], Ending(143, 1.5, "interrupt"))
+    found.directory.write_ending(jobs[2], Ending(143, 1.5, "interrupt"))
     for job in (jobs[1], jobs[3], jobs[4]):
-        found.place.ending_json(job).unlink()
-    found = read_comparison(found.place)
+        found.directory.ending_json(job).unlink()
+    found = read_comparison(found.directory)
     assert cells(found, "mixed_bfloat16")["verdict"] == "1 of 2 interrupted, 1 of 2 not run"
     assert cells(found, "mixed_float16")["verdict"] == "not run"
     assert sentences(found)[:2] == [
@@ -145,8 +145,8 @@ def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(THREE)
     shares = {"others_share": {"001-policy-float32": 0.8}, "schema_version": 1}
-    found.place.noise_json.write_text(json.dumps(shares))
-    found = read_comparison(found.place)
+    found.directory.noise_json.write_text(json.dumps(shares))
+    found = read_comparison(found.directory)
     assert overall(found) == ("Which is faster can't be told: other programs kept the cores busy. Quality against the "
                               "baseline: mixed_float16 equal, mixed_bfloat16 equal.")  # fmt: skip
     assert sentences(found)[0] == "mixed_float16: equal quality (val_accuracy +0.0000); its speed was not judged."
@@ -180,13 +180,13 @@ def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE)
     before = (tmp_path / "c" / "results.md").read_text()
     assert overall(read_comparison(CompareDirectory.open("c"))) in before
-    found.place.footprints_json.write_text("{half")
-    assert cells(read_comparison(found.place), "float32")["activations"] == "-"
-    plan = json.loads(found.place.plan_json.read_text())
+    found.directory.footprints_json.write_text("{half")
+    assert cells(read_comparison(found.directory), "float32")["activations"] == "-"
+    plan = json.loads(found.directory.plan_json.read_text())
     del plan["setups"]
-    found.place.plan_json.write_text(json.dumps(plan))
+    found.directory.plan_json.write_text(json.dumps(plan))
     with pytest.raises(DataError, match=r"compare\.json is damaged"):
-        read_comparison(found.place)
+        read_comparison(found.directory)
 
 
 def test_nothing_runs_when_a_word_is_wrong(outcomes, tmp_path):

@@ -42,7 +42,7 @@ BAD = [
     ({"x": 3.0}, r"x is a single number, not an array"),
     ({"y": 1}, r"y is a single number, not an array"),
     ({"x": np.ones(4)}, r"x needs a dimension beside the examples: x\[:, None\] makes \(n, 1\) of \(4,\)"),
-    ({"x": np.array([["a", "b"]] * 4)}, r"^it: x must hold numbers\. Received: dtype <U1\.$"),
+    ({"x": np.array(["a", None, "b", "c"])}, r"^it: x must hold numbers\. Received: dtype object\.$"),
     ({"x": np.array([[None, 1]] * 4)}, r"x must hold numbers\. Received: dtype object"),
     ({"x": np.ones((4, 2), complex)}, r"x must hold numbers\. Received: dtype complex128"),
     ({"x": np.zeros((4, 2), "M8[s]")}, r"x must hold numbers\. Received: dtype datetime64"),
@@ -58,7 +58,6 @@ BAD = [
     ({"y": np.ones((4, 3)), "num_classes": 5}, r"data\.num_classes=5, but the targets are no labels: float"),
     ({"weight": np.array([1, -2.5, 1, 1])}, r"sample_weight must not be negative; it has -2\.5 at \[1\]"),
     ({"weight": np.zeros(4)}, r"sample_weight is all zeros"),
-    ({"weight": np.ones((4, 1))}, r"sample_weight must have shape \(n,\), one number per example; it has \(4, 1\)"),
     ({"weight": np.array([1, NAN, 1, 1])}, r"sample_weight has 1 value that is NaN, first at \[1\]"),
 ]
 

@@ -1,5 +1,10 @@
 """The dtype policy: global inside a scope, on layers after `apply_policy`, and what it says about scaling."""
 
+import copy
+import dataclasses
+import json
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -214,3 +219,35 @@ def test_float8_on_a_model_without_a_layer_for_it_is_an_error():
     model = keras.Model(inputs, keras.layers.Conv2D(2, 3, name="conv")(inputs))
     with pytest.raises(ValueError, match=r"no layer can multiply in float8\. Keras has it for Dense and EinsumDense"):
         apply_policy(model, Policy("float32", head=None, float8=True))
+
+
+def test_a_policy_is_what_keras_takes_for_a_layer_and_for_all_of_them():
+    policy = Policy("mixed_float16", head=None)
+    layer = keras.layers.Dense(2, dtype=policy)
+    before = keras.config.dtype_policy()
+    try:
+        keras.config.set_dtype_policy(policy)
+        other = keras.layers.Dense(2)
+    finally:
+        keras.config.set_dtype_policy(before)
+    for each in (layer, other):
+        assert (each.compute_dtype, each.variable_dtype) == ("float16", "float32")
+        assert type(each.dtype_policy) is keras.DTypePolicy
+        config = each.get_config()["dtype"]["config"]
+        assert json.loads(json.dumps(config)) == {"name": "mixed_float16"}
+
+
+def test_a_policy_is_equal_to_its_name_and_to_a_policy_that_says_the_same():
+    policy = Policy("mixed_float16", overrides={"a*": "float32"})
+    assert policy == "mixed_float16" and str(policy) == "mixed_float16" and {policy, "mixed_float16"} == {policy}
+    assert policy == Policy("mixed_float16", overrides={"a*": "float32"}) != Policy("mixed_float16")
+    again = pickle.loads(pickle.dumps(policy))
+    assert (again, again.overrides, copy.deepcopy(policy)) == (policy, {"a*": "float32"}, policy)
+    assert dataclasses.replace(policy, head=None).head is None
+
+
+def test_a_policy_in_the_place_of_a_name_would_lose_what_it_says_and_is_refused():
+    with pytest.raises(TypeError, match=r"`name` must be the name of a policy.*Received: name=Policy\(name='float16'"):
+        Policy(Policy("float16"))
+    with pytest.raises(TypeError, match="Received: name=8"):
+        Policy(8)

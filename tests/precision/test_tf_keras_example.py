@@ -19,7 +19,7 @@ def test_the_documented_example_runs_as_written():
     opt = LossScaleOptimizer(opt)
     var = tf.Variable(1.0)
     loss_fn = lambda: var**2  # noqa: E731  (as documented)
-    opt.minimize(loss_fn, var_list=[var])
+    opt.minimize(loss_fn, var_list=var)
     assert var.numpy() == 0.5
 
     with tf.GradientTape() as tape:
@@ -140,6 +140,89 @@ def test_gradients_unscaled_in_a_function_traced_before_are_not_divided_again():
         first, second = gradients(), gradients()
         opt.apply_gradients([(first[0] + second[0], var)])
         assert var.numpy() == 4.0 - 2.0 * (step + 1)
+
+
+def by_hand(opt, var):
+    import tensorflow as tf
+
+    @tf.function
+    def gradients():
+        with tf.GradientTape() as tape:
+            scaled = opt.get_scaled_loss(2.0 * var)
+        return opt.get_unscaled_gradients(tape.gradient(scaled, [var]))
+
+    return gradients
+
+
+def steps_of(opt):
+    return int(opt.applied_steps), int(opt.skipped_steps)
+
+
+def test_a_traced_function_that_unscales_is_heeded_between_calls_of_minimize():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(4.0)
+    gradients, found = by_hand(opt, var), []
+    for _ in range(2):
+        opt.apply_gradients(zip(gradients(), [var], strict=True))
+        found.append(var.numpy())
+        opt.minimize(lambda: 2.0 * var, [var])
+        found.append(var.numpy())
+    assert (found, steps_of(opt)) == ([3.0, 2.0, 1.0, 0.0], (4, 0))
+
+
+def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(8.0)
+    opt.build([var])
+
+    @tf.function
+    def still_scaled():
+        with tf.GradientTape() as tape:
+            scaled = opt.scale_loss(2.0 * var)
+        return tape.gradient(scaled, [var])
+
+    apply = tf.function(lambda grads: opt.apply_gradients(zip(grads, [var], strict=True)))
+    divided, found = by_hand(opt, var), []
+    for gradients in (divided, still_scaled) * 3:
+        apply(gradients())
+        found.append(var.numpy())
+    assert (found, steps_of(opt)) == ([7.0, 6.0, 5.0, 4.0, 3.0, 2.0], (6, 0))
+
+
+def test_a_fit_between_two_calls_of_a_traced_function_that_unscales():
+    opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0)
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])
+    model.compile(opt, "mae")
+    gradients, found = by_hand(opt, model.trainable_variables[0].value), []
+    for _ in range(2):
+        opt.apply_gradients(zip(gradients(), model.trainable_variables, strict=True))
+        found.append(float(model.trainable_variables[0].numpy().item()))
+        model.fit(np.ones((1, 1)), np.full((1, 1), 100.0), verbose=0)
+        found.append(float(model.trainable_variables[0].numpy().item()))
+    assert (found, steps_of(opt)) == ([0.0, 0.5, -0.5, 0.0], (4, 0))
+
+
+def test_gradients_divided_by_the_scale_by_hand_are_not_divided_again():
+    """As tf.keras documents it beside `get_unscaled_gradients`."""
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0), tf.Variable(4.0)
+    with tf.GradientTape() as tape:
+        scaled = opt.get_scaled_loss(2.0 * var)
+    opt.apply_gradients([(tape.gradient(scaled, var) / opt.loss_scale, var)])
+    assert (var.numpy(), steps_of(opt)) == (3.0, (1, 0))
+
+
+def test_minimize_takes_a_single_variable():
+    """A vector too, which would be read as a list of its elements."""
+    import tensorflow as tf
+
+    opt, var = LossScaleOptimizer(keras.optimizers.SGD(0.25)), tf.Variable([1.0, 2.0])
+    opt.minimize(lambda: tf.reduce_sum(var**2), var_list=var)
+    opt.minimize(lambda: tf.reduce_sum(var**2), var_list=lambda: var)
+    assert (var.numpy().tolist(), steps_of(opt)) == ([0.25, 0.5], (2, 0))
 
 
 def test_gradients_unscaled_at_once_may_be_applied_in_parts():

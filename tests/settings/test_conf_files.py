@@ -23,6 +23,7 @@ _NEEDED = {
     ("data", "images"): ["data.path=a"],
     ("data", "tfrecord"): ["data.path=a", "data.input_shape=[1]"],
     ("data", "loader"): ["data.loader=a:b"],
+    ("optimizer", "object"): ["optimizer.object=a:b"],
     ("policy", "float16"): ["optimizer=sgd"],
     ("policy", "bfloat16"): ["optimizer=sgd"],
     ("distribute", "data_parallel"): ["backend=jax"],

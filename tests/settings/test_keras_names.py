@@ -1,22 +1,25 @@
 """`trainer.loss` and `trainer.metrics` are known to be names of Keras before Keras is imported."""
 
+import inspect
+import operator
 import subprocess
 import sys
 
 import pytest
 
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.references import keras_names
+from mpt_cli.settings.references import keras_classes, keras_names
 
 
-@pytest.mark.parametrize("listing", ["losses", "metrics"])
+@pytest.mark.parametrize("listing", ["losses", "metrics", "callbacks", "optimizers/schedules"])
 def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
     import keras
 
-    from mpt_cli.training.loss_and_optimizer import can_be_named
-
-    kinds = {kind.__name__ for kind in vars(getattr(keras, listing)).values() if can_be_named(kind)}
-    assert set(keras_names(listing)) == kinds and len(kinds) > 20
+    classes = keras_classes(operator.attrgetter(listing.replace("/", "."))(keras)).values()
+    kinds = {kind.__name__ for kind in classes}
+    assert set(keras_names(listing)) == kinds and len(kinds) > 5
+    if listing == "metrics":
+        assert all("y_true" in inspect.signature(kind.update_state).parameters for kind in classes)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,23 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
                                            "Did you mean mean_squared_error?"),
         ("trainer.metrics=[auto,acuracy]", "trainer.metrics: Keras has none of this name. Received: 'acuracy'. "
                                            "Did you mean accuracy?"),
+        ("trainer.loss.price=huber_loss", "trainer.loss.price: Keras has none of this name. Received: 'huber_loss'. "
+                                          "Did you mean huber?"),
+        ("trainer.loss={object: huber, kwarg: {delta: 2}}", "trainer.loss: there is no kwarg beside object and kwargs. "
+         "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?"),
+        ("trainer.loss={object: huber, kwargs: 2}", "trainer.loss.kwargs: must be a mapping from names to values. "
+                                                    "Received: 2."),
+        ("trainer.loss=3", "trainer.loss: must be a Keras name, module:name, or {object: either, kwargs: {…}}. "
+                           "Received: 3."),
+        ("trainer.loss='nets:'", "trainer.loss: must be package.module:function or path/to/file.py:function. "),
+        ("trainer.loss_weights={a: much}", "trainer.loss_weights: must be a number for each output, as a mapping or "),
+        ("trainer.class_weight=[1]", "trainer.class_weight: must map classes to factors. Received: [1]. "),
+        ("trainer.class_weight={cat: 1}", "trainer.class_weight: must name classes by their number, from 0. "),
+        ("trainer.class_weight={0: -1}", "trainer.class_weight.0: must be a number >= 0. Received: -1."),
+        ("optimizer.schedule.object=cosine_dekay", "optimizer.schedule: Keras has none of this name. Received: "
+                                                   "'cosine_dekay'. Did you mean cosine_decay?"),
+        ("optimizer.schedule.kwargs.alpha=1", "optimizer.schedule.kwargs: must be left out without optimizer.schedule"),
+        ("optimizer.name='nets:'", "optimizer.object: must be package.module:function or path/to/file.py:function. "),
         ("trainer.metrics=[mean]", "trainer.metrics: Keras has none of this name. Received: 'mean'. "),
     ],
 )  # fmt: skip
@@ -40,7 +60,7 @@ def test_names_of_every_form_are_known(own, loss) -> None:
 
 
 def test_where_keras_lists_nothing_the_name_is_left_to_the_run(own, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.checks.keras_names", lambda listing: ())
+    monkeypatch.setattr("mpt_cli.settings.references.keras_names", lambda listing: ())
     assert load_settings([own, "trainer.loss=nonsense"]).trainer.loss == "nonsense"
 
 
@@ -48,3 +68,28 @@ def test_the_names_are_checked_without_keras() -> None:
     code = ("import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp', 'trainer.loss=mse']); "
             "sys.exit('keras' in sys.modules)")  # fmt: skip
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_words_of_a_weight_for_an_output_without_a_loss(own, messages) -> None:
+    (said,) = messages(own, "trainer.loss={price: mse, kind: auto}", "trainer.loss_weights={kinds: 2}")
+    assert said == "trainer.loss_weights: must name outputs that have a loss, not kinds. Did you mean kind?"
+
+
+def test_a_schedule_object_leaves_no_other_key_of_the_schedule(own, messages) -> None:
+    (said,) = messages(own, "optimizer.schedule.object=nets:f", "optimizer.schedule.warmup_steps=3")
+    assert said.startswith("optimizer.schedule.warmup_steps: must be left out with optimizer.schedule.object=nets:f")
+
+
+def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> None:
+    chosen = load_settings([own, "optimizer.name=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
+    assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == ("object", "nets:Lookahead", {"k": 5},
+                                                                                 3e-3)  # fmt: skip
+    recipe = write_recipe("optimizer: {object: nets.py:Lookahead, kwargs: {k: 6}}\n", "two.yaml")
+    assert load_settings([recipe]).optimizer.kwargs == {"k": 6}
+    recipe = write_recipe("optimizer: {name: 'nets:Lookahead'}\n", "three.yaml")
+    assert load_settings([recipe]).optimizer.object == "nets:Lookahead"
+
+
+def test_a_word_that_is_nothing_is_not_taken_for_one_far_away(own, messages) -> None:
+    (said,) = messages(own, "bugcalls=[early_stopping]")
+    assert "max_rollbacks" not in said

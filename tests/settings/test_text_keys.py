@@ -21,7 +21,7 @@ def test_null_is_none_and_a_quoted_one_text(own) -> None:
 @pytest.mark.parametrize(
     ("word", "value"),
     [
-        ("trainer.metrics=[auto,1_0, true]", ["auto", "1_0", "true"]),
+        ("requires=[auto,1_0, true]", ["auto", "1_0", "true"]),
         ("run_dir='a,1_0,b'", "a,1_0,b"),
         ("run_dir=${seed}", "${seed}"),
         ("seed=1_0", 10),

@@ -23,7 +23,7 @@ def test_the_command_that_goes_on_with_a_sweep() -> None:
 
 def test_the_command_that_goes_on_with_a_comparison() -> None:
     failed = SimpleNamespace(status=FAILED, job=Job(1, "1-a", {}, []), reason="it broke")
-    found = SimpleNamespace(results=[failed], place=CompareDirectory(Path("it's mine")))
+    found = SimpleNamespace(results=[failed], directory=CompareDirectory(Path("it's mine")))
     assert failure_lines(found)[1] == "again  mpt compare --resume 'it'\"'\"'s mine'"
 
 

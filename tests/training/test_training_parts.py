@@ -1,4 +1,4 @@
-"""Stopwatch, counting of steps, choice of XLA, words and resolution of scaling, signals, memory, the saved model."""
+"""Stopwatch, counting of steps, words and resolution of scaling, signals, memory, the saved model."""
 
 import json
 import os
@@ -16,17 +16,14 @@ from tiny import compile_tiny, sgd, tiny_data, tiny_model
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
+from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
-from mpt_cli.training.assembly import call_capacity, choose_jit, count_steps, metric_names
-from mpt_cli.training.backend import Platform, memory_in_use, peak_memory
+from mpt_cli.training.assembly import call_capacity, count_steps, metric_names
+from mpt_cli.training.backend import memory_in_use, peak_memory
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Progress, Stopwatch, is_better
-from mpt_cli.training.session import save_for_inference
-
-CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
-GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
+from mpt_cli.training.saving import save_for_inference
 
 
 class TestStopwatch:
@@ -98,31 +95,6 @@ def test_the_most_steps_of_a_call():
     assert call_capacity(TrainerSettings(steps_per_execution=7), resident=True) == 7
     assert call_capacity(TrainerSettings(log_every_steps=3), resident=True) == 256
     assert call_capacity(TrainerSettings(log_every_steps=3), resident=False) == 64
-
-
-@pytest.mark.parametrize(
-    ("jit", "platform", "backend", "distribute", "expected"),
-    [
-        ("auto", CPU, "tensorflow", "none", True), ("auto", GPU, "tensorflow", "none", True),
-        ("auto", GPU, "tensorflow", "mirrored", False), (True, GPU, "tensorflow", "mirrored", True),
-        (False, GPU, "tensorflow", "none", False), ("auto", CPU, "jax", "none", True),
-        (False, CPU, "jax", "none", False),
-    ],
-)  # fmt: skip
-def test_when_xla_compiles(jit, platform, backend, distribute, expected):
-    settings = Settings(
-        trainer=TrainerSettings(jit_compile=jit),
-        backend=BackendSettings(backend),
-        distribute=DistributeSettings(distribute),
-    )
-    assert choose_jit(settings, platform, tiny_model()) is expected
-
-
-def test_xla_is_left_out_for_convolutions_on_a_cpu():
-    model = keras.Sequential([keras.Input((4, 1)), keras.Sequential([keras.layers.Conv1D(2, 2)])])
-    assert choose_jit(Settings(), CPU, model) is False
-    assert choose_jit(Settings(), GPU, model) is True
-    assert choose_jit(Settings(backend=BackendSettings("jax")), CPU, model) is True
 
 
 class TestScaling:

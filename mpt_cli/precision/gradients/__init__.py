@@ -3,6 +3,7 @@
 from mpt_cli.precision.gradients.custom_gradients import (
     Float32CategoricalCrossentropy,
     Float32SparseCategoricalCrossentropy,
+    define_gradient,
     float32_categorical_crossentropy,
     float32_sparse_categorical_crossentropy,
     log1pexp,
@@ -39,6 +40,7 @@ __all__ = [
     "GradientProbe",
     "Rounding",
     "SafeScales",
+    "define_gradient",
     "float32_categorical_crossentropy",
     "float32_sparse_categorical_crossentropy",
     "gradient_statistics",

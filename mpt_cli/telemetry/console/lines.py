@@ -55,6 +55,7 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
     rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
     rows += [("loss", header.loss), ("optimizer", header.optimizer)]
+    rows += [("callbacks", header.callbacks)]
     rows += [("backend", header.backend), ("device", header.device)]
     rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
     rows += [("warning", warning) for warning in header.warnings]

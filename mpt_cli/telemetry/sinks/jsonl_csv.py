@@ -57,7 +57,10 @@ class JsonlSink(Sink):
         self._events.poll(now=True)
 
     def _line_of(self, event: Event) -> str:
-        return strict_json({**asdict(event), **self._common})
+        fields = {**asdict(event), **self._common}
+        if event.optimizer is None:
+            del fields["optimizer"]  # there is only one
+        return strict_json(fields)
 
     def write_error(self) -> str | None:
         return self._metrics.write_error or self._events.write_error

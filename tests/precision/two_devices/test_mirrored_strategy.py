@@ -16,14 +16,15 @@ def copies(variable) -> list[np.ndarray]:
     return [value.numpy() for value in variable.value.values]
 
 
-def custom_loop(strategy, optimizer_of, pairs, by_hand=False):
+def custom_loop(strategy, optimizer_of, pairs, by_hand=False, built=True):
     """One step per pair of gradients, one for each replica, of a weight that starts at 1; the weight on both."""
     import tensorflow as tf
 
     with strategy.scope():
         weight = keras.Variable([1.0, 1.0])
         optimizer = optimizer_of()
-        optimizer.build([weight])
+        if built:
+            optimizer.build([weight])
     optimizer.scale_loss(1.0)
 
     def on_replica(gradient):
@@ -52,6 +53,20 @@ def test_one_bad_replica_of_two_skips_the_step_on_both(strategy, bad, by_hand):
     np.testing.assert_array_equal(weights, np.float32([[-0.25, -0.25], [-0.25, -0.25]]))
     assert (int(found.seen_steps), int(found.applied_steps), int(found.skipped_steps)) == (4, 2, 2)
     assert (float(found.loss_scale), copies(found.iterations), int(found.dynamic_counter)) == (1.0, [2, 2], 1)
+
+
+@pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
+def test_the_first_step_inside_a_function_builds_it_on_both(strategy, inner):
+    def optimizer():
+        return LossScaleOptimizer(inner(0.125), initial_scale=4.0)
+
+    pairs = [(INF, 1.0), (1.0, 3.0), (1.0, 2.0)]
+    (found, weights), (expected, same) = (custom_loop(strategy, optimizer, pairs, built=b) for b in (False, True))
+    np.testing.assert_array_equal(weights, same)
+    np.testing.assert_array_equal(weights[0], weights[1])
+    for variable, other in zip(found.variables, expected.variables, strict=True):
+        np.testing.assert_array_equal(copies(variable), copies(other))
+    assert (int(found.applied_steps), int(found.skipped_steps), float(found.loss_scale)) == (2, 1, 2.0)
 
 
 def test_iterations_may_count_skipped_steps_once_on_every_replica(strategy):

@@ -1,0 +1,159 @@
+"""Batches that the source itself makes: `keras.utils.PyDataset` and generators, read in one thread and exactly again.
+
+Both may draw from Python's and NumPy's global generators. In here those begin at what the seed of the run and the place
+of the batch say, and are put back afterwards: so a run that is resumed sees the batches that it would have seen.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import isgenerator
+from typing import Any
+
+import numpy as np
+
+from mpt_cli.data.examples import Array, BatchStream, Examples, Reading, Stream, map_arrays
+from mpt_cli.errors import DataError, MptError, UserCodeError
+
+
+def as_arrays(value: Any) -> Any:
+    """Lists of arrays, which Keras takes for several inputs, as tuples, and framework tensors as NumPy arrays.
+
+    A list of numbers is one array.
+
+    >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}])
+    (array([0., 0.]), {'a': (array([1.]),)})
+    """
+    if isinstance(value, dict):
+        return {name: as_arrays(part) for name, part in value.items()}
+    if isinstance(value, tuple) or (isinstance(value, list) and any(hasattr(part, "shape") for part in value)):
+        return tuple(map(as_arrays, value))
+    return value if value is None or isinstance(value, (np.ndarray, list)) else np.asarray(value)
+
+
+def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+    """The same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
+
+    Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
+    target, or where there are weights already.
+    """
+    if isinstance(data, Stream):
+        return data.mapped(lambda batch, number: _weighted(batch, weights))
+    return _weighted(data, weights)
+
+
+def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+    if not isinstance(examples.y, np.ndarray):
+        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+    if examples.sample_weight is not None:
+        raise DataError("trainer.class_weight and sample weights of the data can't be used together. Multiply them in "
+                        "the loader.")
+    y = examples.y
+    if y.ndim > 1:
+        y = y.argmax(axis=-1) if y.shape[-1] > 1 else y[..., 0]
+    classes, inverse = np.unique(np.round(y).astype(np.int64), return_inverse=True)
+    factors = np.array([weights.get(int(each), 1.0) for each in classes], np.float32)
+    return Examples(examples.x, examples.y, factors[inverse].reshape(y.shape))
+
+
+def is_batch_source(value: Any) -> bool:
+    """Whether `value` is a PyDataset of Keras or a generator; Keras is not imported where nobody has."""
+    keras = sys.modules.get("keras")
+    return isgenerator(value) or (keras is not None and isinstance(value, keras.utils.PyDataset))
+
+
+def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -> BatchStream:
+    """The stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
+    if isgenerator(source):
+        return BatchStream(read=_GeneratorPasses(again, seed, where))
+    return BatchStream(read=_PyDatasetPasses(source, again, seed, where), steps=_count(source, where))
+
+
+def _count(source: Any, where: str) -> int:
+    with _users_faults(where):
+        return len(source)
+
+
+class _PyDatasetPasses:
+    """Batch after batch by index, in an order drawn from the seed where that is wanted.
+
+    `on_epoch_end` is called between two epochs, also of those that a resumed run leaves out.
+    """
+
+    def __init__(self, source: Any, again: Callable[[], Any], seed: int, where: str) -> None:
+        self.source, self.again, self.seed, self.where = source, again, seed, where
+        self.epoch = 1
+
+    def __call__(self, reading: Reading) -> Iterator[Examples]:
+        if reading.epoch < self.epoch:
+            self.source, self.epoch = self.again(), 1
+        while self.epoch < reading.epoch:
+            with _drawn_by(self.seed, self.epoch), _users_faults(self.where):
+                self.source.on_epoch_end()
+            self.epoch += 1
+        order = np.arange(_count(self.source, self.where))
+        if reading.shuffle:
+            np.random.default_rng([reading.seed, reading.epoch]).shuffle(order)
+        for index in order.tolist():
+            with _drawn_by(self.seed, reading.epoch, index), _users_faults(self.where):
+                batch = self.source[index]
+            yield as_examples(batch, self.where)
+
+
+class _GeneratorPasses:
+    """A generator made anew for each pass."""
+
+    def __init__(self, again: Callable[[], Any], seed: int, where: str) -> None:
+        self.again, self.seed, self.where = again, seed, where
+
+    def __call__(self, reading: Reading) -> Iterator[Examples]:
+        with _users_faults(self.where):
+            source = self.again()
+        number = 0
+        while True:
+            with _drawn_by(self.seed, reading.epoch, number), _users_faults(self.where):
+                batch = next(source, self)
+            if batch is self:
+                return
+            yield as_examples(batch, self.where)
+            number += 1
+
+
+def as_examples(batch: Any, where: str) -> Examples:
+    """A batch as Keras takes it: x, (x, y) or (x, y, sample_weight)."""
+    parts = batch if isinstance(batch, tuple) else (batch,)
+    if len(parts) not in (1, 2, 3):
+        raise DataError(f"{where}: a batch must be x, (x, y) or (x, y, sample_weight). Received: a tuple of "
+                        f"{len(parts)}.")
+    x, y, weight = (map_arrays(_array, as_arrays(part)) for part in (*parts, None, None)[:3])
+    return Examples(x, y, weight)
+
+
+def _array(value: Any) -> Array:
+    return np.asarray(value)
+
+
+@contextmanager
+def _drawn_by(*seeds: int) -> Iterator[None]:
+    python, numpy = random.getstate(), np.random.get_state()
+    drawn = int(np.random.SeedSequence(seeds).generate_state(1)[0])
+    random.seed(drawn)
+    np.random.seed(drawn)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
+@contextmanager
+def _users_faults(where: str) -> Iterator[None]:
+    try:
+        yield
+    except MptError:
+        raise
+    except Exception as error:
+        first = str(error).strip().splitlines()[:1]
+        said = f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
+        raise UserCodeError(f"{where}: reading a batch raised {said}") from error

@@ -1,0 +1,260 @@
+"""Models that bring a `train_step` or `test_step` of their own: which optimizers the step uses, whether it scales its
+loss, and what it reports. The step itself is run, and a skip made whole, by `step_tensorflow` and `step_jax`.
+
+Nothing is trained to find this out: the step is traced once with optimizers that only look.
+
+What an overflow does to such a step is one rule for any number of optimizers. Each optimizer skips its own update alone
+and moves its own scale; what it trains is its own affair. What all share, the float state that no optimizer trains
+(statistics of normalisation, moving averages) and the metrics, is put back when any of them skipped: a forward pass that
+overflowed may have poisoned it. A step counts as applied when all its optimizers applied.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from mpt_cli.precision.keras_fit import state_to_keep
+from mpt_cli.precision.optimizer import LossScaleOptimizer
+
+Tensor = Any
+COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
+
+
+def has_own_test_step(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `test_step`.
+
+    >>> has_own_test_step(keras.Sequential())
+    False
+    """
+    return bool(type(model).test_step is not keras.Model.test_step)
+
+
+def can_be_called(model: Any) -> bool:
+    """Whether the model's class has a `call`; one that lives by its `train_step` alone need not.
+
+    >>> can_be_called(keras.Sequential())
+    True
+    """
+    return bool(type(model).call is not keras.Model.call)
+
+
+@dataclass
+class OptimizerUse:
+    """What a traced step did with one optimizer: how often it scaled a loss and applied, and to which variables."""
+
+    scaled: int = 0
+    applied: int = 0
+    variables: list[Any] = field(default_factory=list)
+
+    def add(self, variables: list[Any]) -> None:
+        known = {id(variable) for variable in self.variables}
+        self.variables += [variable for variable in variables if id(variable) not in known]
+        self.applied += 1
+
+
+@dataclass(frozen=True)
+class OwnSteps:
+    """What the loop knows of a model's own steps.
+
+    `optimizers` by the attribute of the model that holds each; the first is the one whose scale is shown as the run's.
+    `train_names` and `test_names` are the names of what the steps report, `loss` first: `train_loss` and `test_loss`
+    say which value that is. Empty where Keras's own step runs. `train_log` and `test_log` hold the latest values,
+    float32 of the length of the names, `train_log` only of steps that were applied.
+    """
+
+    optimizers: dict[str, LossScaleOptimizer]
+    train_names: tuple[str, ...]
+    test_names: tuple[str, ...]
+    train_loss: str
+    test_loss: str
+    train_log: Any
+    test_log: Any
+    updates_per_step: int = 1  # of the first optimizer
+
+    @property
+    def further(self) -> dict[str, LossScaleOptimizer]:
+        """All optimizers but the first."""
+        return dict(list(self.optimizers.items())[1:])
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The logs, which the compiled loop carries along beside the metrics."""
+        return [self.train_log, self.test_log]
+
+    def train_values(self, logs: dict[str, Tensor]) -> Tensor:
+        """What a train_step returned as a vector in the order of `train_names`."""
+        logs = flat_logs(logs)
+        values = [as_number(logs[self.train_loss]), *_others(logs)]
+        for optimizer in self.further.values():
+            values += [optimizer.loss_scale, optimizer.applied_steps, optimizer.skipped_steps]
+        return ops.stack([ops.cast(value, "float32") for value in values])
+
+    def test_values(self, logs: dict[str, Tensor]) -> Tensor:
+        """What a test_step returned as a vector in the order of `test_names`."""
+        logs = flat_logs(logs)
+        return ops.stack([as_number(logs[self.test_loss]), *_others(logs)])
+
+    def shared_state(self, model: Any) -> list[Any]:
+        """The float variables that no optimizer trains and that a skipped step must leave alone."""
+        trained = {id(v) for optimizer in self.optimizers.values() for v in trained_by(optimizer)}
+        return [v for v in state_to_keep(model) if id(v) not in trained]
+
+
+def own_steps(model: Any) -> OwnSteps | None:
+    """What `set_own_steps` was told of `model`; None for a model whose steps are Keras's."""
+    found = getattr(model, "_mpt_own_steps", None)
+    return found if isinstance(found, OwnSteps) else None
+
+
+def set_own_steps(model: Any, own: OwnSteps) -> None:
+    """From now on the compiled loop runs the steps of `model` itself."""
+    model._mpt_own_steps = own
+
+
+def optimizers_of(model: Any) -> dict[str, LossScaleOptimizer]:
+    """The optimizers that train a compiled model, by the attributes that hold them."""
+    own = own_steps(model)
+    return own.optimizers if own is not None and own.optimizers else {"optimizer": model.optimizer}
+
+
+def metric_variables(model: Any) -> list[Any]:
+    """The variables of the metrics, and the logs of a model with steps of its own."""
+    own = own_steps(model)
+    return [*model.metrics_variables, *(own.variables if own is not None else [])]
+
+
+def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
+    """The variables a built optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def as_number(value: Tensor) -> Tensor:
+    """float32 scalar of a reported value; the mean of one that is an array."""
+    return ops.mean(ops.cast(value, "float32"))
+
+
+def flat_logs(logs: Any) -> dict[str, Tensor]:
+    """Logs with those of a metric that has several results among the others, as Keras's `fit` shows them.
+
+    Raises ValueError for logs that are no dict or empty.
+
+    >>> flat_logs({"loss": 1.0, "compile_metrics": {"accuracy": 0.5}})
+    {'loss': 1.0, 'accuracy': 0.5}
+    """
+    if not isinstance(logs, dict) or not logs:
+        raise ValueError("must return a dict with a value to go by, such as {'loss': loss}. Received: "
+                         f"{logs if logs is None or isinstance(logs, dict) else type(logs).__name__}.")
+    flat: dict[str, Tensor] = {}
+    for name, value in logs.items():
+        flat.update(flat_logs(value) if isinstance(value, dict) and value else {name: value})
+    return flat
+
+
+def _others(logs: dict[str, Tensor]) -> list[Tensor]:
+    return [as_number(value) for name, value in logs.items() if name != "loss"]
+
+
+def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
+    """The names in which `logs` are reported, `loss` first, and which of them the loss is.
+
+    The value called `loss`; else the first with loss in its name; else the first. ValueError of `flat_logs`.
+
+    >>> log_names({"d_loss": 1.0, "g_loss": 2.0})
+    (('loss', 'd_loss', 'g_loss'), 'd_loss')
+    """
+    logs = flat_logs(logs)
+    loss = next((name for name in ("loss", *logs) if "loss" in name and name in logs), next(iter(logs)))
+    return ("loss", *(name for name in logs if name != "loss")), loss
+
+
+def build_own_steps(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, updates_per_step: int
+) -> OwnSteps:
+    """`OwnSteps` with its variables, for the logs that `trace_train_step` and `trace_test_step` gave (None: no such
+    step). ValueError of `log_names`."""
+    train_names, train_loss = log_names(train_logs) if train_logs is not None else ((), "")
+    test_names, test_loss = log_names(test_logs) if test_logs is not None else ((), "")
+    train_names += tuple(f"{column}/{name}" for name in list(optimizers)[1:] for column in COLUMNS)
+    train_log, test_log = (
+        keras.Variable(np.full(max(len(names), 1), np.nan, "float32"), trainable=False, name=f"{kind}_log")
+        for kind, names in (("train", train_names), ("test", test_names))
+    )
+    return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates_per_step)
+
+
+def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
+    """Each optimizer that is an attribute of `model`, or in a list or dict that is one: name, optimizer, setter.
+
+    The attribute `optimizer` comes last: where others are used, it is often there by default only.
+    """
+    attributes = sorted(vars(model).items(), key=lambda item: item[0] == "optimizer")
+    for name, value in attributes:
+        if isinstance(value, keras.optimizers.Optimizer):
+            yield name, value, lambda new, name=name: setattr(model, name, new)
+        elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
+            for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(inner, keras.optimizers.Optimizer):
+                    yield f"{name}.{key}", inner, lambda new, held=value, key=key: held.__setitem__(key, new)
+
+
+def trace_train_step(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any
+) -> tuple[Any, dict[str, OptimizerUse]]:
+    """What the model's own train_step returns for a batch like this, and how it uses the optimizers.
+
+    Symbolic: nothing is computed, no variable changes. What the step raises is raised.
+    """
+    uses = {name: OptimizerUse() for name in optimizers}
+    with ExitStack() as stack:
+        for name, optimizer in optimizers.items():
+            stack.enter_context(_watched(optimizer, uses[name]))
+        if keras.backend.backend() == "tensorflow":
+            from mpt_cli.precision import step_tensorflow
+
+            return step_tensorflow.trace(model.train_step, batch), uses
+        from mpt_cli.precision import step_jax
+
+        return step_jax.trace(model, model.train_step, batch, with_optimizer=True), uses
+
+
+def trace_test_step(model: Any, batch: Any) -> Any:
+    """What the model's test_step returns for a batch like this; nothing is computed."""
+    if keras.backend.backend() == "tensorflow":
+        from mpt_cli.precision import step_tensorflow
+
+        return step_tensorflow.trace(model.test_step, batch)
+    from mpt_cli.precision import step_jax
+
+    return step_jax.trace(model, model.test_step, batch, with_optimizer=False)
+
+
+@contextmanager
+def _watched(optimizer: LossScaleOptimizer, use: OptimizerUse) -> Iterator[None]:
+    """Inside, `optimizer` counts what it is asked for and updates nothing."""
+
+    def scale(loss: Any) -> Any:
+        use.scaled += 1
+        return loss
+
+    def apply(grads: Any, trainable_variables: Any = None) -> None:
+        use.add(list(trained_by(optimizer) if trainable_variables is None else trainable_variables))
+
+    def stateless_apply(optimizer_variables: Any, grads: Any, trainable_variables: Any) -> tuple[Any, Any]:
+        use.add(trained_by(optimizer))
+        return trainable_variables, optimizer_variables
+
+    replaced = {"scale_loss": scale, "get_scaled_loss": scale, "get_unscaled_gradients": list, "apply": apply,
+                "stateless_apply": stateless_apply}  # fmt: skip
+    try:
+        for name, function in replaced.items():
+            setattr(optimizer, name, function)
+        yield
+    finally:
+        for name in replaced:
+            delattr(optimizer, name)
+

@@ -1,0 +1,226 @@
+"""What a `LossScaleOptimizer` is elsewhere: in files of Keras, and in copies of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import keras
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision.keras_internals import decay_exclusions
+from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
+from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
+from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from mpt_cli.precision.scale_state import ScaleState
+from mpt_cli.precision.tf_keras_api import UnscaledFlag
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.optimizer import LossScaleOptimizer
+
+RULES: dict[str, Any] = {rule.__name__: rule for rule in (FixedScale, NoScale, DynamicScale, LogMaxScale)}
+
+
+def rule_from_config(config: dict[str, Any], custom_objects: Any) -> ScaleRule:
+    """The rule that `ScaleRule.optimizer_config` gave; ValueError for a class that isn't known or installed here."""
+    name = config["class_name"]
+    known = {**RULES, **(custom_objects or {}), **keras.saving.get_custom_objects()}
+    rule = known.get(name) or find_installed_rule(name)
+    if rule is None:
+        raise ValueError(f"Unknown scale rule {name!r}. Pass custom_objects={{{name!r}: its class}}.")
+    return rule(**config["config"])
+
+
+KERAS_WRAPPER_VARIABLES = 4  # Keras's wrapper stores its iteration, rate, counter and scale before the inner variables
+
+UNBUILT_VARIABLES = 2  # iteration and rate are all that an optimizer has, and stores, before its first step
+
+
+class InnerSavingMixin:
+    """Mixin: files fit with and without the wrapper on either side, and hold the inner state once.
+
+    Keras stores the inner variables twice, in files 1.66 times as large.
+    """
+
+    inner_optimizer: Any
+    scale_state: ScaleState | None
+    name: str
+    _on_overflow: str
+    _count_skipped_steps: bool
+    _loss_was_scaled: bool
+    _unscaled: UnscaledFlag
+    _copied: "CopiedState | None"
+    _rule: ScaleRule
+
+    def __dir__(self) -> list[str]:
+        # Keras saves what `dir` shows. The inner variables are saved below as the plain optimizer would save them;
+        # showing `inner_optimizer` would store them a second time.
+        return [name for name in super().__dir__() if name != "inner_optimizer"]
+
+    def save_own_variables(self, store: Any) -> None:
+        """Store the inner variables under the names the bare inner optimizer uses."""
+        if self._copied is None:
+            self.inner_optimizer.save_own_variables(store)
+            return
+        for index, variable in enumerate(self.inner_variables):
+            store[str(index)] = ops.convert_to_numpy(variable)
+
+    def load_own_variables(self, store: Any) -> None:
+        """Read what this class, the bare inner optimizer or Keras's own wrapper stored."""
+        inner = self.inner_optimizer
+        extra = len(store.keys()) - len(inner.variables)
+        if len(store.keys()) <= UNBUILT_VARIABLES < len(inner.variables):
+            return
+        if extra != KERAS_WRAPPER_VARIABLES or self.scale_state is None:
+            inner.load_own_variables(store)
+            return
+        self.scale_state.counter.assign(store["2"])
+        self.scale_state.scale.assign(store["3"])
+        inner.load_own_variables({str(i): store[str(i + extra)] for i in range(len(inner.variables))})
+
+    def get_config(self) -> dict[str, Any]:
+        """Everything `from_config` needs, JSON-serialisable."""
+        return {
+            "name": self.name,
+            "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
+            "on_overflow": self._on_overflow,
+            "count_skipped_steps": self._count_skipped_steps,
+            **self._rule.optimizer_config(),
+        }
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "LossScaleOptimizer":
+        """Build from `get_config` of this class or of Keras's wrapper; `config` is left as it is."""
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(config.pop("inner_optimizer"), custom_objects=custom_objects)
+        if "rule" in config:
+            config["rule"] = rule_from_config(config["rule"], custom_objects)
+        return cls(inner, **config)  # type: ignore[call-arg, return-value]
+
+    @property
+    def inner_variables(self) -> list[Any]:
+        """The inner optimizer's variables, of a copy that is not built too."""
+        return [*self.inner_optimizer.variables, *(self._copied.variables if self._copied else ())]
+
+    def set_weights(self, weights: Sequence[Any]) -> None:
+        """Set `variables`, or as many values as the inner optimizer has: those of its variables, in their order.
+
+        Raises ValueError before it is built, and for another number or other shapes.
+        """
+        weights, inner = list(weights), self.inner_optimizer
+        if not self.built or len(weights) == len(inner.variables):  # type: ignore[attr-defined]
+            inner.set_weights(weights)
+            return
+        variables: list[Any] = self.variables  # type: ignore[attr-defined]
+        if [tuple(weight.shape) for weight in weights] != [tuple(v.shape) for v in variables]:
+            raise ValueError(f"`weights` must be one for each of the {len(variables)} `variables`, or of the "
+                             f"{len(inner.variables)} of the inner optimizer, in their shapes. Received: "
+                             f"{len(weights)} of shapes {[tuple(weight.shape) for weight in weights]}.")
+        for variable, weight in zip(variables, weights, strict=True):
+            variable.assign(weight)
+
+    def _build_inner(self, var_list: list[Any]) -> None:
+        copied = self._copied
+        if copied is not None:
+            copied.prepare(self.inner_optimizer, var_list)
+        if not self.inner_optimizer.built:
+            self.inner_optimizer.build(var_list)
+        if copied is not None:
+            copied.put_into(self.inner_optimizer)
+            self._copied = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For `pickle` and `copy`: Keras's own would lose the state of an optimizer, and say nothing."""
+        config = {**self.get_config(), "inner_optimizer": None}
+        if "rule" in config:
+            config["rule"] = self._rule
+        state = self.scale_state
+        image = OptimizerImage(
+            cls=type(self), config=config,  # type: ignore[arg-type]
+            inner_class=type(self.inner_optimizer), inner_config=self.inner_optimizer.get_config(),
+            scale_values=None if state is None else _values(state.variables),
+            inner_values=_values(self.inner_variables), inner_names=[v.name for v in self.inner_variables],
+            shapes=self._shapes(), exclusions=self._exclusions(),
+            flags=(self._loss_was_scaled, bool(self._unscaled.ask())),
+        )  # fmt: skip
+        return image.restore, ()
+
+    def _shapes(self) -> list[tuple[int, ...]] | None:
+        if self._copied is not None:
+            return self._copied.shapes
+        return [tuple(v.shape) for v in self._trainable_variables] if self.built else None  # type: ignore[attr-defined]
+
+    def _exclusions(self) -> tuple[list[int], str | None]:
+        if self._copied is not None:
+            return self._copied.exclusions
+        variables = self._trainable_variables if self.built else None  # type: ignore[attr-defined]
+        return decay_exclusions(self.inner_optimizer, variables)
+
+
+def _values(variables: list[Any]) -> list[NDArray[Any]]:
+    return [ops.convert_to_numpy(variable) for variable in variables]
+
+
+@dataclass
+class CopiedState:
+    """Of a copy that is not built: the inner variables that an optimizer has only once it is, in their order.
+
+    `shapes` are those of the variables that the original trains, `exclusions` those of them that do not decay: their
+    indices and a pattern of names.
+    """
+
+    variables: list[Any]
+    shapes: list[tuple[int, ...]]
+    exclusions: tuple[list[int], str | None]
+
+    def prepare(self, inner: Any, var_list: list[Any]) -> None:
+        """Before `inner` is built for `var_list`; ValueError where these are not what the original trained."""
+        found = [tuple(variable.shape) for variable in var_list]
+        if found != self.shapes:
+            raise ValueError("A copied LossScaleOptimizer must be built for variables of the shapes that its original "
+                             f"trains: {self.shapes}. Received: {found}. Make a new optimizer for another model.")
+        indices, pattern = self.exclusions
+        if (indices or pattern) and decay_exclusions(inner, var_list) == ([], None):
+            inner.exclude_from_weight_decay([var_list[index] for index in indices], [pattern] if pattern else None)
+
+    def put_into(self, inner: Any) -> None:
+        made = inner.variables[len(inner.variables) - len(self.variables) :]
+        for variable, kept in zip(made, self.variables, strict=True):
+            variable.assign(kept)
+
+
+@dataclass(frozen=True)
+class OptimizerImage:
+    """A `LossScaleOptimizer` as plain data, from which `restore` makes another one."""
+
+    cls: "type[LossScaleOptimizer]"
+    config: dict[str, Any]
+    inner_class: Any
+    inner_config: dict[str, Any]
+    scale_values: list[NDArray[Any]] | None
+    inner_values: list[NDArray[Any]]
+    inner_names: list[str]
+    shapes: list[tuple[int, ...]] | None
+    exclusions: tuple[list[int], str | None]
+    flags: tuple[bool, bool]
+
+    def restore(self) -> "LossScaleOptimizer":
+        inner = self.inner_class.from_config(dict(self.inner_config))
+        optimizer = self.cls(**{**self.config, "inner_optimizer": inner})
+        there = len(inner.variables)  # iteration and learning rate; the others come with `build`
+        for variable, value in zip(inner.variables, self.inner_values, strict=False):
+            variable.assign(value)
+        if self.scale_values is not None:
+            optimizer.scale_state = ScaleState(optimizer.rule)
+            for variable, value in zip(optimizer.scale_state.variables, self.scale_values, strict=True):
+                variable.assign(value)
+        if self.shapes is not None:
+            rest = zip(self.inner_names[there:], self.inner_values[there:], strict=True)
+            kept = [keras.Variable(value, dtype=str(value.dtype), trainable=False, name=name) for name, value in rest]
+            optimizer._copied = CopiedState(kept, self.shapes, self.exclusions)
+        elif self.exclusions[1]:
+            inner.exclude_from_weight_decay(var_names=[self.exclusions[1]])
+        optimizer._loss_was_scaled, unscaled = self.flags
+        optimizer._unscaled.tell(unscaled)
+        return optimizer

@@ -1,0 +1,269 @@
+"""Keras's callbacks and the user's: made from the settings, called with the hooks they declare as Keras's `fit` does,
+and why one of them ended the run.
+
+A hook that no callback declares costs nothing. Hooks of epochs are called between two calls into the compiled loop;
+those of batches need calls of one step, or of `trainer.steps_per_execution` steps where that is a number.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import keras
+
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
+from mpt_cli.precision.keras_internals import idles_at_batches
+from mpt_cli.settings.references import build_object
+from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.telemetry.records import Snapshot
+from mpt_cli.training.callback_state import Arrays, CallbackState, state_of
+
+KEY = "trainer.callbacks"
+RUN_DIR = "{run_dir}"  # in the texts of a callback
+BATCH_HOOKS = {"on_train_batch_begin": "on_batch_begin", "on_train_batch_end": "on_batch_end"}  # and what they call
+TEST_BATCH_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
+HOOKS = (
+    *BATCH_HOOKS, *TEST_BATCH_HOOKS, "on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end",
+    "on_test_begin", "on_test_end",
+)  # fmt: skip
+REFUSED = {
+    keras.callbacks.BackupAndRestore: "Leave it out: resume=auto does it, to the step.",
+    keras.callbacks.ProgbarLogger: "Leave it out: the console shows it.",
+    keras.callbacks.CallbackList: "Give its members one by one.",
+}
+Logs = dict[str, float]
+
+
+def build_callbacks(trainer: TrainerSettings, run_dir: str) -> list[Any]:
+    """The callbacks of `trainer.callbacks` in their order, then those that have keys of their own.
+
+    `{run_dir}` in the texts of their kwargs is the directory of the run. ConfigError for what is none or can't be used
+    in a run, UserCodeError where making one raises.
+    """
+    made = []
+    for index, entry in enumerate(_with_run_dir(trainer.callbacks, run_dir)):
+        made.append(build_object(f"{KEY}[{index}]", entry, keras.callbacks))
+        check_callback(made[-1], f"{KEY}[{index}]")
+    if trainer.reduce_on_plateau.patience is not None:
+        made.append(keras.callbacks.ReduceLROnPlateau(**asdict(trainer.reduce_on_plateau)))
+    if trainer.early_stopping.patience is not None:
+        made.append(keras.callbacks.EarlyStopping(**asdict(trainer.early_stopping)))
+    return made
+
+
+def _with_run_dir(value: Any, run_dir: str) -> Any:
+    if isinstance(value, str):
+        return value.replace(RUN_DIR, run_dir)
+    if isinstance(value, list):
+        return [_with_run_dir(part, run_dir) for part in value]
+    return {name: _with_run_dir(part, run_dir) for name, part in value.items()} if isinstance(value, dict) else value
+
+
+def check_callback(callback: Any, key: str = KEY) -> None:
+    """ConfigError for what is no callback, and for those that would be in the way of what a run does itself."""
+    name = type(callback).__name__
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise ConfigError(Problem(key, "must be a keras.callbacks.Callback.", name))
+    for kind, remedy in REFUSED.items():
+        if isinstance(callback, kind):
+            raise ConfigError(Problem(key, f"{kind.__name__} can't be used in a run.", name, remedy))
+
+
+def declares(callback: Any, hook: str) -> bool:
+    """Whether `callback` has a `hook` of its own, in its class or as an attribute, that does anything.
+
+    >>> declares(keras.callbacks.TerminateOnNaN(), "on_train_batch_end")
+    True
+    >>> declares(keras.callbacks.ModelCheckpoint("a.keras"), "on_train_batch_end")
+    False
+    """
+    if hook in (*BATCH_HOOKS, *TEST_BATCH_HOOKS) and idles_at_batches(callback):
+        return False
+    names = [name for name in (hook, BATCH_HOOKS.get(hook)) if name is not None]
+    return any(_own_method(callback, name) for name in names)
+
+
+def _own_method(callback: Any, name: str) -> bool:
+    method = getattr(callback, name)
+    return getattr(method, "__func__", method) is not getattr(keras.callbacks.Callback, name)
+
+
+def batch_callbacks(callbacks: Iterable[Any]) -> list[str]:
+    """The classes of those that want to be called at every training batch."""
+    return [type(each).__name__ for each in callbacks if any(declares(each, hook) for hook in BATCH_HOOKS)]
+
+
+def with_short_calls(settings: Settings, callbacks: Sequence[Any]) -> Settings:
+    """`settings` with calls of one step where a callback has hooks of batches and nobody chose another number."""
+    if settings.trainer.steps_per_execution != "auto" or not batch_callbacks(callbacks):
+        return settings
+    return replace(settings, trainer=replace(settings.trainer, steps_per_execution=1))
+
+
+def check_schedule(settings: Settings, callbacks: Iterable[Any]) -> None:
+    """ConfigError where a callback sets a learning rate that a schedule sets already."""
+    schedule = settings.optimizer.schedule
+    if schedule.name == "constant" and not schedule.warmup_steps:
+        return
+    setters = (keras.callbacks.ReduceLROnPlateau, keras.callbacks.LearningRateScheduler)
+    for callback in callbacks:
+        if isinstance(callback, setters):
+            raise ConfigError(Problem(
+                "optimizer.schedule", f"must be constant, without warm-up, with {type(callback).__name__}: both would "
+                "set the learning rate.", schedule.name, "Keep one of them."))
+
+
+def check_monitors(trainer: TrainerSettings, metrics: Sequence[str]) -> None:
+    """ConfigError where `trainer.early_stopping` or `trainer.reduce_on_plateau` watches what the run does not have."""
+    known, sections = f"It has {', '.join(metrics)}.", ("early_stopping", "reduce_on_plateau")
+    chosen = {f"trainer.{name}.monitor": getattr(trainer, name) for name in sections}
+    problems = [
+        Problem(key, "must be a metric of the run.", section.monitor, known)
+        for key, section in chosen.items()
+        if section.patience is not None and section.monitor not in metrics
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+class Callbacks:
+    """The callbacks of a run. `ended` says why one of them set `model.stop_training`; empty while none did.
+
+    `after_hook` is called after each: what the engine knows of the model may no longer hold. A hook that raises ends
+    the run with UserCodeError.
+    """
+
+    def __init__(
+        self, members: Sequence[Any] = (), model: Any = None, after_hook: Callable[[], None] = lambda: None
+    ) -> None:
+        self.members, self.model, self.after_hook = list(members), model, after_hook
+        self.ended = ""
+        self._of_hook = {hook: [each for each in self.members if declares(each, hook)] for hook in HOOKS}
+        self._states: list[CallbackState] = []
+        self._waiting: tuple[dict[str, Any], Arrays] | None = None  # a state to be taken up after `begin`
+        self._say: Callable[[str], None] = lambda text: None
+
+    def __bool__(self) -> bool:
+        return bool(self.members)
+
+    def wants(self, *hooks: str) -> bool:
+        """Whether any callback declares one of `hooks`."""
+        return any(self._of_hook[hook] for hook in hooks)
+
+    def begin(self, epochs: int, steps: int | None, say: Callable[[str], None]) -> None:
+        """Introduce the model and call `on_train_begin`, then take up the state of a checkpoint that is gone on from.
+
+        `say` receives a sentence for what can't be part of a checkpoint.
+        """
+        if not self.members:
+            return
+        self._say, self.model.stop_training = say, False
+        self._states = [state_of(each) for each in self.members]
+        if self._waiting is not None:
+            for state in self._states:
+                state.before_resumed_training()
+        for callback in self.members:
+            self._guarded(callback, "set_params", {"verbose": 0, "epochs": epochs, "steps": steps})
+            self._guarded(callback, "set_model", self.model)
+        kept, self.ended = self.ended, ""
+        self.call("on_train_begin")
+        self.ended = self.ended or kept
+        for state in self._states:
+            for sentence in state.begin():
+                say(sentence)
+        if self._waiting is not None:
+            self._take_up(*self._waiting)
+
+    def call(self, hook: str, *where: int, logs: Logs | None = None) -> Logs:
+        """Call the `hook` of those that declare it, `where` the number of the epoch or batch, from 0; returns the logs
+        as the callbacks left them."""
+        members = self._of_hook[hook]
+        if not members:
+            return logs or {}
+        given = dict(sorted((logs or {}).items()))  # Keras sorts them too
+        for callback in members:
+            if "batch" in hook:
+                self._guarded(callback, hook, *where, logs=given)
+            else:
+                self._guarded(callback, hook, *where, given)
+            if self.model.stop_training and not self.ended:
+                self.ended = _why(callback, hook, *where)
+        self.after_hook()
+        return given
+
+    def epoch_end(self, epoch: int, metrics: Logs) -> Logs:
+        """`on_epoch_end`; returns `metrics` and the numbers that callbacks have added to the logs."""
+        if not self.wants("on_epoch_end"):
+            return metrics
+        logs = self.call("on_epoch_end", epoch, logs=metrics)
+        added = {name: float(value) for name, value in logs.items() if _is_new_metric(name, value, metrics)}
+        return {**metrics, **added}
+
+    def go_on(self) -> None:
+        """Train on, though a callback had ended the run: it is asked for more."""
+        self.ended = ""
+
+    def position(self) -> tuple[dict[str, Any], Arrays]:
+        """The state of all for a checkpoint: a JSON object, and arrays by name."""
+        states, arrays = dict[str, Any](), Arrays()
+        for name, state in zip(self._names(), self._states, strict=False):
+            states[name], own, sentences = state.encode()
+            arrays |= {f"{name}/{path}": array for path, array in own.items()}
+            for sentence in sentences:
+                self._say(sentence)
+        return {"ended": self.ended, "states": states}, arrays
+
+    def resume(self, position: dict[str, Any], arrays: Arrays) -> None:
+        """Go on from what `position` gave; before `begin` it is kept until then."""
+        self.ended = position["ended"]
+        if not self._states:
+            self._waiting = position, arrays
+            return
+        self.model.stop_training = False
+        self._take_up(position, arrays)
+
+    def _take_up(self, position: dict[str, Any], arrays: Arrays) -> None:
+        for name, state in zip(self._names(), self._states, strict=True):
+            if name not in position["states"]:
+                kind = name.partition("/")[0]
+                self._say(f"callbacks: {kind} was not there when the checkpoint was made, so it begins anew")
+                continue
+            prefix = f"{name}/"
+            own = {path.removeprefix(prefix): part for path, part in arrays.items() if path.startswith(prefix)}
+            state.decode(position["states"][name], own)
+
+    def _names(self) -> list[str]:
+        """Class and number within the class, as `EarlyStopping/0`: others may come and go between two attempts."""
+        classes = [type(each).__name__ for each in self.members]
+        return [f"{name}/{classes[:index].count(name)}" for index, name in enumerate(classes)]
+
+    def _guarded(self, callback: Any, method: str, *arguments: Any, **named: Any) -> None:
+        try:
+            getattr(callback, method)(*arguments, **named)
+        except MptError:
+            raise
+        except (Exception, SystemExit) as error:
+            what = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}" if str(error) else (
+                type(error).__name__)  # fmt: skip
+            raise UserCodeError(f"{KEY}: {type(callback).__name__}.{method} raised {what}.") from error
+
+
+_FIELDS = frozenset(Snapshot.__dataclass_fields__)
+
+
+def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:
+    is_number = isinstance(value, int | float) or getattr(value, "shape", None) == ()
+    return name not in metrics and name not in _FIELDS and is_number
+
+
+def _why(callback: Any, hook: str, *where: int) -> str:
+    """Why the run ends, in words that go on after a colon."""
+    name = type(callback).__name__
+    if not isinstance(callback, keras.callbacks.EarlyStopping):
+        return f"{name} set model.stop_training in {hook}"
+    best = callback.best if callback.best is not None else math.nan
+    reason = f"{callback.monitor} was no better than {float(best):.6g} (epoch {callback.best_epoch + 1}) for "
+    reason += f"{callback.wait} epoch{'' if callback.wait == 1 else 's'} ({name})"
+    restored = callback.restore_best_weights
+    return f"{reason}; the weights of epoch {callback.best_epoch + 1} are restored" if restored else reason

@@ -1,0 +1,184 @@
+"""What a model brings of its own to its training: a `train_step` or `test_step`, and optimizers, loss and metrics of a
+`compile` that its author called. All of it is found, checked and put to use before the first step.
+"""
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+import keras
+
+from mpt_cli.data.examples import DataSet
+from mpt_cli.errors import ConfigError, Problem, UserCodeError
+from mpt_cli.models.shapes import plain_message
+from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
+from mpt_cli.precision.own_step import (
+    OptimizerUse,
+    build_own_steps,
+    can_be_called,
+    has_own_test_step,
+    log_names,
+    optimizers_in,
+    set_own_steps,
+    trace_test_step,
+    trace_train_step,
+)
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.records import Scaling
+
+Wrap = Callable[[Any], LossScaleOptimizer]
+
+
+def is_compiled(model: Any) -> bool:
+    """Whether the author of a model that `model.builder` returned has compiled it."""
+    return bool(getattr(model, "compiled", False))
+
+
+def check_author_compiled(settings: Settings, model: Any) -> None:
+    """ConfigError, with all problems, for keys that a compiled model leaves no room for."""
+    optimizer, plain = settings.optimizer, type(settings.optimizer)()
+    changed = [f"optimizer.{f.name}" for f in fields(plain) if getattr(optimizer, f.name) != getattr(plain, f.name)]
+    changed += ["optimizer.name"] if optimizer.name != "adam" else []
+    trainer, usual = settings.trainer, type(settings.trainer)()
+    changed += [f"trainer.{name}" for name in ("loss", "metrics") if getattr(trainer, name) != getattr(usual, name)]
+    problems = [
+        Problem(key, "has no effect: the model comes compiled, with an optimizer, a loss and metrics of its own.",
+                _value(settings, key), "Leave it out, or let the builder return the model uncompiled.")
+        for key in dict.fromkeys(changed)
+    ]  # fmt: skip
+    if trainer.on_unhealthy == "rollback":
+        problems.append(Problem("trainer.on_unhealthy", "must not be rollback with a model that comes compiled: the "
+                                "learning rate that a rollback lowers is the author's.", "rollback", "Use stop."))
+    if problems:
+        raise ConfigError(problems)
+
+
+def _value(settings: Settings, key: str) -> Any:
+    group, _, name = key.partition(".")
+    return getattr(getattr(settings, group), name)
+
+
+def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimizer]:
+    """Put each optimizer of a compiled model into loss scaling, in its place; returns them by their attribute.
+
+    Keras's own wrapper, which `compile` adds under mixed_float16, is taken off. ConfigError for one of ours.
+    """
+    wrapped: dict[str, LossScaleOptimizer] = {}
+    by_inner: dict[int, LossScaleOptimizer] = {}
+    for name, optimizer, put in list(optimizers_in(model)):
+        if isinstance(optimizer, LossScaleOptimizer):
+            raise ConfigError(Problem(
+                "model.builder", f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is "
+                "scaled.", None, "Compile the model with the plain optimizer."))
+        inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+        if id(inner) not in by_inner:
+            by_inner[id(inner)] = wrapped[name] = wrap(inner)
+        put(by_inner[id(inner)])
+    return wrapped
+
+
+def prepare_own_steps(
+    settings: Settings, model: Any, optimizers: dict[str, LossScaleOptimizer], data: DataSet, batch: Any,
+    scaling: Scaling,
+) -> None:
+    """Find out how the model's own steps work, and build its optimizers for what they train.
+
+    ConfigError where a step can't be counted, where it applies gradients of a loss that it did not scale though the
+    scale is not 1, or where the model can't be validated. UserCodeError for what a step raises.
+    """
+    trains, tests = has_own_train_step(model), has_own_test_step(model)
+    if not trains and not tests:
+        return
+    if settings.distribute.name != "none":
+        raise ConfigError(Problem("distribute", f"must be none: {type(model).__name__} has a train_step or test_step "
+                                  "of its own, which mpt runs on one device.", settings.distribute.name))
+    logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
+    used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
+    test_logs = _trace_testing(settings, model, batch) if data.validation is not None else None
+    updates = next(iter(uses[name].applied for name in used), 1)
+    if trains:
+        _check_logs(model, "train_step", logs)
+    set_own_steps(model, build_own_steps(model, used, logs, test_logs if tests else None, updates))
+
+
+def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
+    """`prepare_own_steps` for a model that is only evaluated."""
+    if not has_own_train_step(model) and not has_own_test_step(model):
+        return
+    logs = _trace_testing(settings, model, batch)
+    if logs is not None:
+        set_own_steps(model, build_own_steps(model, {}, None, logs, 1))
+
+
+def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
+    if keras.backend.backend() == "jax":
+        if len(optimizers) > 1 and not isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
+            raise ConfigError(_one_on_jax(model, optimizers))
+        model.optimizer.build(model.trainable_variables)
+        model.optimizer.scale_state.keep_trace()
+    try:
+        return trace_train_step(model, optimizers, batch)
+    except Exception as error:
+        raise _step_error(model, "train_step", error) from error
+
+
+def _trace_testing(settings: Settings, model: Any, batch: Any) -> Any:
+    """None where Keras's own test_step has what it needs; ConfigError where there is nothing to validate with."""
+    if not has_own_test_step(model):
+        has_loss = getattr(model, "loss", None) is not None or type(model).compute_loss is not keras.Model.compute_loss
+        if can_be_called(model) and (has_loss or model.losses):
+            return None
+        raise ConfigError(Problem(
+            "data.validation_fraction", f"{type(model).__name__} has a train_step of its own, but neither a test_step "
+            "nor a loss to validate it with.", getattr(settings.data, "validation_fraction", None),
+            "Give it a test_step, or set data.validation_fraction=0."))
+    try:
+        logs = trace_test_step(model, batch)
+    except Exception as error:
+        raise _step_error(model, "test_step", error) from error
+    _check_logs(model, "test_step", logs)
+    return logs
+
+
+def _check_logs(model: Any, step: str, logs: Any) -> None:
+    try:
+        log_names(logs)
+    except ValueError as error:
+        raise _step_error(model, step, error) from error
+
+
+def _step_error(model: Any, step: str, error: Exception) -> UserCodeError:
+    return UserCodeError(f"model: {type(model).__name__}.{step}: {type(error).__name__}: {plain_message(error)}")
+
+
+def _one_on_jax(model: Any, optimizers: Any) -> Problem:
+    return Problem("backend.name", f"must be tensorflow: {type(model).__name__} has {len(optimizers)} optimizers "
+                   f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.", "jax")
+
+
+def _used_optimizers(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], uses: dict[str, OptimizerUse], scaling: Scaling
+) -> dict[str, LossScaleOptimizer]:
+    """Those that the step applies, built for the variables that it applies them to."""
+    used = {name: optimizer for name, optimizer in optimizers.items() if uses[name].applied}
+    name = type(model).__name__
+    if not used:
+        raise ConfigError(Problem(
+            "model", f"{name}.train_step never calls apply of an optimizer that the model holds "
+            f"({', '.join(optimizers)}), so that no step can be counted or scaled.", None,
+            "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply."))
+    unscaled = [each for each in used if not uses[each].scaled]
+    if unscaled and scaling.scales:
+        calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in unscaled)
+        raise ConfigError(Problem(
+            "model", f"{name}.train_step applies gradients of a loss that it does not scale, though layers compute in "
+            "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.", None,
+            f"Write {calls} before it takes the gradients, or set loss_scale=none or policy=mixed_bfloat16."))
+    for each, optimizer in used.items():
+        if keras.backend.backend() == "tensorflow":
+            optimizer.build(uses[each].variables)
+            assert optimizer.scale_state is not None
+            optimizer.scale_state.keep_trace()
+        if each in unscaled:
+            optimizer._loss_was_scaled = True  # by 1: there is nothing to warn of
+    return used

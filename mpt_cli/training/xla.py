@@ -1,0 +1,119 @@
+"""Whether XLA compiles the steps of a run: chosen once, before the first step, and left where XLA can't do it."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.precision import layers_of
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.engine import Engine, convolves
+from mpt_cli.training.feed import Feed
+
+
+@dataclass(frozen=True)
+class JitChoice:
+    """Whether XLA compiles the steps; `reason` says why not where nobody asked for that."""
+
+    jit_compile: bool
+    reason: str = ""
+
+
+def choose_jit(settings: Settings, platform: Platform, model: Any, steps: int | None) -> JitChoice:
+    """`trainer.jit_compile`, with `auto` resolved for a run of `steps` (None: nobody knows how many).
+
+    JAX always compiles, and a GPU always gains. On the CPU TensorFlow runs without XLA what Keras's `fit` runs without
+    it, unless the run is long enough to win back the compiling (`xla_pays`), and whatever convolves: there XLA runs
+    convolutions inside the loop on one thread (small CNN: 4 steps per second instead of 120 to 170). It goes by counts
+    alone, not by a measurement, so that the same run is the same again.
+    """
+    asked = settings.trainer.jit_compile
+    if isinstance(asked, bool):
+        return JitChoice(asked)
+    if settings.distribute.name == "mirrored":
+        return JitChoice(False, "distribute=mirrored")  # Keras turns XLA off under tf.distribute too
+    if settings.backend.name == "jax" or platform.gpus:
+        return JitChoice(True)
+    if convolves(model):
+        return JitChoice(False, "slow at convolutions on a CPU")
+    if steps is None:
+        return JitChoice(False, "nobody knows whether the run is long enough to win back the compiling")
+    if not xla_pays(steps, len(model.trainable_variables), numbers_per_step(model, settings.trainer.batch_size)):
+        return JitChoice(False, f"{steps:,} steps would not win back the compiling")
+    return JitChoice(True)
+
+
+PROGRAMS = 2  # for whole batches and for the last, smaller one of an epoch, or for validation
+COMPILE_SECONDS, COMPILE_SECONDS_PER_VARIABLE = 2.5, 0.04
+SAVED_SECONDS_PER_NUMBER = 8e-9
+
+
+def xla_pays(steps: int, variables: int, numbers: int) -> bool:
+    """Whether `steps` on a CPU save more than XLA takes to compile them, in CPU seconds.
+
+    Compiling takes XLA 2.5 s and 0.04 s per trainable variable more than going without it; a step saves 8 ns per number
+    of `numbers_per_step`, which no longer passes through memory from each operation to the next. Measured by
+    `python -m benchmarks.compile_time` on 2 cores: 2 to 5 s for 6 to 38 variables and 6 to 10 for 164; 5 to 17 ns for
+    Dense layers, with and without normalization, and transformers, more for recurrent layers.
+
+    >>> xla_pays(steps=420, variables=6, numbers=9_000 + 8_200)  # a small MLP for 15 epochs of 28 steps
+    False
+    >>> xla_pays(steps=3_000, variables=38, numbers=70_000 + 1_080_000)  # two blocks of a transformer
+    True
+    """
+    saved = steps * numbers * SAVED_SECONDS_PER_NUMBER
+    return saved >= PROGRAMS * (COMPILE_SECONDS + COMPILE_SECONDS_PER_VARIABLE * variables)
+
+
+def numbers_per_step(model: Any, batch_size: int) -> int:
+    """Numbers that a training step reads and writes: the trainable weights, and what the layers of a model that is a
+    graph put out for a batch. A model that is a class of the user's shows no outputs without being run: none count.
+
+    The tables of Embedding layers count against it: without XLA a step works on a few of their rows, with it on all
+    (50,000 x 64, Adam: 10 ms without and 25 ms with XLA on two cores).
+
+    >>> inputs = keras.Input((4,))
+    >>> model = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Dense(3)(inputs)))
+    >>> numbers_per_step(model, batch_size=10) - (4 * 3 + 3 + 3 * 2 + 2)
+    50
+    """
+    layers = layers_of(model)
+    tables = [layer.embeddings for layer in layers if isinstance(layer, keras.layers.Embedding)]
+    outputs = [tensor for layer in layers for tensor in _outputs(layer)]
+    per_example = sum(math.prod(size or 1 for size in tensor.shape[1:]) for tensor in outputs)
+    return _numbers(model.trainable_variables) - 2 * _numbers(tables) + batch_size * per_example
+
+
+def _numbers(variables: Sequence[Any]) -> int:
+    return sum(math.prod(variable.shape) for variable in variables)
+
+
+def _outputs(layer: Any) -> list[Any]:
+    try:
+        return list(keras.tree.flatten(layer.output))
+    except (AttributeError, ValueError):  # not part of a graph
+        return []
+
+
+def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> JitChoice:
+    """Compile what the run calls, and go without XLA where that fails if it `may_leave`, else raise ConfigError.
+
+    No step is made. What XLA can't do is found only by trying: an operation it does not know, one it does not know for
+    these dtypes, a shape that depends on values. The compiled programs are those that the first steps call.
+    """
+    compilers = engine.compile_training, engine.compile_evaluation
+    for feed, compile_ahead in zip(feeds, compilers, strict=True):
+        piece = None if feed is None else feed.empty_piece()
+        obstacle = None if piece is None else compile_ahead(piece.source, piece.batch_indices)
+        if obstacle is None:
+            continue
+        if not may_leave:
+            raise ConfigError(Problem("trainer.jit_compile", f"XLA can't compile this model: {obstacle}.", True,
+                                      "Set trainer.jit_compile=false."))  # fmt: skip
+        engine.leave_xla()
+        return JitChoice(False, obstacle)
+    return JitChoice(True)

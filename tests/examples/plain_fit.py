@@ -1,0 +1,50 @@
+"""`python plain_fit.py NAME ARGUMENTS RUN`: an example under plain Keras, in the order and from the seed of RUN.
+
+ARGUMENTS are those of `compile` and `fit` as JSON. Writes the weights at the start (start.npz) and at the end
+(plain.npz), and those of the run's saved model (ours.npz), by their place in the model.
+"""
+
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
+    import keras
+    import yaml
+
+    spec = importlib.util.spec_from_file_location(name, Path("examples") / name / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    keras.utils.set_random_seed(settings["seed"])
+    returned = getattr(module, settings["data"]["loader"].rpartition(":")[2])()
+    data = returned[0] if isinstance(returned, tuple) and isinstance(returned[0], tuple) else returned
+    x, y = data if isinstance(data, tuple) else (data, None)
+    build = getattr(module, settings["model"]["builder"].rpartition(":")[2])
+    takes_shape = "input_shape" in build.__code__.co_varnames[: build.__code__.co_argcount]
+    model = build(**({"input_shape": x.shape[1:]} if takes_shape else {}))
+    write(model, "start.npz")
+    kind, rate = arguments["compile"].pop("optimizer")
+    model.compile(getattr(keras.optimizers, kind)(rate), jit_compile=keras.backend.backend() == "jax",
+                  **arguments["compile"])  # fmt: skip
+    fit = arguments["fit"]
+    if "class_weight" in fit:
+        fit["class_weight"] = {int(label): weight for label, weight in fit["class_weight"].items()}
+    model.fit(x, y, shuffle=False, verbose=0, **fit)
+    write(model, "plain.npz")
+    write(keras.saving.load_model(run / "model.keras", compile=False), "ours.npz")
+
+
+def write(model: Any, path: str) -> None:
+    np.savez(path, **{f"weight{place}": np.asarray(weight) for place, weight in enumerate(model.get_weights())})
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], json.loads(sys.argv[2]), Path(sys.argv[3]))

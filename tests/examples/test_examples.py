@@ -1,0 +1,145 @@
+"""Every program under examples/ is trained, killed, resumed, evaluated and exported, and where plain Keras can train it
+as well, with the same result.
+"""
+
+import json
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from backends import ROOT
+from preloaded import mpt, run_program, start_mpt
+
+from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.runs.directory import RunDirectory, read_summary
+
+PATIENCE_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Example:
+    """What is known of the example: on which backends it can be trained, its steps, and those that an overflow skips.
+
+    `plain` are the arguments of `compile` and of `fit` with which plain Keras trains the same ("optimizer" as its class
+    and its rate); None where `fit` can't be given the same order. `quick` ones are trained in the daily suite too.
+    """
+
+    steps: int
+    backends: tuple[str, ...] = ("tensorflow", "jax")
+    skipped: int = 0
+    plain: dict[str, dict[str, Any]] | None = None
+    quick: bool = False
+
+
+EXAMPLES = {
+    "onehot_convnet": Example(24, quick=True, plain={
+        "compile": {"optimizer": ["Adam", 0.01], "loss": "categorical_crossentropy"},
+        "fit": {"epochs": 4, "batch_size": 32}}),
+    "tickets": Example(14),
+    "siamese": Example(39, quick=True),
+    "class_weights": Example(21, plain={
+        "compile": {"optimizer": ["Adam", 0.01], "loss": "binary_crossentropy"},
+        "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}}}),
+    "autoencoder": Example(15, quick=True, plain={
+        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+}  # fmt: skip
+CASES = [
+    pytest.param(name, backend, id=f"{name}-{backend}")
+    for name, example in EXAMPLES.items() for backend in example.backends
+]  # fmt: skip
+QUICK = [name for name, example in EXAMPLES.items() if example.quick]
+PLAIN = [name for name, example in EXAMPLES.items() if example.plain]
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A project folder with the examples in it."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    return tmp_path
+
+
+def words_of(name: str, backend: str, run_dir: str, *more: str) -> list[str]:
+    return ["train", f"conf=examples/{name}/{name}.yaml", f"backend={backend}", f"run_dir={run_dir}",
+            "logger.console=quiet", *more]  # fmt: skip
+
+
+def check_steps(run: RunDirectory, example: Example) -> None:
+    summary = read_summary(run.summary_json)
+    counts = summary["steps_seen"], summary["skipped_steps"], summary["applied_steps"]
+    assert counts == (example.steps, example.skipped, example.steps - example.skipped)
+    assert all(np.isfinite(value) for value in summary["metrics"].values()) and "loss" in summary["metrics"]
+
+
+def test_there_is_an_entry_for_each_folder() -> None:
+    folders = {path.name for path in (ROOT / "examples").iterdir() if (path / f"{path.name}.yaml").is_file()}
+    assert folders == set(EXAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", QUICK)
+def test_it_trains(work: Path, name: str) -> None:
+    done = mpt(*words_of(name, "tensorflow", "whole"), cwd=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_steps(RunDirectory(work / "whole"), EXAMPLES[name])
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), CASES)
+def test_it_trains_is_killed_resumed_evaluated_and_exported(work: Path, name: str, backend: str) -> None:
+    slowly = "fault.slow_storage_seconds=0.02", "trainer.checkpoint_every_steps=3"  # so that the kill comes in time
+    done = mpt(*words_of(name, backend, "whole", *slowly), cwd=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    killed = words_of(name, backend, "killed", *slowly, "resume=auto")
+    assert kill_after_a_checkpoint(killed, work) == -signal.SIGKILL
+    done = mpt(*killed, cwd=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on at step" in (work / "killed" / "console.log").read_text()
+    for run in ("whole", "killed"):
+        check_steps(RunDirectory(work / run), EXAMPLES[name])
+    assert first_difference(RunDirectory(work / "whole"), RunDirectory(work / "killed")) is None
+    done = mpt("evaluate", "whole", "--split", "train", "--json", cwd=work, backend=backend)
+    assert done.returncode == 0 and np.isfinite(json.loads(done.stdout)["metrics"]["loss"]), done.stdout + done.stderr
+    done = mpt("export", "whole", "--format", "keras", cwd=work, backend=backend)
+    assert done.returncode == 0 and list((work / "whole" / "exported").iterdir()), done.stdout + done.stderr
+
+
+def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
+    """The exit code of a run that was killed as soon as it had written a checkpoint."""
+    process = start_mpt(*words, cwd=work)
+    ends = time.monotonic() + PATIENCE_SECONDS
+    try:
+        while not list((work / "killed" / "checkpoints").glob("step-*.json")) and time.monotonic() < ends:
+            if process.poll() is not None:
+                break
+            time.sleep(0.002)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=60)
+    return process.returncode
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend"), [case for case in CASES if case.values[0] in PLAIN])
+def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: str) -> None:
+    """float32, the same seed and order. XLA adds up in another order than the op by op programs of plain Keras do,
+    and so may a loop around the step: hence a tolerance of some roundings of float32 (2^-23) a step."""
+    words = words_of(name, backend, "run", "policy=float32", "trainer.shuffle=false", "data.validation_fraction=0")
+    done = mpt(*words, *(["trainer.jit_compile=false"] if backend == "tensorflow" else []), cwd=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    example = EXAMPLES[name]
+    given = json.dumps(example.plain)
+    program = str(Path(__file__).with_name("plain_fit.py"))
+    done = run_program(program, name, given, "run", backend=backend, cwd=work, timeout=200.0)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ours, plain, start = (dict(np.load(work / f"{which}.npz")) for which in ("ours", "plain", "start"))
+    assert ours.keys() == plain.keys() and len(ours) > 1
+    assert any(not np.array_equal(plain[path], start[path]) for path in plain)
+    for path, values in plain.items():
+        np.testing.assert_allclose(ours[path], values, rtol=1e-5, atol=example.steps * 2.0**-20, err_msg=path)

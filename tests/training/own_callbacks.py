@@ -1,0 +1,159 @@
+"""Callbacks as a user writes them, and a small model and data for runs with them."""
+
+from typing import Any
+
+import keras
+import numpy as np
+
+CALLS: list[tuple[str, Any, dict[str, float]]] = []  # of every hook: its name, where, its logs
+
+
+def load() -> Any:
+    """40 examples of three classes to train on and 12 to validate with."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(52, 6)).astype("float32")
+    y = (x @ rng.normal(size=(6, 3))).argmax(1).astype("int32")
+    return (x[:40], y[:40]), (x[40:], y[40:])
+
+
+def build() -> keras.Model:
+    """The same weights each time."""
+    initial = keras.initializers.GlorotUniform(7)
+    return keras.Sequential([keras.Input((6,)), keras.layers.Dense(8, "relu", kernel_initializer=initial),
+                             keras.layers.Dense(3, kernel_initializer=initial)])  # fmt: skip
+
+
+def build_image_net() -> keras.Model:
+    return keras.Sequential([keras.Input((4, 4, 1)), keras.layers.Conv2D(4, 3, padding="same", activation="relu"),
+                             keras.layers.Conv2D(1, 3, padding="same")])  # fmt: skip
+
+
+def _recording(name: str) -> Any:
+    def hook(self: Any, *where: Any, logs: Any = None) -> None:
+        *numbers, logs = where if logs is None else (*where, logs)
+        CALLS.append((name, numbers[0] if numbers else None, dict(logs)))
+
+    return hook
+
+
+class Recording(keras.callbacks.Callback):
+    """Writes down each hook."""
+
+
+EPOCH_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end", "on_test_begin", "on_test_end")
+for each in (*EPOCH_HOOKS, "on_train_batch_begin", "on_train_batch_end", "on_test_batch_begin", "on_test_batch_end"):
+    setattr(Recording, each, _recording(each))
+
+
+class RecordingEpochs(keras.callbacks.Callback):
+    """Writes down those that cost nothing in the loop."""
+
+
+for each in EPOCH_HOOKS:
+    setattr(RecordingEpochs, each, _recording(each))
+
+
+class Psnr(keras.callbacks.Callback):
+    """Peak signal-to-noise ratio on a few images at the end of an epoch, in the logs as `psnr`; the best is kept."""
+
+    def __init__(self, images: int = 8) -> None:
+        super().__init__()
+        self.images = np.random.default_rng(1).uniform(size=(images, 4, 4, 1)).astype("float32")
+        self.history: list[float] = []
+        self.best = -np.inf
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        error = np.mean((self.model.predict(self.images, verbose=0) - self.images) ** 2)
+        self.history.append(float(-10 * np.log10(error)))
+        self.best = max(self.best, self.history[-1])
+        logs["psnr"] = self.history[-1]
+
+
+class Halving(keras.callbacks.Callback):
+    """Halves the learning rate after every fourth batch, and keeps count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.batches = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.batches += 1
+        if self.batches % 4 == 0:
+            self.model.optimizer.learning_rate = float(self.model.optimizer.learning_rate) / 2
+
+
+class Noise(keras.callbacks.Callback):
+    """Changes the weights at the beginning of each epoch, and what it adds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = np.float32([0.5])
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        first = self.model.trainable_variables[0]
+        first.assign(first + self.size[0])
+        self.size = self.size * np.float32(0.5)
+
+
+class StopsAt(keras.callbacks.Callback):
+    """Ends the run after a batch."""
+
+    def __init__(self, batch: int) -> None:
+        super().__init__()
+        self.at = batch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if batch == self.at:
+            self.model.stop_training = True
+
+
+class Broken(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        raise ValueError("no such cell")
+
+
+class Unstorable(keras.callbacks.Callback):
+    """Holds a metric of Keras's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean = keras.metrics.Mean()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.mean.update_state(logs["loss"])
+
+
+class SaysItsState(Unstorable):
+    """The same, storable."""
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        logs["mean_loss"] = float(self.mean.result())
+
+    def get_state(self) -> Any:
+        return [v.numpy() for v in self.mean.variables]
+
+    def set_state(self, state: Any) -> None:
+        for variable, value in zip(self.mean.variables, state, strict=True):
+            variable.assign(value)
+
+
+def slower(epoch: int, rate: float) -> float:
+    """A schedule of LearningRateScheduler."""
+    return rate * 0.5
+
+
+def stored_mapping(value: int) -> keras.callbacks.Callback:
+    return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: CALLS.append(("lambda", value, logs)))
+
+
+def no_callback() -> int:
+    return 3
+
+
+def load_images() -> Any:
+    """30 noisy images of 4 x 4 with the clean ones, and 10 to validate with."""
+    rng = np.random.default_rng(2)
+    clean = rng.uniform(size=(40, 4, 4, 1)).astype("float32")
+    noisy = clean + rng.normal(0, 0.1, clean.shape).astype("float32")
+    return (noisy[:30], clean[:30]), (noisy[30:], clean[30:])

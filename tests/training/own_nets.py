@@ -1,0 +1,177 @@
+"""Models with steps, optimizers and a compile of their own, and data for them, as a user would write them."""
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+JAX = keras.backend.backend() == "jax"
+
+
+def blobs(spoiled=()):
+    """Three classes; `spoiled` examples are so large that float16 overflows in the first layer."""
+    rng = np.random.default_rng(0)
+    y = np.arange(96) % 3
+    x = rng.normal(size=(96, 6)) + 2 * np.eye(3, 6)[y]
+    x[list(spoiled)] = 6e4
+    x, y = x.astype("float32"), y.astype("int32")
+    return (x[:72], y[:72]), (x[72:], y[72:])
+
+
+def unsplit(spoiled=()):
+    return blobs(spoiled)[0]
+
+
+def _tensorflow_step(self, data):
+    import tensorflow as tf
+
+    x, y = data
+    with tf.GradientTape() as tape:
+        y_pred = self(x, training=True)
+        loss = self.compute_loss(x=x, y=y, y_pred=y_pred)
+        scaled = self.optimizer.scale_loss(loss) if self.scales else loss
+    gradients = tape.gradient(scaled, self.trainable_variables)
+    self.optimizer.apply(gradients, self.trainable_variables)
+    for metric in self.metrics:
+        metric.update_state(loss) if metric.name == "loss" else metric.update_state(y, y_pred)
+    return {metric.name: metric.result() for metric in self.metrics}
+
+
+def _jax_step(self, state, data):
+    import jax
+
+    trained, fixed, of_optimizer, of_metrics = state
+    x, y = data
+
+    def loss_of(trained, fixed):
+        y_pred, fixed = self.stateless_call(trained, fixed, x, training=True)
+        loss = self.compute_loss(x, y, y_pred)
+        with keras.StatelessScope(zip(self.optimizer.variables, of_optimizer)):
+            return self.optimizer.scale_loss(loss) if self.scales else loss, (loss, y_pred, fixed)
+
+    (_, (loss, y_pred, fixed)), gradients = jax.value_and_grad(loss_of, has_aux=True)(trained, fixed)
+    trained, of_optimizer = self.optimizer.stateless_apply(of_optimizer, gradients, trained)
+    logs, new_metrics = {}, []
+    for metric in self.metrics:
+        own = of_metrics[len(new_metrics) : len(new_metrics) + len(metric.variables)]
+        new = metric.stateless_update_state(own, loss) if metric.name == "loss" else (
+            metric.stateless_update_state(own, y, y_pred))
+        logs[metric.name] = metric.stateless_result(new)
+        new_metrics += new
+    return logs, (trained, fixed, of_optimizer, new_metrics)
+
+
+@keras.saving.register_keras_serializable("own")
+class Own(keras.Model):
+    """What Keras's guide calls a custom train_step."""
+
+    scales = True
+    train_step = _jax_step if JAX else _tensorflow_step
+
+
+@keras.saving.register_keras_serializable("own")
+class Unscaled(Own):
+    scales = False
+
+
+@keras.saving.register_keras_serializable("own")
+class Silent(Own):
+    """Forgets to return anything."""
+
+    def train_step(self, *given):
+        result = super().train_step(*given)
+        return ({}, result[1]) if JAX else None
+
+
+@keras.saving.register_keras_serializable("own")
+class Idle(Own):
+    """Never applies anything."""
+
+    def train_step(self, *given):
+        return ({"loss": ops.zeros(())}, given[0]) if JAX else {"loss": ops.zeros(())}
+
+
+def classifier(kind="Own", compiled=True):
+    inputs = keras.Input((6,))
+    hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(inputs))
+    model = globals()[kind](inputs, layers.Dense(3)(hidden))
+    if compiled:
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss=loss, metrics=["accuracy"])
+    return model
+
+
+def plain():
+    """Keras's own step, compiled by its author."""
+    inputs = keras.Input((6,))
+    hidden = layers.BatchNormalization()(layers.Dense(8, activation="relu")(inputs))
+    model = keras.Model(inputs, layers.Dense(3)(hidden))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05, momentum=0.9), loss=loss, metrics=["accuracy"])
+    return model
+
+
+class GAN(keras.Model):
+    """Keras's example: no call, two optimizers, its own compile; the losses are reported as they are."""
+
+    def __init__(self):
+        super().__init__()
+        self.discriminator = keras.Sequential([
+            keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(1, dtype="float32"),
+        ])
+        self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(8, "relu"), layers.Dense(6)])
+        self.seeds = keras.random.SeedGenerator(7)
+
+    def compile(self, d_optimizer, g_optimizer, loss_fn):
+        super().compile()
+        self.d_optimizer, self.g_optimizer, self.loss_fn = d_optimizer, g_optimizer, loss_fn
+
+    def train_step(self, data):
+        real, _ = data
+        count = ops.shape(real)[0]
+        fake = ops.cast(self.generator(self._latent(count), training=True), "float32")
+        labels = ops.concatenate([ops.ones((count, 1)), ops.zeros((count, 1))])
+        both = ops.concatenate([fake, real])
+        d_loss = self._learn(self.d_optimizer, self.discriminator,
+                             lambda: self.loss_fn(labels, self.discriminator(both, training=True)))
+        latent = self._latent(count)
+        g_loss = self._learn(self.g_optimizer, self.generator, lambda: self.loss_fn(
+            ops.zeros((count, 1)), self.discriminator(self.generator(latent, training=True))))
+        return {"d_loss": d_loss, "g_loss": g_loss}
+
+    def _learn(self, optimizer, network, loss_of):
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = loss_of()
+            scaled = optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, network.trainable_weights)
+        optimizer.apply_gradients(zip(gradients, network.trainable_weights))
+        return loss
+
+    def _latent(self, count):
+        return keras.random.normal((count, 3), seed=self.seeds)
+
+
+def gan(compiled=True):
+    model = GAN()
+    if compiled:
+        loss = keras.losses.BinaryCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(2e-3), loss)
+    return model
+
+
+class PolicyInCall(keras.Model):
+    """Subclassed; makes a layer without weights while it is called, and asks for the policy there."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = layers.Dense(8, name="first"), layers.Dense(3, name="last")
+
+    def call(self, x):
+        hidden = layers.Activation("relu")(self.first(x))
+        assert keras.config.dtype_policy().name == "mixed_float16", keras.config.dtype_policy().name
+        return self.last(hidden)
+
+
+def policy_in_call():
+    return PolicyInCall()

@@ -1,0 +1,132 @@
+"""The state of callbacks in a checkpoint: what is stored, what can't be, and runs that are gone on with."""
+
+import json
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import own_callbacks
+import pytest
+from test_callbacks import lines, train, weights
+
+from mpt_cli.errors import UserCodeError
+from mpt_cli.training.callback_state import NotPlain, decode, encode, state_of
+from mpt_cli.training.callbacks import Callbacks
+from mpt_cli.training.checkpoint import CheckpointStore
+
+ALL = [
+    "{object: model_checkpoint, kwargs: {filepath: '{run_dir}/best.keras', save_best_only: true}}",
+    "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}", "history", "own_callbacks:Noise",
+    "own_callbacks:Halving", "own_callbacks:SaysItsState",
+]  # fmt: skip
+KEYS = [
+    "trainer.reduce_on_plateau.patience=1", "trainer.reduce_on_plateau.min_delta=0.02",
+    "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=val_accuracy",
+    "trainer.early_stopping.restore_best_weights=true", "trainer.epochs=8",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", [
+    None, True, 3, 2**70, -0.5, "text", float("inf"), [1, (2.0, "x")], {"a": [None], 3: {"b"}}, deque([1, 2], 5),
+    Path("a/b"), {"array": 1}, {1, 2},
+])  # fmt: skip
+def test_plain_values_come_back_from_json_as_they_were(value):
+    arrays: dict[str, Any] = {}
+    found = decode(json.loads(json.dumps(encode(value, arrays), allow_nan=False)), arrays)
+    assert found == value and type(found) is type(value)
+    assert getattr(found, "maxlen", None) == getattr(value, "maxlen", None)
+
+
+def test_arrays_keep_their_dtype_and_lie_beside_the_json():
+    arrays: dict[str, Any] = {}
+    value = {"best": [np.float16([1, 2]), np.int64(3)], "mean": np.float32("nan")}
+    found = decode(json.loads(json.dumps(encode(value, arrays, "w"), allow_nan=False)), arrays)
+    assert sorted(arrays) == ["w/0/1/0", "w/0/1/1", "w/1/1"]
+    assert found["best"][0].dtype == np.float16 and found["best"][0].tolist() == [1, 2]
+    assert type(found["best"][1]) is np.int64 and np.isnan(found["mean"])
+    with pytest.raises(NotPlain, match="Mean"):
+        encode([keras.metrics.Mean()], {})
+
+
+def test_arrays_are_stored_once_they_have_changed():
+    """A set of images that a callback only looks at is not written with every checkpoint."""
+    noise, psnr = own_callbacks.Noise(), own_callbacks.Psnr()
+    states = [state_of(noise), state_of(psnr)]
+    assert [state.begin() for state in states] == [[], []]
+    assert [sorted(state.encode()[1]) for state in states] == [[], []]
+    noise.size, psnr.best = noise.size * 0.5, 3.5
+    (_, changed, _), (stored, none, _) = (state.encode() for state in states)
+    assert changed["size"].tolist() == [0.25] and not none
+    assert stored == {"best": 3.5}
+
+
+def test_what_can_not_be_stored_is_said_before_training_and_own_methods_do_better():
+    told: list[str] = []
+    model = own_callbacks.build()
+    Callbacks([own_callbacks.Unstorable(), own_callbacks.SaysItsState(), keras.callbacks.EarlyStopping()], model).begin(
+        1, 5, told.append)
+    assert told == ["callbacks: Unstorable.mean (Mean) can't be stored in a checkpoint, so a resumed run begins with a "
+                    "fresh one; with methods get_state and set_state the callback says itself what is stored"]
+
+
+def test_a_state_that_is_not_plain_is_refused(monkeypatch):
+    callback = own_callbacks.SaysItsState()
+    monkeypatch.setattr(callback, "get_state", lambda: callback.mean)
+    words = r"^callbacks: SaysItsState.get_state must return numbers, texts, arrays, .* Received: Mean\.$"
+    with pytest.raises(UserCodeError, match=words):
+        state_of(callback).encode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("steps", [12, 15, 23])
+def test_a_run_that_is_gone_on_with_ends_as_the_unbroken_one(tmp_path, steps):
+    """Cut in the middle of an epoch and at its end; early stopping ends both."""
+    words = [f"trainer.callbacks=[{','.join(ALL)}]", *KEYS]
+    whole, whole_dir = train(tmp_path, *words, run="whole")
+    _, run_dir = train(tmp_path, *words, f"trainer.max_steps={steps}")
+    (run_dir / "own.csv").open("a").write("9,lines,of,a,killed,attempt\n")
+    summary, _ = train(tmp_path, *words, f"resume={run_dir}")
+
+    assert whole.ended_early == summary.ended_early != "" and whole.applied_steps == summary.applied_steps > steps
+    assert all((a == b).all() for a, b in zip(weights(whole_dir), weights(run_dir), strict=True))
+    assert (whole.metrics, whole.best_metrics) == (summary.metrics, summary.best_metrics)
+    for epoch_end in (False, True):
+        keys = ("step", "loss", "learning_rate", "mean_loss", "val_loss")
+        found = [[[line.get(key) for key in keys] for line in lines(folder, epoch_end)]
+                 for folder in (whole_dir, run_dir)]  # fmt: skip
+        assert found[0] == found[1]
+    assert (whole_dir / "own.csv").read_text() == (run_dir / "own.csv").read_text()
+    last = [CheckpointStore(folder / "checkpoints").newest() for folder in (whole_dir, run_dir)]
+    assert last[0].position["callbacks"] == last[1].position["callbacks"]
+    assert sorted(last[0].arrays) == sorted(last[1].arrays)
+    assert all(last[0].arrays[name].tobytes() == last[1].arrays[name].tobytes() for name in last[0].arrays)
+    saved = [keras.saving.load_model(folder / "best.keras").get_weights() for folder in (whole_dir, run_dir)]
+    assert all((a == b).all() for a, b in zip(*saved, strict=True))
+
+
+@pytest.mark.slow
+def test_a_callback_that_comes_later_begins_anew_and_more_epochs_go_on(tmp_path):
+    stops = ["trainer.early_stopping.patience=1", "trainer.early_stopping.mode=max"]
+    first, run_dir = train(tmp_path, *stops)
+    more, _ = train(tmp_path, *stops, "trainer.epochs=4", "trainer.callbacks=[history]", f"resume={run_dir}")
+
+    assert (first.epochs_completed, more.epochs_completed, more.applied_steps) == (2, 3, 15)
+    assert more.ended_early.startswith("val_loss was no better than")
+    assert "callbacks: History was not there when the checkpoint was made, so it begins anew" in (
+        run_dir / "console.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_rollback_takes_the_callbacks_back_too(tmp_path):
+    """At step 13 every loss is nan: the run goes back to the checkpoint of step 10, at half the rate that Halving had
+    come to, and Halving's count with it."""
+    words = ["trainer.callbacks=[own_callbacks:Halving]", "trainer.on_unhealthy=rollback", "trainer.epochs=4",
+             "trainer.checkpoint_every_steps=10", "trainer.max_nonfinite_losses=1", "fault=nan_loss",
+             "fault.at_steps=[13]", "fault.every_steps=null", "trainer.max_rollbacks=1", "loss_scale=none"]  # fmt: skip
+    summary, run_dir = train(tmp_path, *words)
+
+    assert summary.rollbacks == 1
+    rates = {line["step"]: line["learning_rate"] for line in lines(run_dir, epoch_end=False)}
+    np.testing.assert_allclose([rates[10], rates[11], rates[12]], [0.025, 0.0125, 0.0125], rtol=1e-6)

@@ -1,0 +1,213 @@
+"""Keras's callbacks and the user's in a run: hooks, logs, model, learning rate, the end, and what is refused."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import own_callbacks
+import pytest
+from backends import BACKEND
+
+from mpt_cli import job
+from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, UserCodeError
+from mpt_cli.settings import load_settings
+
+RECIPE = """
+model: {name: builder, builder: "own_callbacks:build"}
+data: {name: loader, loader: "own_callbacks:load"}
+optimizer: {name: sgd, learning_rate: 0.1, momentum: 0.9}
+trainer: {epochs: 3, batch_size: 8, log_every_steps: 1, checkpoint_every_minutes: null}
+logger: {console: quiet}
+"""
+FAST = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"
+
+
+def train(folder: Path, *words: str, run: str = "run") -> tuple[Any, Path]:
+    (folder / "own.yaml").write_text(RECIPE)
+    settings = [f"conf={folder / 'own.yaml'}", f"run_dir={folder / run}", f"backend={BACKEND}", FAST, *words]
+    return job.train(load_settings(settings)), folder / run
+
+
+def lines(run_dir: Path, epoch_end: bool) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in found if line["epoch_end"] is epoch_end]
+
+
+def weights(run_dir: Path) -> list[np.ndarray]:
+    return keras.saving.load_model(run_dir / "model.keras", compile=False).get_weights()
+
+
+def calls() -> list[tuple[str, Any, dict[str, float]]]:
+    found = [*own_callbacks.CALLS]
+    own_callbacks.CALLS.clear()
+    return found
+
+
+def keras_fit(*callbacks: Any) -> keras.Model:
+    (x, y), validation = own_callbacks.load()
+    model = own_callbacks.build()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), loss, metrics=["accuracy"])
+    model.fit(x, y, 8, 3, 0, [*callbacks], validation_data=validation, validation_batch_size=8, shuffle=False)
+    return model
+
+
+def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
+    """With callbacks that change the weights and the learning rate on the way."""
+    calls()
+    names = "[own_callbacks:Noise,own_callbacks:Recording,own_callbacks:Halving]"
+    summary, run_dir = train(tmp_path, f"trainer.callbacks={names}", "trainer.shuffle=false")
+    ours = calls()
+    theirs_model = keras_fit(own_callbacks.Noise(), own_callbacks.Recording(), own_callbacks.Halving())
+    theirs = calls()
+
+    assert (summary.steps_seen, summary.applied_steps) == (15, 15)
+    assert [call[:2] for call in ours] == [call[:2] for call in theirs]
+    for (name, where, logs), (_, _, expected) in zip(ours, theirs, strict=True):
+        assert [*logs] == [*expected], (name, where)
+        assert all(type(value) is float for value in logs.values())
+        np.testing.assert_allclose([*logs.values()], [*expected.values()], rtol=2e-5, err_msg=f"{name} {where}")
+    for mine, kerass in zip(weights(run_dir), theirs_model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, kerass, rtol=1e-5, atol=1e-6)  # two orders of the same sums
+    rates = [line["learning_rate"] for line in lines(run_dir, epoch_end=False)]
+    np.testing.assert_allclose(rates, [0.1 / 2 ** (step // 4) for step in range(15)], rtol=1e-6)
+
+
+def test_hooks_of_epochs_leave_the_calls_as_they_were(tmp_path):
+    calls()
+    _, alone = train(tmp_path, run="alone")
+    saving = "{object: model_checkpoint, kwargs: {filepath: '{run_dir}/best.keras'}}"
+    summary, run_dir = train(tmp_path, f"trainer.callbacks=[own_callbacks:RecordingEpochs,{saving}]")
+
+    assert summary.applied_steps == 15
+    assert [name for name, _, _ in calls()] == [
+        "on_train_begin", *["on_epoch_begin", "on_test_begin", "on_test_end", "on_epoch_end"] * 3, "on_train_end",
+    ]  # fmt: skip
+    assert all((a == b).all() for a, b in zip(weights(alone), weights(run_dir), strict=True))
+    assert all((a == b).all() for a, b in zip(keras.saving.load_model(run_dir / "best.keras").get_weights(),
+                                              weights(run_dir), strict=True))  # fmt: skip
+
+
+def test_the_header_says_what_hooks_of_batches_cost(tmp_path):
+    words = ["trainer.callbacks=[terminate_on_nan,lambda_callback]", "logger.console=plain", "trainer.max_steps=2"]
+    for more, steps in (([], "1 step"), (["trainer.steps_per_execution=2"], "2 steps")):
+        summary, run_dir = train(tmp_path, *words, *more, run=steps)
+        text = (run_dir / "console.log").read_text()
+        assert f"TerminateOnNaN, LambdaCallback; calls of {steps} for TerminateOnNaN" in text
+        assert f"{steps} per call" in text and summary.applied_steps == 2
+
+
+def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
+    """The loss falls, and is watched for a rise: so the first epoch is the best."""
+    words = ["patience=2", "mode=max", "restore_best_weights=true"]
+    summary, run_dir = train(tmp_path, *(f"trainer.early_stopping.{word}" for word in words), "trainer.epochs=9")
+
+    assert (summary.status, summary.exit_code, summary.epochs_completed) == ("finished", OK, 3)
+    assert summary.applied_steps == 15
+    first = lines(run_dir, epoch_end=True)[0]
+    assert summary.ended_early == (
+        f"val_loss was no better than {first['val_loss']:.6g} (epoch 1) for 2 epochs (EarlyStopping); the weights of "
+        "epoch 1 are restored"
+    )
+    assert summary.explanation.endswith(f"It ended early, in epoch 3: {summary.ended_early}.")
+    assert summary.metrics["val_loss"] == pytest.approx(first["val_loss"], rel=1e-6)
+    _, one = train(tmp_path, "trainer.epochs=1", run="one")
+    assert all((a == b).all() for a, b in zip(weights(one), weights(run_dir), strict=True))
+    again, _ = train(tmp_path, *(f"trainer.early_stopping.{word}" for word in words), "trainer.epochs=9",
+                     f"resume={run_dir}")  # fmt: skip
+    assert again == summary  # nothing is left to train
+
+
+def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
+    calls()
+    stops = "{object: own_callbacks:StopsAt, kwargs: {batch: 2}}"
+    summary, run_dir = train(tmp_path, f"trainer.callbacks=[{stops},own_callbacks:RecordingEpochs]")
+
+    assert (summary.steps_seen, summary.applied_steps, summary.epochs_completed) == (3, 3, 0)
+    assert summary.ended_early == "StopsAt set model.stop_training in on_train_batch_end"
+    assert [name for name, _, _ in calls()] == [
+        "on_train_begin", "on_epoch_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end"]
+    assert [line["step"] for line in lines(run_dir, epoch_end=True)] == [3]
+
+
+def test_the_learning_rate_falls_on_a_plateau_in_the_compiled_loop(tmp_path):
+    words = ["patience=1", "min_delta=10", "factor=0.25", "min_lr=0.01"]
+    summary, run_dir = train(tmp_path, *(f"trainer.reduce_on_plateau.{word}" for word in words), "trainer.epochs=5")
+
+    assert summary.applied_steps == 25
+    rates = [line["learning_rate"] for line in lines(run_dir, epoch_end=True)]
+    np.testing.assert_allclose(rates, [0.1, 0.1, 0.025, 0.01, 0.01], rtol=1e-6)
+
+
+def test_keras_callbacks_write_what_they_write_in_fit(tmp_path):
+    schedule = "{object: learning_rate_scheduler, kwargs: {schedule: {object: 'own_callbacks:slower'}}}"
+    log = "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}"
+    board = "{object: tensor_board, kwargs: {log_dir: '{run_dir}/board'}}"
+    summary, run_dir = train(tmp_path, f"trainer.callbacks=[{schedule},{log},{board},terminate_on_nan,history]")
+
+    assert summary.applied_steps == 15
+    with (run_dir / "own.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+    np.testing.assert_allclose([float(row["learning_rate"]) for row in rows], [0.05, 0.025, 0.0125], rtol=1e-6)
+    written = [line["val_loss"] for line in lines(run_dir, epoch_end=True)]
+    np.testing.assert_allclose([float(row["val_loss"]) for row in rows], written)
+    assert {path.name for path in (run_dir / "board").iterdir()} == {"train", "validation"}
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_callback_that_predicts_adds_its_metric_to_the_record(tmp_path, policy):
+    images = ["model.builder=own_callbacks:build_image_net", "data.loader=own_callbacks:load_images"]
+    words = [*images, "trainer.callbacks=[own_callbacks:Psnr]", f"policy={policy}", "optimizer.learning_rate=0.01"]
+    summary, run_dir = train(tmp_path, *words, "loss_scale.initial_scale=8")
+    _, alone = train(tmp_path, *words[:2], *words[3:], "loss_scale.initial_scale=8", run="alone")
+
+    assert summary.applied_steps == 12 == summary.steps_seen
+    found = [line["psnr"] for line in lines(run_dir, epoch_end=True)]
+    assert len(found) == 3 and summary.metrics["psnr"] == found[-1] and summary.best_metrics["psnr"] == max(found)
+    assert all((a == b).all() for a, b in zip(weights(alone), weights(run_dir), strict=True))
+
+
+def test_what_a_callback_raises_is_the_users(tmp_path):
+    words = r"^trainer.callbacks: Broken.on_epoch_end raised ValueError: no such cell\.$"
+    with pytest.raises(UserCodeError, match=words) as raised:
+        train(tmp_path, "trainer.callbacks=[own_callbacks:Broken]")
+    assert isinstance(raised.value.__cause__, ValueError)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("failed", BAD_CONFIG, 5)
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    (["trainer.callbacks=[backup_and_restore]"],
+     "[0]: backup_and_restore can't be used in a run. Leave it out: resume=auto does it, to the step."),
+    (["trainer.callbacks=[history,progbar_logger]"],
+     "trainer.callbacks[1]: progbar_logger can't be used in a run. Leave it out: the console shows it."),
+    (["trainer.callbacks=[early_stoping]"],
+     "trainer.callbacks[0]: Keras has none of this name. Received: 'early_stoping'. Did you mean early_stopping?"),
+    (["trainer.callbacks=history"],
+     "trainer.callbacks: must be a list. Received: 'history'. Write trainer.callbacks=[…]."),
+    (["trainer.callbacks=[{object: own_callbacks:Halving, arguments: {}}]"],
+     "there is no arguments beside object and kwargs."),
+    (["trainer.callbacks=[own_callbacks:no_callback]"],
+     "trainer.callbacks[0]: must be a keras.callbacks.Callback. Received: 'int'."),
+    (["trainer.callbacks=[{object: 'keras.callbacks:BackupAndRestore', kwargs: {backup_dir: /tmp/x}}]"],
+     "trainer.callbacks[0]: BackupAndRestore can't be used in a run. Received: 'BackupAndRestore'. Leave it out: "
+     "resume=auto does it, to the step."),
+    (["trainer.early_stopping.monitor=loss"],
+     "trainer.early_stopping.monitor: must be left out without trainer.early_stopping.patience: nothing uses it. "
+     "Received: 'loss'. Set trainer.early_stopping.patience."),
+    (["trainer.early_stopping.patience=1", "trainer.early_stopping.monitor=val_lost"],
+     "trainer.early_stopping.monitor: must be a metric of the run. Received: 'val_lost'. It has loss, accuracy, "
+     "val_loss, val_accuracy."),
+    (["trainer.reduce_on_plateau.patience=1", "optimizer.schedule.name=cosine"],
+     "optimizer.schedule: must be constant, without warm-up, with ReduceLROnPlateau: both would set the learning rate. "
+     "Received: 'cosine'. Keep one of them."),
+])  # fmt: skip
+def test_what_can_not_be_a_callback_is_said(tmp_path, words, sentence):
+    with pytest.raises(ConfigError) as raised:
+        train(tmp_path, *words)
+    assert sentence in str(raised.value)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,123 @@
+"""Models that bring their own train_step, compile and optimizers, through `mpt` from end to end."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends import BACKEND, only_on
+from preloaded import mpt
+
+NETS = Path(__file__).parent / "own_nets.py"
+RUN = """
+recipe: own
+defaults: [{policy: mixed_float16}, {loss_scale: dynamic}, {model: builder}, {data: loader}, {backend: BACKEND}]
+model: {builder: "NETS:classifier"}
+data: {loader: "NETS:blobs"}
+trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor: null}
+logger: {console: plain}
+"""
+SPOILED = "data.kwargs={spoiled: [14]}"  # in the second step of an epoch
+
+
+def train(folder, *words, code=0):
+    (folder / "own.yaml").write_text(RUN.replace("NETS", str(NETS)).replace("BACKEND", BACKEND))
+    done = mpt("train", "conf=own.yaml", "run_dir=run", *words, cwd=folder, backend=BACKEND)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def lines(folder, name, run="run"):
+    return [json.loads(line) for line in (folder / run / f"{name}.jsonl").read_text().splitlines()]
+
+
+def summary(folder, run="run"):
+    return json.loads((folder / run / "summary.json").read_text())
+
+
+def weights(folder, run="run"):
+    with np.load(sorted((folder / run / "checkpoints").glob("step-*.npz"))[-1]) as stored:
+        return {name: stored[name] for name in stored.files if name.startswith(("weight", "frozen", "optimizer"))}
+
+
+@pytest.mark.slow
+def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
+    own, plain = tmp_path / "own", tmp_path / "plain"
+    for folder, builder in ((own, "classifier"), (plain, "plain")):
+        folder.mkdir()
+        train(folder, SPOILED, f"model.builder={NETS}:{builder}", "trainer.jit_compile=auto")
+    assert [summary(folder)[key] for folder in (own, plain) for key in ("applied_steps", "skipped_steps")] == [10, 2] * 2
+    for name, value in weights(plain).items():
+        np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
+    assert np.isfinite(list(summary(own)["metrics"].values())).all()
+    assert summary(own)["metrics"] == pytest.approx(summary(plain)["metrics"], rel=1e-4)
+    of_both = [[(e["step"], e["kind"], e["scale_after"], e["variable"]) for e in lines(folder, "events")]
+               for folder in (own, plain)]  # fmt: skip
+    assert of_both[0] == of_both[1] and [event[0] for event in of_both[0]] == [2, 8]
+    assert "optimizer" not in lines(own, "events")[0]
+    done = mpt("evaluate", "run", "--json", cwd=own, backend=BACKEND)
+    assert json.loads(done.stdout)["metrics"]["loss"] == pytest.approx(summary(own)["metrics"]["val_loss"], rel=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not scale"),
+        (["model.kwargs={kind: Unscaled}", "loss_scale=none"], 0, "12 steps were applied"),
+        (["model.kwargs={kind: Silent}"], 3, "Silent.train_step: ValueError: must return a dict with a value to go by"),
+        (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
+        (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
+        (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
+        (["distribute=mirrored" if BACKEND == "tensorflow" else "distribute=data_parallel"], 2, "must be none: Own has"),
+    ],
+)
+def test_what_a_step_lacks_is_said_before_it_trains(words, code, said, tmp_path):
+    assert said in " ".join(train(tmp_path, *words, code=code).split())
+    assert code == 0 or not (tmp_path / "run").exists()
+
+
+GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(tmp_path):
+    said = train(tmp_path, *GAN, SPOILED)
+    assert "d_optimizer Adam, learning rate 0.001; g_optimizer Adam, learning rate 0.002" in said
+    found, last = summary(tmp_path), lines(tmp_path, "metrics")[-1]
+    assert (found["applied_steps"], found["skipped_steps"], found["final_loss_scale"]) == (10, 2, 2.0**13)
+    events = [(e["step"], e["kind"], e["scale_after"], e["optimizer"]) for e in lines(tmp_path, "events")]
+    assert events == [(2, "overflow", 2.0**14, "d_optimizer"), (8, "overflow", 2.0**13, "d_optimizer")]
+    columns = {name: last[f"{name}/g_optimizer"] for name in ("loss_scale", "applied_steps", "skipped_steps")}
+    assert columns == {"loss_scale": 2.0**15, "applied_steps": 12, "skipped_steps": 0}
+    assert last["loss"] == last["d_loss"] and np.isfinite([last["d_loss"], last["g_loss"]]).all()
+    assert all(np.isfinite(value).all() for value in weights(tmp_path).values())  # statistics were put back
+    assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ([f"data.loader={NETS}:blobs"], "GAN has a train_step of its own, but neither a test_step nor a loss"),
+        (["model.kwargs={compiled: false}"], "GAN has a compile of its own, whose arguments only its author knows"),
+    ],
+)
+def test_what_a_gan_lacks_is_said(words, said, tmp_path):
+    assert said in " ".join(train(tmp_path, *GAN, *words, code=2).split())
+
+
+@only_on("jax")
+def test_several_optimizers_need_tensorflow(tmp_path):
+    assert "Keras on JAX hands a train_step the state of one" in train(tmp_path, *GAN, code=2)
+
+
+@pytest.mark.slow
+def test_the_policy_is_in_force_while_a_model_is_called(tmp_path):
+    train(tmp_path, f"model.builder={NETS}:policy_in_call", "optimizer=sgd")
+    assert summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 12
+    for words in (("evaluate", "run"), ("export", "run", "--format", "savedmodel")):
+        done = mpt(*words, cwd=tmp_path, backend=BACKEND)
+        assert done.returncode == 0, done.stderr

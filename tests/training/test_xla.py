@@ -1,0 +1,246 @@
+"""Which runs XLA compiles, what a run does that it can't compile, and that this is chosen once for all its attempts."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, only_on
+from preloaded import mpt
+from tiny import compile_tiny, sgd, tiny_data, tiny_model
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.backend import Platform
+from mpt_cli.training.distribution import Distribution
+from mpt_cli.training.engine import build_engine
+from mpt_cli.training.feed import BatchPlan, build_feed
+from mpt_cli.training.xla import choose_jit, numbers_per_step, try_xla, xla_pays
+
+layers = keras.layers
+CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
+GPU = Platform("tensorflow", "GPU", ("GPU",), gpus=1)
+LONG, SHORT = 10**9, 10
+
+
+@pytest.mark.parametrize(
+    ("jit", "platform", "backend", "distribute", "steps", "expected"),
+    [
+        ("auto", CPU, "tensorflow", "none", LONG, True), ("auto", CPU, "tensorflow", "none", SHORT, False),
+        ("auto", CPU, "tensorflow", "none", None, False), ("auto", GPU, "tensorflow", "none", SHORT, True),
+        ("auto", GPU, "tensorflow", "mirrored", LONG, False), (True, GPU, "tensorflow", "mirrored", SHORT, True),
+        (True, CPU, "tensorflow", "none", SHORT, True), (False, GPU, "tensorflow", "none", LONG, False),
+        ("auto", CPU, "jax", "none", SHORT, True), (False, CPU, "jax", "none", LONG, False),
+    ],
+)  # fmt: skip
+def test_when_xla_compiles(jit, platform, backend, distribute, steps, expected):
+    settings = Settings(
+        trainer=TrainerSettings(jit_compile=jit),
+        backend=BackendSettings(backend),
+        distribute=DistributeSettings(distribute),
+    )
+    assert choose_jit(settings, platform, tiny_model(), steps).jit_compile is expected
+
+
+def test_xla_is_left_out_for_convolutions_on_a_cpu():
+    model = keras.Sequential([keras.Input((4, 1)), keras.Sequential([layers.Conv1D(2, 2)])])
+    assert choose_jit(Settings(), CPU, model, LONG).jit_compile is False
+    assert choose_jit(Settings(), GPU, model, LONG).jit_compile is True
+    assert choose_jit(Settings(backend=BackendSettings("jax")), CPU, model, LONG).jit_compile is True
+
+
+def test_a_choice_against_xla_says_why_and_an_order_needs_no_reason():
+    def reason(settings, model, steps):
+        return choose_jit(settings, CPU, model, steps).reason
+
+    convolution = keras.Sequential([keras.Input((4, 1)), layers.Conv1D(2, 2)])
+    mirrored = Settings(distribute=DistributeSettings("mirrored"))
+    assert reason(Settings(), tiny_model(), 1000) == "1,000 steps would not win back the compiling"
+    assert reason(Settings(), tiny_model(), None) == (
+        "nobody knows whether the run is long enough to win back the compiling")  # fmt: skip
+    assert reason(Settings(), convolution, LONG) == "slow at convolutions on a CPU"
+    assert reason(mirrored, tiny_model(), LONG) == "distribute=mirrored"
+    assert reason(Settings(trainer=TrainerSettings(jit_compile=False)), tiny_model(), SHORT) == ""
+
+
+def test_the_steps_from_which_xla_pays():
+    """2 programs x (2.5 s + 10 x 0.04 s) = 5.8 s; 100,000 numbers x 8 ns = 0.8 ms, so that 7,250 steps pay."""
+    assert not xla_pays(7_249, 10, 100_000)
+    assert xla_pays(7_251, 10, 100_000)
+    assert not xla_pays(LONG, 10, -5)
+
+
+class TestNumbers:
+    def test_weights_and_the_outputs_of_a_batch(self):
+        """4·8+8 and 8·3+3 of the Dense layers, 8+8 of the BatchNormalization; 8+8+3 outputs of an example."""
+        assert numbers_per_step(tiny_model(), 5) == 40 + 27 + 16 + 5 * 19
+
+    def test_a_table_counts_against_xla(self):
+        model = keras.Sequential([keras.Input((7,), dtype="int32"), layers.Embedding(1000, 4), layers.Flatten(),
+                                  layers.Dense(2)])  # fmt: skip
+        assert numbers_per_step(model, 3) == -4000 + (28 * 2 + 2) + 3 * (28 + 28 + 2)
+
+    def test_of_a_model_without_a_graph_the_weights(self):
+        class Model(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.dense = layers.Dense(3)
+
+            def call(self, x):
+                return self.dense(x)
+
+        model = Model()
+        model(np.zeros((2, 4), "float32"))
+        assert numbers_per_step(model, 64) == 15
+
+
+class Unknown(layers.Layer):
+    """An identity that XLA can't compile, in training or always."""
+
+    def __init__(self, always: bool = True, **kwargs):
+        super().__init__(**kwargs)
+        self.always = always
+
+    def call(self, x, training=False):
+        import tensorflow as tf
+
+        if not (training or self.always):
+            return x
+        return x + 0.0 * tf.cast(tf.strings.length(tf.strings.as_string(x)), x.dtype)
+
+
+def engine_and_feeds(model, jit: bool, examples: int = 22):
+    optimizer = LossScaleOptimizer(sgd())
+    compile_tiny(model, optimizer)
+    optimizer.build(model.trainable_variables)
+    data = tiny_data(examples)
+    build_metrics(model, data, 4)
+    engine = build_engine(model, jit, Distribution())
+    feeds = [build_feed(data, engine, BatchPlan(4, 4, shuffle=shuffle, seed=1), True) for shuffle in (True, False)]
+    return engine, feeds
+
+
+def model_with(*more: keras.Layer) -> keras.Model:
+    keras.utils.set_random_seed(3)
+    return keras.Sequential([keras.Input((4,)), *more, layers.Dense(8, "relu"), layers.BatchNormalization(),
+                             layers.Dropout(0.3, seed=5), layers.Dense(3)])  # fmt: skip
+
+
+def train_epoch(engine, feed) -> tuple[int, int, list[np.ndarray]]:
+    """Steps seen and applied, and all variables after them."""
+    seen = applied = 0
+    engine.reset_metrics()
+    feed.start(1)
+    while (piece := feed.take(4)) is not None:
+        records = engine.train(piece.source, piece.batch_indices, piece.count).wait()
+        seen, applied = seen + len(records), applied + sum(records.finite)
+    return seen, applied, values(engine.model)
+
+
+def values(model) -> list[np.ndarray]:
+    return [np.asarray(v.numpy()) for v in [*model.variables, *model.optimizer.variables, *model.metrics_variables]]
+
+
+@only_on("tensorflow")
+class TestWhereXlaFails:
+    @pytest.mark.parametrize("always", [True, False])
+    def test_the_steps_run_as_without_xla(self, always):
+        engine, feeds = engine_and_feeds(model_with(Unknown(always)), True)
+        before = values(engine.model)
+        choice = try_xla(engine, feeds, may_leave=True)
+        assert (choice.jit_compile, choice.reason) == (False, "it has no operation AsString")
+        np.testing.assert_equal(values(engine.model), before)
+        seen, applied, found = train_epoch(engine, feeds[0])
+        assert (seen, applied) == (6, 6)
+        plain, plain_feeds = engine_and_feeds(model_with(Unknown(always)), False)
+        np.testing.assert_equal(found, train_epoch(plain, plain_feeds[0])[2])
+        engine.evaluate(*_some(feeds[1]))
+        assert np.isfinite(engine.metrics()["loss"])
+
+    def test_xla_that_was_asked_for_is_an_error(self):
+        engine, feeds = engine_and_feeds(model_with(Unknown()), True)
+        with pytest.raises(ConfigError, match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "
+                           r"AsString\. Received: True\. Set trainer.jit_compile=false\."):  # fmt: skip
+            try_xla(engine, feeds, may_leave=False)
+
+    def test_a_failure_only_in_validation_counts_too(self, monkeypatch):
+        engine, feeds = engine_and_feeds(model_with(), True)
+        monkeypatch.setattr(engine, "compile_training", lambda *_: None)
+        monkeypatch.setattr(engine, "compile_evaluation", lambda *_: "it says: no")
+        assert try_xla(engine, feeds, may_leave=True).reason == "it says: no"
+        assert engine.jit_compile is False
+
+    def test_what_is_wrong_with_the_model_is_not_put_on_xla(self):
+        def broken(*_, **__):
+            raise ValueError("my own mistake")
+
+        engine, feeds = engine_and_feeds(model_with(), True)
+        engine.model.layers[0].call = broken
+        with pytest.raises(ValueError, match="my own mistake"):
+            try_xla(engine, feeds, may_leave=True)
+
+
+def _some(feed):
+    feed.start(1)
+    piece = feed.take(4)
+    return piece.source, piece.batch_indices, piece.count
+
+
+@only_on("tensorflow")
+@pytest.mark.slow
+@pytest.mark.parametrize("examples", [22, 3])
+def test_compiling_ahead_changes_nothing_and_is_not_done_again(examples):
+    """22 examples in batches of 4, the last of 2; or 3, fewer than a batch."""
+    engine, feeds = engine_and_feeds(model_with(), True, examples)
+    before = values(engine.model)
+    assert try_xla(engine, [feeds[0], None], may_leave=False).jit_compile is True
+    np.testing.assert_equal(values(engine.model), before)
+    engine_without, feeds_without = engine_and_feeds(model_with(), True, examples)
+    seen, applied, found = train_epoch(engine, feeds[0])
+    assert seen == applied == (6 if examples == 22 else 1)
+    np.testing.assert_equal(found, train_epoch(engine_without, feeds_without[0])[2])
+    assert engine._train.experimental_get_tracing_count() == (2 if examples == 22 else 1)
+
+
+WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "model.hidden_units=[16]", "trainer.max_steps=6",
+         "trainer.batch_size=200"]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_choice_is_recorded_and_a_resumed_run_does_not_choose_again(tmp_path):
+    """With a billion epochs it would choose XLA; the first attempt of 6 steps did not, on TensorFlow."""
+    compiles = BACKEND == "jax"
+    done = mpt("train", *WORDS, "run_dir=run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert compiles or "no XLA (6 steps would not win back the compiling)" in done.stdout
+    again = mpt("train", *WORDS, "trainer.epochs=1000000000", "trainer.max_steps=9", "resume=run", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "jit_compile" not in again.stdout and "no XLA (" not in again.stdout
+    assert f"jit_compile: {str(compiles).lower()}\n" in (tmp_path / "run/config.yaml").read_text()
+    assert json.loads((tmp_path / "run/environment.json").read_text())["jit_compile"] is compiles
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (summary["steps_seen"], summary["applied_steps"]) == (9, 9)
+
+
+@only_on("tensorflow")
+@pytest.mark.slow
+def test_a_run_with_an_operation_that_xla_lacks_says_so_and_repeats_itself(tmp_path):
+    (tmp_path / "turned.py").write_text(
+        "import keras\nfrom keras import layers\ndef build(input_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(input_shape), layers.RandomRotation(0.1, seed=1), layers.Flatten(),\n"
+        "                             layers.Dense(2048), layers.Dense(num_classes, name='head')])\n"
+    )
+    words = ["conf=digits_cnn", "policy=float32", "model=builder", "model.builder=turned.py:build",
+             "trainer.save_model=false"]  # fmt: skip
+    done = mpt("train", *words, "trainer.max_steps=3", "trainer.jit_compile=true", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "it has no operation ImageProjectiveTransformV3" in done.stderr and "jit_compile=false" in done.stderr
+    stop_at_once = ["fault.kind=nan", "fault.place=forward", "fault.at_steps=[1]", "trainer.max_nonfinite_losses=1"]
+    done = mpt("train", *words, *stop_at_once, "trainer.epochs=1000", "run_dir=run", cwd=tmp_path)
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert (done.returncode, summary["steps_seen"], summary["applied_steps"]) == (4, 1, 1)
+    assert "no XLA (it has no operation ImageProjectiveTransformV3)" in done.stdout
+    assert "jit_compile: false\n" in (tmp_path / "run/config.yaml").read_text()
+    assert json.loads((tmp_path / "run/environment.json").read_text())["jit_compile"] is False
