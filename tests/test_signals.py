@@ -74,10 +74,11 @@ def test_what_hears_ends_at_once_and_by_itself():
 def test_what_ends_in_its_own_time_is_waited_for():
     """As a run does: the end of the call, a checkpoint; and a section that was over before its time was up."""
     body = """
+        signals.UNHEARD_SECONDS = 1.2
         with Interruption() as interruption, at_forced_end(lambda e: end("forced")):
             with unheard("compiling"):
                 end("ready", flush=True)
-                hear_nothing(400_000)
+                hear_nothing(200_000)
             time.sleep(1.5)
             end("saved", interruption.requested.name)
         return 5

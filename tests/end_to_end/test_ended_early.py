@@ -117,8 +117,9 @@ def test_a_second_ctrl_c_ends_a_compilation_at_once(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("backend", "remedy"), [("tensorflow", ", or start without compiling (trainer.jit_compile=false)"),
-                                                 ("jax", "")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("backend", "remedy"), [("tensorflow", ", or start without compiling (trainer.jit_compile=false)"), ("jax", "")]
+)
 def test_a_compilation_beyond_its_limit_ends_the_run_with_what_to_change(backend, remedy, tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     done = mpt("train", *DEEP, f"backend={backend}", "run_dir=r", "backend.compile_timeout=1.5", cwd=tmp_path)
