@@ -97,6 +97,7 @@ def test_data_that_loads_in_compiled_code_is_not_waited_for_and_nothing_is_left(
     (tmp_path / "parts.py").write_text(PARTS)
     process = start_mpt("train", "conf=digits_mlp", "data.loader=parts.py:load_slowly", cwd=tmp_path)
     until(process, "loading slowly")
+    time.sleep(0.5)  # it has to be in there by now
     seconds, err = send(process, signal.SIGINT)
     assert process.returncode == 130 and seconds < seconds_allowed(), err
     assert err.strip() == "mpt: interrupted while loading the data"
