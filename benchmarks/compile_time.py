@@ -97,8 +97,9 @@ def measure(cell: Cell) -> dict[str, float]:
 
 def _mpt(settings: Any, platform: Any, data: Any) -> dict[str, float]:
     from mpt_cli.training.assembly import assemble
+    from mpt_cli.training.program import SettingsProgram
 
-    parts = assemble(settings, platform, data)
+    parts = assemble(SettingsProgram(settings), platform, data)
     parts.train_feed.start(1)
     piece = parts.train_feed.take(1)
     assert piece is not None
@@ -166,7 +167,7 @@ def markdown(cells: list[dict[str, Any]]) -> str:
         for value in sorted(set(values)):
             ours, keras = (found.get((*row, value, who), {"error": "not measured"}) for who in ("mpt", "keras"))
             fits = [growth.get((*row, who)) for who in ("mpt", "keras")] if value == max(values) else []
-            both = ", ".join("" if fit is None else f"{fit:.2f}" for fit in fits)
+            both = ", ".join(f"{fit:.2f}" for fit in fits if fit is not None)
             backend = f"{row[2]}, {row[3]}"
             lines.append("| " + " | ".join([*row[:2], backend, str(value), *_pair(ours, keras), both]) + " |")
     return "\n".join(lines)

@@ -21,6 +21,7 @@ from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
 from mpt_cli.training.assembly import build_under_policy
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
+from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.session import Session, prepare
 
 Turn = Callable[[int], float]
@@ -78,7 +79,8 @@ class TimedTelemetry(Telemetry):
 
 def prepared(cell: Cell, telemetry: Telemetry) -> Session:
     """A run before its first step, as `mpt train` prepares it."""
-    session = prepare(cell.settings, cell.platform, telemetry, NoStore(cell.folder, 1, telemetry.message))
+    store = NoStore(cell.folder, 1, telemetry.message)
+    session = prepare(SettingsProgram(cell.settings), cell.platform, telemetry, store)
     telemetry.start(session.header(cell.folder))
     return session
 

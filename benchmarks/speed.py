@@ -1,13 +1,15 @@
-"""How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`, under ten minutes.
+"""How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`.
 
-    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--backends tensorflow,jax] [--quick]
+    python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--backends tensorflow,jax]
+        [--models "digits MLP;LSTM"] [--quick] [--readme]
 
-Three models under three policies on two backends; a process per backend and model, in which the contenders of
-`contenders` take turns. Read the ratios: machines differ, and other work on this one slows all contenders alike. Where
-torch and lightning are installed, here or in the environment of the Python that `--torch-python` names, PyTorch
-Lightning follows in a process of its own after each. Writes results/speed.json and results/speed.md, of which
-one backend alone replaces its own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the
-script works.
+Twelve models on two backends, under float32 and mixed_float16, the recipes among them also under mixed_bfloat16 and
+with more contenders; a process per backend and model, in which the contenders of `contenders` take turns. Read the
+ratios: machines differ, and other work on this one slows all contenders alike. Where torch and lightning are installed,
+here or in the environment of the Python that `--torch-python` names, PyTorch Lightning follows each recipe in a
+process of its own. Writes results/speed.json and results/speed.md, of which one backend, or some models, alone replace
+their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the script works. `--readme`
+measures nothing: it prints README's table from results/speed.json.
 """
 
 import argparse
@@ -25,14 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.beside_lightning import lightning_versions, measure_lightning
-from benchmarks.speed_cell import MODELS
-from benchmarks.speed_table import judge, table
+from benchmarks.speed_cell import MODELS, RECIPES
+from benchmarks.speed_table import judge, readme_table, table
 from mpt_cli.runs.machine import cpu_features, cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 BACKENDS = ["tensorflow", "jax"]
-POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]
+POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]  # the last one of recipes only
+CONTENDERS = ["fit", "bare loop", "mpt, no telemetry", "fit, scale logged"]  # beside mpt; the last two of recipes only
 CHILD_SECONDS = 240.0
 
 
@@ -56,7 +59,7 @@ def measure_speed(tasks: list[dict[str, Any]], torch_python: str | None) -> list
     for task in tasks:
         started = time.monotonic()
         added = task_rows(task)
-        if torch_python:
+        if torch_python and task["model"] in RECIPES:
             measure_lightning(added, task, lambda own: child(own, "benchmarks.lightning_cell", torch_python))
         rows += added
         print(f"{task['backend']}, {task['model']}: {time.monotonic() - started:.0f} s", file=sys.stderr)
@@ -97,13 +100,16 @@ def machine() -> dict[str, Any]:
     }  # fmt: skip
 
 
-def plan(backends: list[str], repeats: int, text: str | None) -> list[dict[str, Any]]:
-    common = {"policies": POLICIES, "turn_seconds": 0.4, "repeats": repeats, "text": text}
-    return [{"backend": backend, "model": model, **common} for backend in backends for model in MODELS]
+def plan(backends: list[str], models: list[str], repeats: int, text: str | None) -> list[dict[str, Any]]:
+    common = {"turn_seconds": 0.4, "repeats": repeats, "text": text}
+    asked = {model: (POLICIES, CONTENDERS) if model in RECIPES else (POLICIES[:2], CONTENDERS[:2]) for model in models}
+    return [{"backend": backend, "model": model, "policies": policies, "contenders": contenders, **common}
+            for backend in backends for model, (policies, contenders) in asked.items()]  # fmt: skip
 
 
 def quick_plan() -> list[dict[str, Any]]:
-    return [{"backend": "jax", "model": "digits MLP", "policies": ["mixed_float16"], "turn_seconds": 0.0, "repeats": 1}]
+    return [{"backend": "jax", "model": "digits MLP", "policies": ["mixed_float16"], "contenders": CONTENDERS,
+             "turn_seconds": 0.0, "repeats": 1}]  # fmt: skip
 
 
 def main() -> None:
@@ -113,12 +119,17 @@ def main() -> None:
     parser.add_argument("--torch-python", default=sys.executable, metavar="PATH",
                         help="the Python that has torch and lightning, if not this one")  # fmt: skip
     parser.add_argument("--backends", default=",".join(BACKENDS))
+    parser.add_argument("--models", default=";".join(MODELS), help="some of them, between semicolons")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--readme", action="store_true")
     words = parser.parse_args()
+    if words.readme:
+        print(readme_table(json.loads((RESULTS / "speed.json").read_text())))
+        return
     torch_versions = lightning_versions(words.torch_python)
     load_before = os.getloadavg()[0]
     backends = words.backends.split(",")
-    tasks = quick_plan() if words.quick else plan(backends, words.repeats, words.text)
+    tasks = quick_plan() if words.quick else plan(backends, words.models.split(";"), words.repeats, words.text)
     rows = measure_speed(tasks, words.torch_python if torch_versions else None)
     if not words.quick:
         measure_memory(rows)
@@ -133,12 +144,15 @@ def main() -> None:
 
 
 def with_other_backends(report: dict[str, Any]) -> dict[str, Any]:
-    """`report` with the rows that the file has of backends which were not measured now."""
+    """`report` with the rows that the file has of backends and models which were not measured now."""
     file = RESULTS / "speed.json"
     before = json.loads(file.read_text()) if file.exists() else {"cells": [], "load_average": {}}
     loads = {**before["load_average"], **report["load_average"]}
-    rows = [row for row in before["cells"] if row["backend"] not in report["load_average"]] + report["cells"]
-    return {**report, "load_average": loads, "cells": sorted(rows, key=lambda row: BACKENDS.index(row["backend"]))}
+    names = list(MODELS)
+    now = {(row["backend"], row["model"]) for row in report["cells"]}
+    rows = [row for row in before["cells"] if (row["backend"], row["model"]) not in now and row["model"] in names]
+    rows = sorted(rows + report["cells"], key=lambda row: (BACKENDS.index(row["backend"]), names.index(row["model"])))
+    return {**report, "load_average": loads, "cells": rows}
 
 
 def write(report: dict[str, Any]) -> None:

@@ -25,18 +25,44 @@ COMMON = [
     "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0", "trainer.batch_size=64",
     "trainer.drop_remainder=true", "trainer.checkpoint_every_minutes=null", "trainer.monitor=null",
     "data.validation_fraction=0", "logger.console=quiet",
+    "trainer.epochs=1000000",  # jit_compile as a long run has it: what compiling takes is not measured
     "trainer.deterministic=false",  # a switch of the whole process, which would slow down `fit` as well
+    "trainer.epochs=500",  # what is chosen for a long run, such as XLA, is what is measured
 ]  # fmt: skip
-MODELS = {
+
+
+def _own(builder: str, data: str, kwargs: str = "{}") -> list[str]:
+    here = "benchmarks.speed_models"
+    loader, _, given = data.partition(" ")
+    return [
+        "conf=digits_mlp", "model=builder", f"model.builder={here}:{builder}", f"model.kwargs={kwargs}", "data=loader",
+        f"data.loader={here}:{loader}", f"data.kwargs={given}", "trainer.save_model=false",
+    ]  # fmt: skip
+
+
+RECIPES = {  # those that PyTorch Lightning is measured on as well
     "digits MLP": ["conf=digits_mlp"],
     "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
     "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],
 }
+MODELS = {
+    **RECIPES,
+    "wide MLP": _own("wide_mlp", "features {shape: [256]}"),
+    "residual MLP, 24 blocks": _own("residual_mlp", "features {shape: [64]}", "{blocks: 24}"),
+    "ResNet": ["conf=digits_resnet", "data.limit=576"],
+    "separable CNN": _own("separable_cnn", "features {shape: [32, 32, 3]}"),
+    "series CNN": _own("series_cnn", "features {shape: [64, 8]}"),
+    "LSTM": _own("lstm", "features {shape: [32, 16]}"),
+    "bidirectional GRU": _own("bidirectional_gru", "features {shape: [32, 16]}"),
+    "wide embedding": _own("wide_embedding", "tokens {length: 32, words: 50000}", "{words: 50000, width: 64}"),
+    "transformer, 8 blocks": _own("pre_norm_transformer", "tokens {length: 24, words: 1000}",
+                                  "{words: 1000, blocks: 8}"),
+}  # fmt: skip
 
 
 def cell_settings(task: dict[str, Any], policy: str) -> Settings:
     words = [word.format(policy=policy, backend=task["backend"]) for word in COMMON]
-    path = [f"data.path={task['text']}"] if task.get("text") and "transformer" in task["model"] else []
+    path = [f"data.path={task['text']}"] if task.get("text") and task["model"] == "character transformer" else []
     return load_settings([*MODELS[task["model"]], *words, *path])
 
 
@@ -60,12 +86,12 @@ def measure_or_say(task: dict[str, Any], policy: str, folder: Path) -> dict[str,
 
 
 def measure(task: dict[str, Any], policy: str, folder: Path) -> dict[str, Any]:
-    """Steps per second of every contender in every round, and telemetry's share of the time."""
+    """Steps per second of mpt and of the `contenders` in every round, and telemetry's share of the time."""
     cell = build_cell(task, policy, folder)
     from benchmarks.contenders import CONTENDERS, file_telemetry, keras_model, mpt_turn
 
     telemetry = file_telemetry(cell)
-    turns = {name: build(cell) for name, build in CONTENDERS.items() if name != "mpt"}
+    turns = {name: build(cell) for name, build in CONTENDERS.items() if name in task["contenders"]}
     turns = {"mpt": mpt_turn(cell, telemetry), **turns}
     epochs = {name: warm_up(turn, task["turn_seconds"], cell.steps) for name, turn in turns.items()}
     steps = {name: count * cell.steps for name, count in epochs.items()}
@@ -106,7 +132,6 @@ def summarise(rates: dict[str, list[float]]) -> dict[str, Any]:
         "steps_per_second": {name: statistics.median(values) for name, values in rates.items()},
         "over_fit": {name: ratio(name, "fit") for name in rates},
         "over_bare_loop": {name: ratio(name, "bare loop") for name in rates},
-        "over_no_telemetry": {name: ratio(name, "mpt, no telemetry") for name in rates},
     }
 
 

@@ -1,3 +1,69 @@
-"""mpt: mixed-precision training for Keras, from the shell."""
+"""mpt: mixed-precision training for Keras, from the shell and from Python.
+
+>>> import mpt_cli as mpt
+>>> sorted(mpt.__all__)[:4]
+['LossScaleOptimizer', 'Policy', 'Recorder', 'Run']
+
+Names are imported when they are first used, and Keras only where one of them needs it.
+"""
+
+import sys
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpt_cli.front import compare, diagnose, fit, sweep
+    from mpt_cli.precision import LossScaleOptimizer, Policy
+    from mpt_cli.recorder import Recorder
+    from mpt_cli.report.run import Run, load_run
 
 __version__ = "0.1.0"
+__all__ = [
+    "LossScaleOptimizer",
+    "Policy",
+    "Recorder",
+    "Run",
+    "compare",
+    "diagnose",
+    "fit",
+    "load_run",
+    "sweep",
+]
+
+_HOMES = {
+    "mpt_cli.front": ("compare", "diagnose", "fit", "sweep"),
+    "mpt_cli.precision": ("LossScaleOptimizer", "Policy"),
+    "mpt_cli.recorder": ("Recorder",),
+    "mpt_cli.report.run": ("Run", "load_run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+class _Room(ModuleType):
+    """A room of the package that has the name of a public function, and can be called as that."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        return getattr(import_module("mpt_cli.front"), self.__name__.rpartition(".")[2])(*arguments, **named)
+
+
+class _Package(ModuleType):
+    """This package. Importing mpt_cli.sweep.run makes `mpt_cli.sweep` the room, which must stay a function too."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in __all__ and isinstance(value, ModuleType):
+            value.__class__ = _Room
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

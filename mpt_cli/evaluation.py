@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
@@ -19,6 +18,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.distribution import Distribution, undistributed
+from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
 
 
@@ -98,7 +98,7 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     from mpt_cli.training.engine import build_engine
     from mpt_cli.training.feed import BatchPlan, build_feed
 
-    data = load_data_of_run(settings)
+    data = SettingsProgram(settings).load_data()
     examples = _split(data, split)
     # what a builder returns may bring its own loss, metrics and test_step, which no file holds
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
@@ -138,8 +138,7 @@ def load_trained(trained: TrainedModel) -> Any:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error
     if model is None:
-        assert settings.seed is not None
-        return rebuild(trained, load_data_of_run(settings))
+        return rebuild(trained, SettingsProgram(settings).load_data())
     return _with_best(trained, model)
 
 

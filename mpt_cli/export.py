@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.evaluation import TrainedModel, check_model, load_trained, model_file
@@ -58,6 +59,7 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
     from mpt_cli.training.assembly import policy_of
 
     model = load_trained(trained)
+    _check_exportable(model, trained, kind)
     with _whole_or_nothing(output) as draft, policy_of(trained.settings).scope():
         if kind != "keras":
             model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
@@ -65,6 +67,19 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
             shutil.copyfile(trained.path, draft)
         else:
             model.save(draft)
+
+
+def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
+    """ConfigError for what Keras has no way to write."""
+    from mpt_cli.precision.own_step import can_be_called
+
+    name = type(model).__name__
+    if not can_be_called(model):
+        raise ConfigError(Problem("model", f"{name} has no call, so that there is nothing to export.", None,
+                                  "Give it one: that of the network to be used."))
+    if kind == "keras" and not trained.is_whole:
+        raise ConfigError(Problem("--format", f"{name} can't be written as a .keras file, for want of a get_config.",
+                                  kind, "Use --format savedmodel, or give its class one."))
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
-from mpt_cli.data.paths import check_present
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
@@ -37,6 +36,7 @@ from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure
+from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
@@ -49,12 +49,16 @@ BUILT_ALONE = "distribute: the model was built on one device, and its split over
 class Start:
     """Where a run begins: in a new directory, or in an earlier one at `checkpoint` (None: at its beginning)."""
 
-    settings: Settings
+    program: Program
     run: RunDirectory
     attempt: int = 1
     checkpoint: Checkpoint | None = None
     changes: dict[str, tuple[Any, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def settings(self) -> Settings:
+        return self.program.settings
 
     @property
     def position(self) -> tuple[int, int]:
@@ -73,11 +77,19 @@ class Reporters:
 
 
 def train(settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters()) -> Summary:
-    """One run from start to end; `command_line` is for the record.
+    """The run that `settings` say in full, from start to end; `command_line` is for the record. See `train_program`."""
+    return train_program(SettingsProgram(settings), command_line, reporters)
+
+
+def train_program(
+    program: Program, command_line: Sequence[str] = (), reporters: Reporters = Reporters()
+) -> Summary:  # fmt: skip
+    """One run of any program; every run happens here.
 
     Raises MptError for what keeps a run from starting, which then leaves nothing behind. A run that started ends with
     a summary, also when a health rule, a signal or an error ends it: `exit_code` says how.
     """
+    settings = program.settings
     check_logger(settings.logger)
     earlier = find_run(settings)
     if earlier is not None:
@@ -85,11 +97,11 @@ def train(settings: Settings, command_line: Sequence[str] = (), reporters: Repor
             if (done := finished_summary(earlier, settings)) is not None:
                 print(f"{earlier.path} is finished: nothing is left to train", file=reporters.stream or sys.stdout)
                 return done
-            return _train_from(_continue(earlier, settings), command_line, reporters)
+            return _train_from(_continue(earlier, program), command_line, reporters)
     settings = with_drawn_seed(settings)
     notes = ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
     with RunDirectory.begin(settings.run_dir, settings.recipe) as run:
-        return _train_from(Start(settings, run, notes=notes), command_line, reporters)
+        return _train_from(Start(program.with_settings(settings), run, notes=notes), command_line, reporters)
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
@@ -105,8 +117,8 @@ def with_seed_of_run(settings: Settings) -> Settings:
     return with_drawn_seed(settings) if earlier is None else with_stored_choices(settings, stored_settings(earlier))
 
 
-def _continue(run: RunDirectory, settings: Settings) -> Start:
-    settings = with_stored_choices(settings, stored_settings(run))
+def _continue(run: RunDirectory, program: Program) -> Start:
+    settings = with_stored_choices(program.settings, stored_settings(run))
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()
@@ -114,13 +126,13 @@ def _continue(run: RunDirectory, settings: Settings) -> Start:
     step = checkpoint.step if checkpoint else 0
     notes.append(f"going on at step {step} of {run.path}" if checkpoint else
                  f"{run.path} has no checkpoint yet, so it starts from the beginning")  # fmt: skip
-    start = Start(settings, run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
+    start = Start(program.with_settings(settings), run, len(past_attempts(run)) + 1, checkpoint, changes, notes)
     events_before(run, *start.position)  # a damaged file is said before anything is loaded
     return start
 
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
-    check_present(start.settings.data)  # before seconds are spent on importing Keras
+    start.program.check_present()
     telemetry = build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream)
     with telemetry, at_forced_end(lambda _: telemetry.close()):
         telemetry.sinks += tuple(reporters.sinks)
@@ -144,13 +156,13 @@ def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end:
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     with telemetry.busy(f"importing {start.settings.backend.name}"):
-        platform = backend.prepare_backend(start.settings)  # chooses the backend: before anything that imports Keras
+        platform = start.program.prepare_backend()  # chooses the Keras backend: before anything that imports it
     if platform.process_info is not None:
         broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
 
     store = CheckpointStore(start.run.checkpoints, start.settings.trainer.keep_checkpoints, telemetry.message)
-    session = prepare(start.settings, platform, telemetry, store)
+    session = prepare(start.program, platform, telemetry, store)
     telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
@@ -181,7 +193,7 @@ def follow(settings: Settings) -> None:
     from mpt_cli.training.session import prepare
 
     telemetry = Telemetry([])
-    session = prepare(settings, platform, telemetry, NoStore())
+    session = prepare(SettingsProgram(settings), platform, telemetry, NoStore())
     if told["resume"] is not None:
         checkpoint = CheckpointStore(RunDirectory.open(told["resume"]).checkpoints).newest()
         assert checkpoint is not None
@@ -201,7 +213,7 @@ def check_build(settings: Settings) -> "BuildCheck":
     platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
-    built = try_build(settings, platform)
+    built = try_build(SettingsProgram(settings), platform)
     return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
 
 
@@ -210,9 +222,9 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
-        backend=parts.platform.backend, jit_compile=parts.jit.jit_compile, devices=parts.platform.devices,
+        backend=parts.platform.backend, jit_compile=parts.jit_compile, devices=parts.platform.devices,
         seed=settings.seed, dataset_fingerprint=parts.data.fingerprint, policy=settings.policy.name,
-        distribute=settings.distribute.name,
+        distribute=settings.distribute.name, emulated=backend.emulated_operations(),
     )  # fmt: skip
     environment = collect_environment(facts, list(command_line) or None)
     attempt = {
@@ -230,7 +242,7 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     if preprocessing:
         write_json(start.run.preprocessing_json, preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
-    trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit.jit_compile)
+    trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit_compile)
     again = replace(start.settings, run_dir=None, resume=None, trainer=trainer)
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 

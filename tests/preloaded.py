@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-FRAMEWORK_VERBS = {"train", "evaluate", "export", "diagnose"}  # the others import Keras in processes of their own
+FRAMEWORK_VERBS = {"train", "run", "evaluate", "export", "diagnose"}  # others import Keras in their own processes
 _READ_AT_IMPORT = re.compile(
     r"(KERAS|TF|JAX|XLA|PYTHON|OMP|MKL|OPENBLAS|CUDA|NVIDIA|GRPC)_\w*|PYTHON\w+|HOME|XDG_CACHE_HOME|LC_ALL"
 )

@@ -26,7 +26,7 @@ COMMON = (
     "optimizer.learning_rate=1e-3", "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0",
     "trainer.drop_remainder=true", "trainer.deterministic=false", "trainer.checkpoint_every_minutes=null",
     "trainer.monitor=null", "trainer.save_model=false", "trainer.gradient_health_every_steps=null",
-    "backend.compile_cache=null", "logger.console=quiet",
+    "backend.compile_cache=null", "logger.console=quiet", "trainer.epochs=1000000",  # jit_compile as a long run has it
 )  # fmt: skip
 
 

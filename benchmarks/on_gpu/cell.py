@@ -52,11 +52,12 @@ class Contenders:
         """One session with its telemetry and without: the same compiled program."""
         from benchmarks.contenders import Cell, NoStore, file_telemetry
         from mpt_cli.telemetry.sink import Telemetry
+        from mpt_cli.training.program import SettingsProgram
         from mpt_cli.training.session import prepare
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
         silent = Telemetry([])
-        session = prepare(settings, self.platform, silent, NoStore(self.folder, 1, silent.message))
+        session = prepare(SettingsProgram(settings), self.platform, silent, NoStore(self.folder, 1, silent.message))
         cell = Cell(settings, self.platform, session.assembly.data, self.folder)
         written = self.telemetry[scaling] = file_telemetry(cell)
         written.start(session.header(self.folder))

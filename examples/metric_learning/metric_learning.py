@@ -37,7 +37,7 @@ def build_model():
         layers.Conv2D(8, 3, strides=2, activation="relu"),
         layers.GlobalAveragePooling2D(),
         layers.Dense(8),
-        layers.UnitNormalization(),
+        layers.UnitNormalization(dtype="float32"),
     ])
     anchor, positive = keras.Input((8, 8, 1)), keras.Input((8, 8, 1))
     similarities = ops.einsum("ae,pe->ap", encoder(anchor), encoder(positive))

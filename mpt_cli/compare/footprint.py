@@ -48,18 +48,18 @@ def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
 
 def _footprint(settings: Settings, platform: Any) -> dict[str, Any]:
     """Bytes of weights, optimizer and a whole batch's activations, and what may stand in the way of speed."""
-    from mpt_cli.data.load import load_data_of_run
     from mpt_cli.training.assembly import assemble
+    from mpt_cli.training.program import SettingsProgram
 
-    assert settings.seed is not None
-    parts = assemble(undistributed(settings), platform, load_data_of_run(settings))
+    program = SettingsProgram(undistributed(settings))
+    parts = assemble(program, platform, program.load_data())
     return {
         "weights_bytes": _bytes_of(parts.model.variables),
         "optimizer_bytes": _bytes_of(parts.optimizer.variables),
         "activations_bytes": activation_bytes(parts.model, _first_inputs(parts.data.train),
                                               settings.trainer.batch_size),
         "resident": parts.resident,
-        "jit_compile": parts.jit.jit_compile,
+        "jit_compile": parts.jit_compile,
         "uneven": uneven_layers(parts.model),
     }
 

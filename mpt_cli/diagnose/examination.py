@@ -12,7 +12,6 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
@@ -34,6 +33,7 @@ from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
 from mpt_cli.training.feed import Piece
 from mpt_cli.training.loss_and_optimizer import build_optimizer
+from mpt_cli.training.program import SettingsProgram
 
 
 @dataclass
@@ -233,8 +233,9 @@ class Examination:
     def __init__(self, settings: Settings, platform: Platform, request: Request) -> None:
         assert settings.seed is not None
         self.settings, self.platform, self.request = settings, platform, request
-        self.data = load_data_of_run(settings)
-        self.parts = assemble(settings, platform, self.data)
+        program = SettingsProgram(settings)
+        self.data = program.load_data()
+        self.parts = assemble(program, platform, self.data)
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)
         self._shadow = build_shadow(settings, self.data)

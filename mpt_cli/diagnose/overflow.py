@@ -12,7 +12,6 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.passes import (
     GRADIENT,
@@ -39,6 +38,7 @@ from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.faults import build_injector
+from mpt_cli.training.program import SettingsProgram
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ def replay(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> ReplayedRun:
     """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
-    assert settings.seed is not None
-    parts = assemble(settings, platform, load_data_of_run(settings))
+    program = SettingsProgram(settings)
+    parts = assemble(program, platform, program.load_data())
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
@@ -169,13 +169,13 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], b
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
     step_wrapper = injector.wrap_step if injector else None
-    for jit_compile in (True, False) if parts.jit.jit_compile else (False,):
+    for jit_compile in (True, False) if parts.jit_compile else (False,):
         probes = Probes(parts_of(model), inputs=True, values=True)
         counted = build_pass(model, probes, PassOptions(None, jit_compile, step_wrapper))(batch)
         sightings = [*_forward(model, probes, counted), *_backward(model, probes, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
             break
-    return counted, sightings, jit_compile == parts.jit.jit_compile
+    return counted, sightings, jit_compile == parts.jit_compile
 
 
 def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:

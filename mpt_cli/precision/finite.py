@@ -9,6 +9,7 @@ import keras
 from keras import ops
 
 SMALL_ELEMENTS = 2**12
+LARGE_ELEMENTS, BLOCK_ELEMENTS = 2**20, 2**13  # 4 MiB of float32, more than a core's own cache; 32 KiB, less than it
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]
@@ -32,6 +33,11 @@ def dense(gradient: Tensor) -> Tensor:
 
 def is_sparse(gradient: Tensor) -> bool:
     return keras.backend.backend() == "tensorflow" and type(gradient).__name__ == "IndexedSlices"
+
+
+def is_large(values: Tensor) -> bool:
+    """Whether a pass over it is a matter of memory, at least on a CPU."""
+    return bool(math.prod(values.shape) >= LARGE_ELEMENTS)
 
 
 def is_overwritten(variable: Any) -> bool:
@@ -68,11 +74,39 @@ def magnitude(gradient: Tensor) -> Tensor:
     One pass says whether it is finite, whether it is all zero and how large it is. The comparison, not `isfinite`, and
     a maximum, not `all`, are what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
     """
-    size = ops.abs(dense(gradient))
+    values = dense(gradient)
+    if _reads_in_blocks(values):
+        return ops.cast(ops.max(_block_magnitudes(ops.reshape(values, (-1,)))), "float32")
+    return ops.cast(ops.max(_sizes(values), initial=0), "float32")
+
+
+def _sizes(values: Tensor) -> Tensor:
+    """The magnitude of each element; inf where it is inf or nan, and nowhere else once it is float32."""
+    size = ops.abs(values)
     infinite = ops.cast(float("inf"), size.dtype)
     shown = ops.minimum(size, FLOAT32_MAX) if keras.backend.standardize_dtype(size.dtype) == "float64" else size
-    known = ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
-    return ops.cast(ops.max(known, initial=0), "float32")
+    return ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
+
+
+def _reads_in_blocks(values: Tensor) -> bool:
+    """On JAX's CPU: XLA there writes `_sizes` to memory and reads it again to find its maximum."""
+    if keras.backend.backend() != "jax" or not is_large(values):
+        return False
+    import jax
+
+    return jax.default_backend() == "cpu"
+
+
+def _block_magnitudes(values: Tensor) -> Tensor:
+    """The largest of `_sizes` at each place of a block, over all blocks of a long vector: one pass over memory (for
+    3,200,000 float32 elements 0.43 ms, all at once 1.3). The last block begins where it still fits."""
+
+    def larger(block: Tensor, largest: Tensor) -> Tensor:
+        start = ops.minimum(block * BLOCK_ELEMENTS, values.shape[0] - BLOCK_ELEMENTS)
+        return ops.maximum(largest, _sizes(ops.slice(values, (start,), (BLOCK_ELEMENTS,))))
+
+    count = math.ceil(values.shape[0] / BLOCK_ELEMENTS)
+    return ops.fori_loop(0, count, larger, ops.zeros((BLOCK_ELEMENTS,), values.dtype))
 
 
 def all_finite(gradients: list[Tensor]) -> Tensor:
@@ -135,14 +169,22 @@ class GradientDefects(NamedTuple):
 
 
 def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> GradientDefects:
-    """The elements are counted only where the gradients are not finite."""
-    nan, inf, first_bad = cond(measured.finite, _none_bad, lambda: describe_non_finite(gradients))
+    """The elements are counted only where the gradients are not finite.
+
+    They are packed outside of the condition, as in `measure`, whose work that repeats and a compiler does once: a
+    condition over thousands of gradients takes longer to compile and to enter.
+    """
+    packs = _packed(gradients)
+    nan, inf, first_bad = cond(measured.finite, _none_bad, lambda: _describe_packs(packs, len(gradients)))
     return GradientDefects(nan, inf, first_bad, ops.cast(ops.equal(measured.largest, 0), "int32"))
 
 
 def describe_non_finite(gradients: list[Tensor]) -> tuple[Tensor, ...]:
     """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1."""
-    packs, none = _packed(gradients), len(gradients)
+    return _describe_packs(_packed(gradients), len(gradients))
+
+
+def _describe_packs(packs: list[_Pack], none: int) -> tuple[Tensor, ...]:
     if not packs:
         return _none_bad()
     nan, inf = (ops.stack([_count(kind(pack.values)) for pack in packs]) for kind in (ops.isnan, ops.isinf))

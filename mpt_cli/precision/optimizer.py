@@ -14,6 +14,7 @@ from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.precision.scale_rules.fixed import FixedScale
 from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState
+from mpt_cli.precision.step_log import StepLog
 from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin, UnscaledFlag
 
 INNER_DEFAULTS = {
@@ -202,6 +203,8 @@ class LossScaleOptimizer(
         self._count_skipped_steps = count_skipped_steps
         self._copied: CopiedState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
+        self._step_log: StepLog | None = None
+        self._noted_loss: Tensor | None = None  # of the step being traced, for the step log on TensorFlow
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
 
@@ -217,9 +220,20 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The scale's own variables, then the inner optimizer's."""
+        """The scale's own variables, the inner optimizer's, then those of a step log."""
         own = self.scale_state.variables if self.scale_state else []
-        return [*own, *self.inner_variables]
+        return [*own, *self.inner_variables, *(self._step_log.variables if self._step_log else [])]
+
+    @property
+    def step_log(self) -> StepLog | None:
+        """The records of the latest steps; None unless `keep_step_log` was called."""
+        return self._step_log
+
+    def keep_step_log(self, capacity: int) -> StepLog:
+        """From now on note every step, the latest `capacity` of them; steps compiled before must be made anew."""
+        if self._step_log is None or self._step_log.capacity < capacity:
+            self._step_log = StepLog(capacity)
+        return self._step_log
 
     def build(self, var_list: list[Any]) -> None:
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.

@@ -5,13 +5,16 @@ Nothing is trained to find this out: the step is traced once with optimizers tha
 
 What an overflow does to such a step is one rule for any number of optimizers. Each optimizer skips its own update alone
 and moves its own scale; what it trains is its own affair. What all share, the float state that no optimizer trains
-(statistics of normalisation, moving averages) and the metrics, is put back when any of them skipped: a forward pass that
-overflowed may have poisoned it. A step counts as applied when all its optimizers applied.
+(statistics of normalisation, moving averages) and the metrics, is put back at the end of the step when any of them
+skipped: a forward pass that overflowed may have poisoned it. A second update in the same step that reads such state (a
+frozen discriminator's moving statistics) meets it and skips too; the next step is clean. A step counts as applied when
+all its optimizers applied.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import keras
@@ -40,7 +43,7 @@ def can_be_called(model: Any) -> bool:
     >>> can_be_called(keras.Sequential())
     True
     """
-    return bool(type(model).call is not keras.Model.call)
+    return getattr(type(model), "call", None) is not keras.Model.call
 
 
 @dataclass
@@ -75,6 +78,7 @@ class OwnSteps:
     train_log: Any
     test_log: Any
     updates_per_step: int = 1  # of the first optimizer
+    scales_losses: bool = False
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -133,6 +137,11 @@ def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:
+    """The variables behind the loss scale of a built optimizer, by name."""
+    return {} if optimizer.scale_state is None else optimizer.scale_state.by_name
+
+
 def as_number(value: Tensor) -> Tensor:
     """float32 scalar of a reported value; the mean of one that is an array."""
     return ops.mean(ops.cast(value, "float32"))
@@ -173,10 +182,12 @@ def log_names(logs: dict[str, Any]) -> tuple[tuple[str, ...], str]:
 
 
 def build_own_steps(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, updates_per_step: int
+    optimizers: dict[str, LossScaleOptimizer], train_logs: Any, test_logs: Any, uses: dict[str, OptimizerUse]
 ) -> OwnSteps:
-    """`OwnSteps` with its variables, for the logs that `trace_train_step` and `trace_test_step` gave (None: no such
-    step). ValueError of `log_names`."""
+    """`OwnSteps` with its variables, for what `trace_train_step` and `trace_test_step` gave (None: no such step).
+
+    ValueError of `log_names`.
+    """
     train_names, train_loss = log_names(train_logs) if train_logs is not None else ((), "")
     test_names, test_loss = log_names(test_logs) if test_logs is not None else ((), "")
     train_names += tuple(f"{column}/{name}" for name in list(optimizers)[1:] for column in COLUMNS)
@@ -184,7 +195,9 @@ def build_own_steps(
         keras.Variable(np.full(max(len(names), 1), np.nan, "float32"), trainable=False, name=f"{kind}_log")
         for kind, names in (("train", train_names), ("test", test_names))
     )
-    return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates_per_step)
+    updates = next((uses[name].applied for name in optimizers), 1)
+    scales = any(uses[name].scaled for name in optimizers)
+    return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
 
 
 def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
@@ -195,11 +208,11 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
     attributes = sorted(vars(model).items(), key=lambda item: item[0] == "optimizer")
     for name, value in attributes:
         if isinstance(value, keras.optimizers.Optimizer):
-            yield name, value, lambda new, name=name: setattr(model, name, new)
+            yield name, value, partial(setattr, model, name)
         elif isinstance(value, (list, dict)) and not name.startswith("_"):  # those are Keras's own books
             for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
                 if isinstance(inner, keras.optimizers.Optimizer):
-                    yield f"{name}.{key}", inner, lambda new, held=value, key=key: held.__setitem__(key, new)
+                    yield f"{name}.{key}", inner, partial(value.__setitem__, key)
 
 
 def trace_train_step(

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.precision.finite import Measured, describe_gradients, unscale
+from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
 from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, follow_scale, next_trace, next_values, scaled_statistics
+from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -31,6 +32,7 @@ class StepGradients(NamedTuple):
     variables: list[Any]
     measured: Measured
     unscaled: bool = False
+    loss: Tensor | None = None  # for a step log, where it is known
 
 
 def cond(flag: Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -52,6 +54,7 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
         return
     state = optimizer.scale_state
     assert state is not None
+    start = start_of_step(optimizer) if optimizer.step_log is not None else None
     applied = bool(measured.finite) or optimizer.on_overflow == "apply"
     if applied:
         optimizer.apply_inner(grads, variables, unscaled)
@@ -60,6 +63,19 @@ def apply(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[
     before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
     assign(followers, follow_scale(followers, [v.value for v in followers], before, after))
+    if (log := optimizer.step_log) is not None and start is not None:
+        assign(log.variables, _next_log(optimizer, start, [v.value for v in log.variables],
+                                        StepGradients(grads, variables, measured)))
+
+
+def _next_log(
+    optimizer: "LossScaleOptimizer", start: StepStart, log: list[Tensor], gradients: StepGradients
+) -> list[Tensor]:
+    """The values of the step log after a step, in the scope of the variables after it."""
+    defects = describe_gradients(gradients.values, gradients.measured, cond)
+    rows = rows_of_step(optimizer, start, gradients.measured, defects, gradients.loss)
+    place = start.seen % log[0].shape[0]
+    return [values.at[place].set(row) for values, row in zip(log, rows, strict=True)]
 
 
 def _apply_traced(optimizer: "LossScaleOptimizer", gradients: StepGradients) -> None:
@@ -80,31 +96,51 @@ def stateless_apply(
     """New values of `gradients.variables`, which have `values`, and of `optimizer.variables`."""
     state = optimizer.scale_state
     assert state is not None
-    own, inner = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    own, rest = optimizer_values[: len(state.variables)], optimizer_values[len(state.variables) :]
+    count = len(optimizer.inner_variables)
+    inner, logged = rest[:count], rest[count:]
     own_by_name = dict(zip(state.by_name, own, strict=False))  # a trace comes last
     scale, variables, measured = own_by_name["scale"], gradients.variables, gradients.measured
 
     def use() -> tuple[list[Tensor], list[Tensor]]:
         grads = gradients.values
         if not gradients.unscaled:
-            grads = unscale(grads, variables, scale if optimizer.scales else None)
+            grads = _unscale(optimizer, grads, variables, scale)
         return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
 
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
     else:
+        # no choice between all that `use` gives and all there was: a weight would need its moments before and after
+        # the update at once, which costs copies of them (50,000 x 64 embedding in float16: 25 instead of 15 ms a step)
         skipped = _inner_after_skip(optimizer, inner)
         new_values, new_inner = cond(measured.finite, use, lambda: (list(values), skipped))
         applied = measured.finite
     new_own = next_values(state.rule, own_by_name, measured, applied)
     new_values = follow_scale(variables, new_values, scale, new_own["scale"])
     traces = [] if state.trace is None else [_next_trace(optimizer, own[-1], gradients)]
-    return new_values, [new_own[name] for name in state.by_name] + traces + new_inner
+    after = [new_own[name] for name in state.by_name] + traces + new_inner
+    if logged:
+        with _scope(optimizer.variables, optimizer_values):
+            start = start_of_step(optimizer)
+        with _scope(optimizer.variables, [*after, *logged]):
+            after += _next_log(optimizer, start, logged, gradients)
+    return new_values, after
 
 
 def _next_trace(optimizer: "LossScaleOptimizer", trace: Tensor, gradients: StepGradients) -> Tensor:
     defects = describe_gradients(gradients.values, gradients.measured, cond)
     return next_trace(trace, gradients.measured.finite, defects, optimizer.places_of(gradients.variables))
+
+
+def _unscale(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], scale: Tensor) -> list[Tensor]:
+    """Without scaling, large ones are not divided by 1, which takes two passes over memory (`scales` says why others
+    are)."""
+    divided = unscale(grads, variables, scale)
+    if optimizer.rule.scales:
+        return divided
+    whole = unscale(grads, variables, None)
+    return [one if one is not None and is_large(one) else other for one, other in zip(whole, divided, strict=True)]
 
 
 def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor]) -> list[Tensor]:
@@ -151,7 +187,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     )
     measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
-    gradients = StepGradients(grads, model.trainable_variables, measured)
+    gradients = StepGradients(grads, model.trainable_variables, measured, loss=loss)
     new_weights, new_own = stateless_apply(optimizer, own, gradients, weights)
     applied = jnp.logical_or(finite, optimizer.on_overflow == "apply")
     new_frozen = _kept_where(applied, model, frozen, new_frozen)

@@ -29,6 +29,7 @@ from mpt_cli.precision.scale_state import (
     next_trace,
     scaled_statistics,
 )
+from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def apply(
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
+    start = start_of_step(optimizer) if optimizer.step_log is not None else None
     _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
@@ -59,6 +61,20 @@ def apply(
         _apply_inner_where(optimizer, measured, variables, lambda: optimizer.apply_inner(grads, variables, unscaled))
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
+    if start is not None:
+        _log_step(optimizer, start, grads, measured)
+
+
+def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured) -> None:
+    log, loss = optimizer.step_log, optimizer._noted_loss
+    assert log is not None
+    optimizer._noted_loss = None  # of the next step there may be none
+    if loss is not None:
+        loss = unscale_loss_for_distribution(loss)
+    rows = rows_of_step(optimizer, start, measured, describe_gradients(grads, measured, tf.cond), loss)
+    place = start.seen % log.capacity
+    for variable, row in zip(log.variables, rows, strict=True):
+        variable.value.scatter_update(tf.IndexedSlices(row[None], place[None]))
 
 
 def _note(optimizer: "LossScaleOptimizer", grads: list[Tensor], variables: list[Any], measured: Measured) -> None:

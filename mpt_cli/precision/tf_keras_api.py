@@ -128,6 +128,8 @@ class ManualScalingMixin:
     _loss_was_scaled: bool
     _warned: set[str]
     _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
+    _step_log: Any
+    _noted_loss: Tensor | None
     _unscaled: UnscaledFlag
     loss_scale: Tensor
     scales: bool
@@ -142,6 +144,8 @@ class ManualScalingMixin:
         """`scale_loss` for a caller that says itself, when it applies the gradients, that they are scaled."""
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
+        if self._step_log is not None and keras.backend.backend() == "tensorflow":
+            self._noted_loss = loss  # on JAX a loss is traced inside the gradient and known only there
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss

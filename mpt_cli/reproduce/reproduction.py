@@ -17,6 +17,7 @@ from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, rea
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.machine import nvidia_gpus
 from mpt_cli.runs.provenance import environment_differences, format_attempts, thread_variables
+from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import find_recipe, recipe_paths
@@ -133,7 +134,8 @@ def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
 def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
     expect = expected_of(read_summary(run.summary_json), rtol)
     words = [f"conf={run.config_yaml}", *overrides]
-    load_settings(words)
+    if load_settings(words).trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
+        words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
     return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json))
 
 

@@ -67,6 +67,7 @@ class FrameworkFacts:
     dataset_fingerprint: str
     policy: str = ""
     distribute: str = "none"
+    emulated: Sequence[str] = ()  # operations that the device lacks and others stand for
 
 
 def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | None = None) -> dict[str, Any]:
@@ -81,6 +82,7 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
         "policy": facts.policy,
         "distribute": facts.distribute,
         "devices": list(facts.devices),
+        "emulated": list(facts.emulated),
         "seed": facts.seed,
         "dataset_fingerprint": facts.dataset_fingerprint,
         "command_line": list(sys.argv if command_line is None else command_line),
@@ -104,8 +106,8 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in sorted(environment.items()) if RECORDED_VARIABLES.fullmatch(name)}
 
 
-_EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "seed",
-               "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
+_EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "emulated",
+               "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
 _OF_THREADS = re.compile(r"OMP_NUM_THREADS|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 

@@ -318,6 +318,10 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
     if settings.trainer.on_unhealthy == "rollback":
         rule = "must be stop with several processes: only the first has the checkpoints to go back to."
         yield Problem("trainer.on_unhealthy", rule, "rollback", "Resume the run after it has stopped.")
+    if settings.trainer.callbacks:
+        rule = "must be empty with several processes: each would call them, and all would write the same files."
+        remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."
+        yield Problem("trainer.callbacks", rule, settings.trainer.callbacks, remedy)
 
 
 def check_accumulation(settings: Settings) -> Iterator[Problem]:

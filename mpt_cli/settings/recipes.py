@@ -27,6 +27,7 @@ from mpt_cli.settings.schema import (
     sections,
     variant_class,
 )
+from mpt_cli.settings.variants import GIVEN, PYTHON
 
 
 def shell_command(*arguments: str | Path) -> str:
@@ -154,7 +155,7 @@ class GroupChoice:
     def problem(self) -> Problem | None:
         """Why it cannot be taken, None when it can."""
         valid = group_choices(self.group)
-        if self.name in valid:
+        if self.name in valid or (self.name == PYTHON and self.group in GIVEN):
             return self._unusable()
         remedy = did_you_mean(str(self.name), valid)
         received = "null" if self.name is None else self.name

@@ -111,6 +111,21 @@ def named_objects(key: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield from (found for part in value for found in named_objects(key, part))
 
 
+def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Each `module:name` that making the objects of `value` imports, with its key, those inside kwargs too.
+
+    >>> list(imported_names("trainer.loss", {"price": {"object": "mse"}, "kind": "nets:f"}))
+    [('trainer.loss.kind', 'nets:f')]
+    """
+    for place, each in named_objects(key, value):
+        reference = read_object(each)
+        if not reference.is_of_keras:
+            yield place, reference.name
+        for name, argument in reference.kwargs.items():
+            if isinstance(argument, dict) and "object" in argument:
+                yield from imported_names(f"{place}.kwargs.{name}", argument)
+
+
 def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     """What is wrong with one object, told without importing anything: form, keys, a name that Keras does not list."""
     if isinstance(value, dict):

@@ -15,9 +15,11 @@ from mpt_cli.settings.key import Key, class_keys, key
 from mpt_cli.settings.loss_scale import SCALE_MODES, LossScaleSettings, mode_settings
 from mpt_cli.settings.variants import (
     DATA,
+    GIVEN,
     MLP,
     MODELS,
     OPTIMIZER_VARIANTS,
+    PYTHON,
     Adam,
     DataSettings,
     Digits,
@@ -104,7 +106,7 @@ class TrainerSettings:
     shuffle: bool = key(True, "new order each epoch, drawn from the seed")
     drop_remainder: bool = key(False, "leave out the last, smaller batch of an epoch")
     deterministic: bool = key(True, "bit-identical repeats: seeds, data order and deterministic kernels")
-    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend and device",
+    jit_compile: Union[bool, str] = key("auto", "XLA: auto decides by backend, device, model and the steps to run",
                                         choices=("auto", True, False))
     steps_per_execution: Union[int, str] = key("auto", "steps per call into the compiled loop: auto or a number ≥ 1",
                                                 at_most=2**16)
@@ -244,6 +246,8 @@ def variant_class(section: str, name: str) -> type:
     """The keys of one variant, ours or another package's; PluginError with a sentence where it can't be used."""
     if name in VARIANTS[section]:
         return VARIANTS[section][name]
+    if name == PYTHON and section in GIVEN:
+        return GIVEN[section]
     if section == "loss_scale":
         return mode_settings(name)
     base = sections()[section]

@@ -392,3 +392,31 @@ OPTIMIZERS = {
     "schedule_free_adamw": ScheduleFreeAdamW,
 }
 OPTIMIZER_VARIANTS = {**OPTIMIZERS, "object": OwnOptimizer}
+
+PYTHON = "python"  # what a record names an object that a Python program gave; no YAML can make it
+
+
+@dataclass
+class GivenModel(ModelSettings):
+    """A model that a Python program made and gave to `mpt.fit`."""
+
+    name: str = PYTHON
+    class_name: str = key("", "its class")
+
+
+@dataclass
+class GivenData(DataSettings):
+    """Arrays or datasets that a Python program gave."""
+
+    name: str = PYTHON
+
+
+@dataclass
+class GivenOptimizer(OptimizerSettings):
+    """An optimizer that a Python program compiled its model with."""
+
+    name: str = PYTHON
+    class_name: str = key("", "its class")
+
+
+GIVEN: dict[str, type] = {"model": GivenModel, "data": GivenData, "optimizer": GivenOptimizer}

@@ -190,6 +190,7 @@ class Summary:
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
+    repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 
 class LoggedSteps(NamedTuple):

@@ -5,12 +5,11 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
@@ -22,6 +21,8 @@ from mpt_cli.precision import (
     audit_layers,
     find_bad_combinations,
     has_own_train_step,
+    head_layers,
+    layers_of,
 )
 from mpt_cli.precision.keras_internals import build_for_batch
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
@@ -49,7 +50,10 @@ from mpt_cli.training.own_program import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.saving import warn_of_saving
-from mpt_cli.training.xla import JitChoice, choose_jit
+from mpt_cli.training.xla import JitChoice, check_layers, choose_jit
+
+if TYPE_CHECKING:
+    from mpt_cli.training.program import Program
 
 RESIDENT_BYTES = 2 * 2**30  # data up to this size stays on the device when feed is auto
 # Most steps per call when steps_per_execution is auto. A call of a small model costs as much as three of its steps; a
@@ -61,7 +65,7 @@ RESIDENT_CAPACITY, STREAM_CAPACITY = 256, 64
 class Assembly:
     """Everything one run works with."""
 
-    settings: Settings
+    program: "Program"
     platform: Platform
     data: DataSet
     model: Any
@@ -79,9 +83,18 @@ class Assembly:
     author_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
 
     @property
+    def settings(self) -> Settings:
+        return self.program.settings
+
+    @property
     def policy(self) -> Policy:
         """In force whenever the model runs: its code may ask for the policy, and make layers, while it is called."""
         return policy_of(self.settings)
+
+    @property
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles the steps."""
+        return self.jit.jit_compile
 
     @property
     def total_steps(self) -> int | None:
@@ -95,16 +108,18 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(policy.name, policy.head, policy.overrides, policy.float8)
 
 
-def assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
+def assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
-    with policy_of(settings).scope():
-        return _assemble(settings, platform, data)
+    with policy_of(program.settings).scope():
+        return _assemble(program, platform, data)
 
 
-def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly:
+def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
+    settings = program.settings
     distribution = build_distribution(settings, platform.gpus)
     with distribution.scope():
-        model = build_under_policy(settings, data)
+        model = program.build_model(data)
+    check_layers(settings.backend.name, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
@@ -122,9 +137,12 @@ def _assemble(settings: Settings, platform: Platform, data: DataSet) -> Assembly
     with distribution.scope():
         first = put_to_training(settings, model, data, scaling, total_steps)
     optimizer = next(iter(optimizers_of(model).values()))
-    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model)]
+    own = own_steps(model)
+    if injector is not None and own is not None and own.optimizers:
+        injector.spoil_own_steps(own)
+    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
-    return Assembly(settings, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
+    return Assembly(program, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), distribution.replicas,
                     tuple(warnings), total_steps, compiled)  # fmt: skip
 
@@ -155,6 +173,16 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
     prepare_own_test(settings, model, batch)
+
+
+def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
+    """A sentence where `policy.head` finds no layer to act on, as in a subclassed model that names none "head"."""
+    head = policy_of(settings).head_policy
+    if head == settings.policy.name or head_layers(model):
+        return []
+    names = ", ".join(layer.name for layer in layers_of(model)[-4:])
+    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is in {head}."
+            f" Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
 
 
 def warn_of_own_steps(model: Any) -> list[str]:
@@ -317,10 +345,9 @@ class BuildCheck:
     warnings: tuple[str, ...]
 
 
-def try_build(settings: Settings, platform: Platform) -> BuildCheck:
-    """Assemble the run of `settings`; raises what would keep it from starting."""
-    assert settings.seed is not None
-    parts = assemble(settings, platform, load_data_of_run(settings))
+def try_build(program: "Program", platform: Platform) -> BuildCheck:
+    """Assemble the run; raises what would keep it from starting."""
+    parts = assemble(program, platform, program.load_data())
     return BuildCheck(
         audit_layers(parts.model), count_parameters(parts.model), parts.data.description,
         describe_scaling(parts.scaling, parts.model), parts.warnings,

@@ -66,6 +66,22 @@ def prepare_backend(settings: Settings) -> Platform:
     return found
 
 
+def running_platform() -> Platform:
+    """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
+    import keras
+
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        gpus = tf.config.list_physical_devices("GPU")
+        names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+        return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
+    import jax
+
+    names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
+    return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
+
+
 def _check_installed(name: str) -> None:
     if importlib.util.find_spec(name) is None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
@@ -158,7 +174,30 @@ def _jax(settings: Settings) -> Platform:
         devices = jax.devices()
     names = [device.device_kind for device in devices if device.platform != "cpu"]
     check_device_count(settings, len(names))
+    _replace_attention(on_cpu=not names)
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
+
+
+def _replace_attention(on_cpu: bool) -> None:
+    """Let JAX's attention take float16 on a CPU, where JAX refuses its products; elsewhere it is JAX's own."""
+    import jax
+
+    from mpt_cli.precision.gradients import Float16Attention
+
+    present = jax.nn.dot_product_attention
+    original = present.original if isinstance(present, Float16Attention) else present
+    jax.nn.dot_product_attention = Float16Attention(original) if on_cpu else original
+
+
+def emulated_operations() -> tuple[str, ...]:
+    """What the model built last computes without an operation of the framework's own, for the header and the record."""
+    import keras
+
+    if keras.backend.backend() != "jax":
+        return ()
+    import jax
+
+    return ("float16 attention",) if getattr(jax.nn.dot_product_attention, "was_used", False) else ()
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:

@@ -193,6 +193,8 @@ class KerasState(CallbackState):
 class CsvState(KerasState):
     """Of CSVLogger: how long its file is. It goes on in it, and rows of epochs that run again are cut off."""
 
+    left_out = KerasState.left_out | {"csv_file", "writer"}
+
     def before_resumed_training(self) -> None:
         self.callback.append = True
 

@@ -362,13 +362,17 @@ def _dtype_name(variable: Any) -> str:
 
 
 def _variables(model: Any) -> dict[str, Any]:
-    from mpt_cli.precision.own_step import metric_variables, optimizers_of  # imports Keras, as this file must not
+    from mpt_cli.precision.own_step import (  # imports Keras, as this file must not
+        metric_variables,
+        optimizers_of,
+        scale_variables,
+    )
 
     named = _numbered("metric", metric_variables(model))
     for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
         of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
         named |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
-        named |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in optimizer.scale_state.by_name.items()}
+        named |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
     return _model_variables(model) | named
 
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import keras
@@ -13,6 +14,7 @@ from keras import ops
 from mpt_cli.data.examples import Array, Batch, DataSet, Examples, Stream
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import scale_gradient
+from mpt_cli.precision.own_step import OwnSteps, optimizers_of, own_steps
 from mpt_cli.settings.schema import FaultSettings
 
 Tensor = Any
@@ -66,6 +68,22 @@ class Injector:
         self._compute_loss = model.compute_loss
         model.compute_loss = self._spoiled_loss
 
+    def spoil_own_steps(self, own: OwnSteps) -> None:
+        """For a model whose own step computes the loss as it likes: what spoils it there is the scaling of the loss.
+
+        ConfigError where the step scales none.
+        """
+        self.model.compute_loss = self._compute_loss
+        if self.fault.place != "data" and not own.scales_losses:
+            raise ConfigError(Problem("fault.place", "must be data: the model's own train_step scales no loss to be "
+                                      "spoiled.", self.fault.place, "Use fault.place=data."))  # fmt: skip
+        for optimizer in own.optimizers.values():
+            scaled = partial(self._scale_spoiled, optimizer.scale_loss)
+            optimizer.scale_loss = scaled  # type: ignore[method-assign]
+
+    def _scale_spoiled(self, scale_loss: Callable[[Tensor], Tensor], loss: Tensor) -> Tensor:
+        return scale_loss(self._spoil(ops.cast(loss, "float32")))
+
     def wrap_step(self, train_step: Callable[..., Any]) -> Callable[..., Any]:
         """`train_step` of the running backend with the fault in it, called the same way."""
         if keras.backend.backend() == "tensorflow":
@@ -95,8 +113,9 @@ class Injector:
 
     def _factor(self) -> Tensor:
         """float32 scalar: what the spoiled number is multiplied by, 1 in a step where nothing happens."""
-        optimizer, fault = self.model.optimizer, self.fault
-        step = optimizer.seen_steps + 1
+        optimizer, fault = next(iter(optimizers_of(self.model).values())), self.fault
+        own = own_steps(self.model)
+        step = optimizer.seen_steps // (own.updates_per_step if own is not None else 1) + 1
         hit = ops.any(ops.equal(step, ops.convert_to_tensor(fault.at_steps or [-1], "int32")))
         if fault.every_steps is not None:
             hit = ops.logical_or(hit, ops.equal(step % fault.every_steps, 0))
@@ -121,7 +140,10 @@ class Injector:
         return ops.where(is_first, x * ops.cast(factor, x.dtype), x)
 
     def _spoiled_loss(self, *arguments: Any, **named: Any) -> Tensor:
-        loss, factor = self._compute_loss(*arguments, **named), getattr(self._now, "factor", None)
+        return self._spoil(self._compute_loss(*arguments, **named))
+
+    def _spoil(self, loss: Tensor) -> Tensor:
+        factor = getattr(self._now, "factor", None)
         if factor is None or self.fault.place == "data":
             return loss
         return loss * ops.cast(factor, loss.dtype) if self.fault.place == "forward" else scale_gradient(loss, factor)

@@ -112,8 +112,7 @@ class _Contexts:
         call = None if tensor is None else call_behind(tensor)
         if tensor is None or call is None:
             return self._context(key, 0, lambda: gives_logits(self.model))
-        count = int(tensor.shape[-1]) if len(tensor.shape) > 1 else 1
-        return self._context(key, count, lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
+        return self._context(key, _width(tensor), lambda: not any(map(_gives_probabilities, _last_parts(call[0]))))
 
     def _context(self, key: str, outputs: int, find_logits: Callable[[], bool]) -> _LossContext:
         asked = self.trainer.from_logits
@@ -170,8 +169,12 @@ def _gives_probabilities(operation: Any) -> bool:
 
 def _count_outputs(model: keras.Model) -> int:
     # a subclassed model has only the output of its last symbolic call, a cloned one only `outputs`
-    shape = keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1].shape
-    return int(shape[-1]) if len(shape) > 1 else 1
+    return _width(keras.tree.flatten(getattr(model, "outputs", None) or model.output)[-1])
+
+
+def _width(tensor: Any) -> int:
+    """Size of the last dimension; 1 where there is one number per example, 0 where only the batch tells."""
+    return int(tensor.shape[-1] or 0) if len(tensor.shape) > 1 else 1
 
 
 def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> Any:
@@ -340,7 +343,11 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
         if common.name not in ("name", "schedule", "learning_rate") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        optimizer.learning_rate = _rate_of_own(settings, configured_rate(optimizer), total_steps)
+        configured = configured_rate(optimizer)
+        rate = _rate_of_own(settings, configured, total_steps)
+        if isinstance(rate, float) and not isinstance(configured, float):
+            rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
+        optimizer.learning_rate = rate
     return optimizer
 
 
@@ -371,6 +378,10 @@ class LoweredSchedule(schedules.LearningRateSchedule):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         return {"schedule": keras.saving.serialize_keras_object(self.schedule), "factor": self.factor}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> "LoweredSchedule":
+        return cls(keras.saving.deserialize_keras_object(config["schedule"]), config["factor"])
 
 
 def set_learning_rate(optimizer: Any, settings: OptimizerSettings, total_steps: int | None, factor: float) -> bool:

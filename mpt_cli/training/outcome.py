@@ -116,6 +116,7 @@ def _summary(session: "Session", run_dir: Path, ending: _Ending) -> Summary:
         epochs_completed=trainer.progress.epochs_completed,
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
+        repeatable=session.assembly.program.repeatable,
     )  # fmt: skip
 
 

@@ -95,10 +95,9 @@ def prepare_own_steps(
     logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
     test_logs = _trace_testing(settings, model, batch) if data.validation is not None else None
-    updates = next(iter(uses[name].applied for name in used), 1)
     if trains:
         _check_logs(model, "train_step", logs)
-    set_own_steps(model, build_own_steps(model, used, logs, test_logs if tests else None, updates))
+    set_own_steps(model, build_own_steps(used, logs, test_logs if tests else None, uses))
 
 
 def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
@@ -107,12 +106,13 @@ def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
         return
     logs = _trace_testing(settings, model, batch)
     if logs is not None:
-        set_own_steps(model, build_own_steps(model, {}, None, logs, 1))
+        set_own_steps(model, build_own_steps({}, None, logs, {}))
 
 
 def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
     if keras.backend.backend() == "jax":
-        if len(optimizers) > 1 and not isinstance(getattr(model, "optimizer", None), LossScaleOptimizer):
+        others = {name: optimizer for name, optimizer in optimizers.items() if optimizer is not model.optimizer}
+        if others:
             raise ConfigError(_one_on_jax(model, optimizers))
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()

@@ -52,9 +52,9 @@ def warn_of_saving(model: Any) -> list[str]:
     obstacle = saving_obstacle(model)
     if obstacle is None:
         return []
-    return [f"model: {type(model).__name__} can't be written as a .keras file and read again ({obstacle}). Its weights "
-            f"are saved as model{WEIGHTS_SUFFIX}; evaluate and export make the model anew as this run does. A get_config "
-            "method of its class lets the file stand alone."]  # fmt: skip
+    return [f"model: {type(model).__name__} can't be written as a .keras file and read again ({obstacle}). Its "
+            f"weights are saved as model{WEIGHTS_SUFFIX}; evaluate and export make the model anew as this run does. A "
+            "get_config method of its class lets the file stand alone."]  # fmt: skip
 
 
 def save_trained(model: Any, path: Path) -> None:

@@ -10,9 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.load import load_data_of_run
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
-from mpt_cli.precision import Policy, computes_in_float16
+from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
@@ -25,7 +24,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
-from mpt_cli.training.backend import Platform, framework_errors, peak_memory
+from mpt_cli.training.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.training.callbacks import (
     Callbacks,
     batch_callbacks,
@@ -55,6 +54,7 @@ from mpt_cli.training.loss_and_optimizer import (
     set_learning_rate,
 )
 from mpt_cli.training.outcome import Outcome, build_postmortem
+from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
@@ -130,7 +130,7 @@ class Session:
         ConfigError where it can't and was asked for.
         """
         parts = self.assembly
-        if not parts.jit.jit_compile or parts.settings.backend.name != "tensorflow":
+        if not parts.jit_compile or parts.settings.backend.name != "tensorflow":
             return self
         say("compiling the steps with XLA")
         with framework_errors(several_processes=False), parts.policy.scope():
@@ -141,11 +141,13 @@ class Session:
     def header(self, run_dir: Path, attempt: int = 1) -> RunHeader:
         """What the console opens with."""
         parts, settings, ledger = self.assembly, self.assembly.settings, self.trainer.ledger
+        policy = parts.program.describe_policy(parts.model) or _describe_policy(settings, parts.model)
+        model = f"{parts.program.model_name}, {count_parameters(parts.model):,} parameters"
         scale = None if math.isnan(ledger.scale) else ledger.scale
+        scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=_describe_policy(settings), loss_scale=describe_scaling(parts.scaling, parts.model, scale),
-            model=f"{settings.model.name}, {count_parameters(parts.model):,} parameters", data=parts.data.description,
+            policy=policy, loss_scale=scaling, model=model, data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.trainer.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
@@ -158,18 +160,19 @@ class Session:
         return peak_memory()
 
 
-def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
+def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: CheckpointStore) -> Session:
     """Load the data, build and check everything; nothing is trained yet."""
-    assert settings.seed is not None
-    callbacks = build_callbacks(settings.trainer, str(store.folder.parent))
+    settings = program.settings
+    callbacks = [*build_callbacks(settings.trainer, str(store.folder.parent)), *program.callbacks]
     check_schedule(settings, callbacks)
     settings = with_short_calls(settings, callbacks)
+    program = program.with_settings(settings)
     with telemetry.busy("loading the data"):
-        data = load_data_of_run(settings)
+        data = program.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
-        parts = assemble(settings, platform, data)
+        parts = assemble(program, platform, data)
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
     paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     rules = LedgerOptions(
@@ -206,7 +209,7 @@ def prepare(settings: Settings, platform: Platform, telemetry: Telemetry, store:
 
 def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
     backend = parts.settings.backend
-    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit.jit_compile
+    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
     hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
     limit = None if seconds is None else Limit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
         "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
@@ -216,11 +219,11 @@ def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> Abstract
     return telemetry.busy(f"compiling {function}", limit, hint)
 
 
-def _describe_policy(settings: Settings) -> str:
+def _describe_policy(settings: Settings, model: Any) -> str:
     policy = settings.policy
     notes = []
     head = Policy(policy.name, policy.head).head_policy
-    if head != policy.name:
+    if head != policy.name and head_layers(model):
         notes.append(f"head {head}")
     if policy.float8:
         notes.append("Dense layers in float8")
@@ -245,13 +248,15 @@ def _describe_own_loss(parts: Assembly) -> str:
 
 
 def _describe_device(parts: Assembly) -> str:
-    wanted = parts.settings.distribute
+    wanted, device = parts.settings.distribute, parts.platform.device
+    if emulated := emulated_operations():
+        device += f", {' and '.join(emulated)} emulated (products in float32, rounded)"
     if wanted.name == "none":
-        return parts.platform.device
+        return device
     kind = "GPUs" if parts.platform.gpus else "logical devices"
     process_info = parts.platform.process_info
     of_all = f" of {process_info.world_size} processes" if process_info else ""
-    return f"{parts.platform.device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
+    return f"{device}, each batch split over {parts.replicas} {kind}{of_all} ({wanted.name})"
 
 
 def _describe_own_optimizers(parts: Assembly) -> str:
@@ -294,7 +299,8 @@ def _describe_callbacks(trainer: Trainer) -> str:
 
 def _describe_execution(parts: Assembly) -> str:
     trainer = parts.settings.trainer
-    compiled = "XLA" if parts.jit.jit_compile else f"no XLA ({parts.jit.reason})" if parts.jit.reason else "no XLA"
+    reason = f" ({parts.jit.reason})" if parts.jit.reason else ""
+    compiled = "XLA" if parts.jit_compile else f"no XLA{reason}"
     many = trainer.steps_per_execution
     steps = f"{many} step{'s' if many != 1 else ''}" if isinstance(many, int) else f"up to {parts.capacity} steps"
     feed = "data stays on the device" if parts.resident else "data is streamed"

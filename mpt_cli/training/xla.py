@@ -99,6 +99,19 @@ def _outputs(layer: Any) -> list[Any]:
         return []
 
 
+ON_TENSORFLOW_ALONE = ("Hashing", "HashedCrossing", "IntegerLookup", "StringLookup", "TextVectorization")
+
+
+def check_layers(backend: str, model: Any) -> None:
+    """ConfigError for layers of Keras that look things up in TensorFlow's tables, which no step on JAX can call."""
+    found = [layer for layer in layers_of(model) if type(layer).__name__ in ON_TENSORFLOW_ALONE]
+    if backend == "jax" and found:
+        names = ", ".join(f"{layer.name} ({type(layer).__name__})" for layer in found)
+        rule = f"a step on JAX can't call layers that compute with TensorFlow: {names}."
+        remedy = "Use backend=tensorflow, or apply them to the data, in a data.loader."
+        raise ConfigError(Problem("model", rule, None, remedy))
+
+
 def try_xla(engine: Engine, feeds: Sequence[Feed | None], may_leave: bool) -> JitChoice:
     """Compile what the run calls, and go without XLA where that fails if it `may_leave`, else raise ConfigError.
 

@@ -18,6 +18,7 @@ class Verb:
 
 VERBS = {
     "train": Verb("train", "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10"),
+    "run": Verb("run", "an unchanged Keras script in mixed precision, with record and verdict: mpt run train.py"),
     "sweep": Verb("sweep", "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2"),
     "diagnose": Verb(
         "diagnose",

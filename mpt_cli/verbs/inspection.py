@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
@@ -20,6 +20,7 @@ from mpt_cli.settings.recipes import (
     recipe_remedy,
     shell_command,
 )
+from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
     LoggerSettings,
@@ -244,7 +245,21 @@ def imported_functions(settings: Settings) -> dict[str, str]:
         named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
     sinks = plugins.installed(plugins.SINKS).values()
     named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
+    for key, value in _object_keys(settings):
+        for place, name in imported_names(key, value):
+            named[place] = f"{named[place]}, {name}" if place in named else name
     return {key: reference for key, reference in named.items() if reference}
+
+
+def _object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """The keys that name Python objects, and what they name."""
+    for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
+        yield f"trainer.{name}", getattr(settings.trainer, name)
+    named: list[tuple[Any, str]] = [(settings.optimizer, "optimizer"), (settings.optimizer.schedule,
+                                                                        "optimizer.schedule")]  # fmt: skip
+    for section, key in named:
+        if getattr(section, "object", None) is not None:
+            yield key, {"object": section.object, "kwargs": section.kwargs}
 
 
 _CHECK_EXAMPLES = """examples:

@@ -18,8 +18,9 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.sweep", "--quick"], "20 jobs of 0.1 s, 4 at a time"),
         (["-m", "benchmarks.telemetry", "--quick"], "| jax | digits MLP |"),
+        (["-m", "benchmarks.compile_time", "--quick"], "| variables | many | jax, XLA | 10 |"),
     ],
-    ids=["startup", "speed", "sweep", "telemetry"],
+    ids=["startup", "speed", "sweep", "telemetry", "compile_time"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)

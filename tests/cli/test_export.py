@@ -41,6 +41,13 @@ def test_an_export_that_ends_is_in_its_place(export, tmp_path):
     assert [path.name for path in (tmp_path / "out").rglob("*")] == ["served", "saved_model.pb"]
 
 
+def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys):
+    (tmp_path / "run" / "model.weights.h5").touch()
+    monkeypatch.setattr(exporting, "load_trained", lambda _: Model(None))
+    assert main(["export", str(tmp_path / "run"), "--format", "keras"]) == 2
+    assert "Model can't be written as a .keras file, for want of a get_config" in capsys.readouterr().err
+
+
 def test_an_interrupted_export_leaves_nothing_and_says_so(export, tmp_path, capsys):
     assert export(KeyboardInterrupt()) == 130
     assert not list((tmp_path / "out").iterdir())

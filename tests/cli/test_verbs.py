@@ -68,6 +68,13 @@ def test_show_names_the_functions_that_a_recipe_imports(mpt) -> None:
     assert json.loads(mpt("show", *words, "--json").out)["imports"] == ["nets:build", "./d.py:load"]
 
 
+def test_show_names_the_objects_that_a_recipe_imports_at_every_depth(mpt) -> None:
+    loss = "trainer.loss={a: mse, b: {object: 'own:loss', kwargs: {scale: {object: 'own:scale'}, text: 'x:y'}}}"
+    words = ["conf=digits_mlp", loss, "trainer.callbacks=[history,own:Call]", "optimizer.schedule.object=own:falling"]
+    assert json.loads(mpt("show", *words, "--json").out)["imports"] == [
+        "own:loss", "own:scale", "own:Call", "own:falling"]
+
+
 @pytest.mark.parametrize(
     ("kind", "name"),
     [

@@ -15,6 +15,7 @@ from mpt_cli.diagnose.examination import Examination, Request, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.checkpoint import collect_state
+from mpt_cli.training.program import SettingsProgram
 
 pytestmark = pytest.mark.slow
 
@@ -23,7 +24,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     words = ("optimizer=adam", "optimizer.learning_rate=1e-2", "trainer.batch_size=100")
     settings = net_settings("subclassed", *words)
     keras.utils.set_random_seed(0)
-    plain = assemble(settings, PLATFORM, load_data(settings.data, 0))
+    plain = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(20)
     keras.utils.set_random_seed(0)
     measured = Examination(settings, PLATFORM, Request(batches=3))

@@ -26,17 +26,23 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
     keras.utils.set_random_seed(settings["seed"])
     returned = getattr(module, settings["data"]["loader"].rpartition(":")[2])()
     data = returned[0] if isinstance(returned, tuple) and isinstance(returned[0], tuple) else returned
-    x, y = data if isinstance(data, tuple) else (data, None)
+    x, y, *weight = data if isinstance(data, tuple) else (data, None)
     build = getattr(module, settings["model"]["builder"].rpartition(":")[2])
     takes_shape = "input_shape" in build.__code__.co_varnames[: build.__code__.co_argcount]
     model = build(**({"input_shape": x.shape[1:]} if takes_shape else {}))
     write(model, "start.npz")
-    kind, rate = arguments["compile"].pop("optimizer")
-    model.compile(getattr(keras.optimizers, kind)(rate), jit_compile=keras.backend.backend() == "jax",
-                  **arguments["compile"])  # fmt: skip
+    kind, rate, *more = arguments["compile"].pop("optimizer")
+    smoothed = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
+    own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed}
+    arguments["compile"] = keras.tree.map_structure(lambda value: own[value]() if value in own else value,
+                                                    arguments["compile"])  # fmt: skip
+    optimizer = getattr(keras.optimizers, kind)(rate, **(more[0] if more else {}))
+    model.compile(optimizer, jit_compile=keras.backend.backend() == "jax", **arguments["compile"])
     fit = arguments["fit"]
     if "class_weight" in fit:
         fit["class_weight"] = {int(label): weight for label, weight in fit["class_weight"].items()}
+    if weight:
+        fit["sample_weight"] = weight[0]
     model.fit(x, y, shuffle=False, verbose=0, **fit)
     write(model, "plain.npz")
     write(keras.saving.load_model(run / "model.keras", compile=False), "ours.npz")

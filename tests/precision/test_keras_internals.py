@@ -40,6 +40,7 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
     "keras.src.backend.common.variables.Variable": ("_value",),
     "keras.src.utils.module_utils.LazyModule": ("_available",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_jax_state", "_jax_state_synced"),
+    "keras.src.callbacks.tensorboard.TensorBoard": ("_should_trace",),
 }
 
 
@@ -178,3 +179,11 @@ def test_an_optimizer_outside_of_fit_holds_its_own_values():
     model = compiled()
     assert internals.optimizer_values_in_fit(model) is None
     assert internals.has_value(model.optimizer.iterations)
+
+
+def test_hooks_of_batches_that_do_nothing_are_told_from_those_that_do(tmp_path):
+    callbacks = keras.callbacks
+    idle = [callbacks.ModelCheckpoint("a.keras"), callbacks.TensorBoard(tmp_path)]
+    busy = [callbacks.ModelCheckpoint("a.keras", save_freq=10), callbacks.TensorBoard(tmp_path, update_freq="batch"),
+            callbacks.TensorBoard(tmp_path, write_steps_per_second=True), callbacks.TerminateOnNaN()]  # fmt: skip
+    assert [internals.idles_at_batches(each) for each in [*idle, *busy]] == [True] * 2 + [False] * 4

@@ -63,6 +63,9 @@ _WRONG = [
     (["distribute.devices=2"],
      "distribute.devices: must be left out with distribute=none. Received: 2. "
      "Use distribute=mirrored or data_parallel."),
+    (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.callbacks=[history]"],
+     "trainer.callbacks: must be empty with several processes: each would call them, and all would write the same "
+     "files. Received: ['history']. trainer.early_stopping and trainer.reduce_on_plateau work."),
     (["backend=jax", "distribute=data_parallel", "distribute.processes=2", "trainer.on_unhealthy=rollback"],
      "trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back to. "
      "Received: 'rollback'. Resume the run after it has stopped."),

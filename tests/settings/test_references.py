@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
-from mpt_cli.settings.references import call_user, load_function, user_traceback
+from mpt_cli.settings.references import build_object, call_user, load_function, user_traceback
 
 _MODULE = """\
 from helper_of_mine import WIDTH
@@ -141,3 +141,72 @@ def test_ctrl_c_passes_through() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         call_user(interrupted, "k")
+
+
+class _Listing:
+    """What a module of Keras is to the functions here."""
+
+    class Loss:
+        pass
+
+    class HuberLoss:
+        def __init__(self, delta=1):
+            self.delta = delta
+
+
+_OBJECTS = """\
+class Kind:
+    def __init__(self, size=1, inner=None):
+        self.size, self.inner = size, inner
+
+def factory(size=2):
+    return Kind(size)
+
+def distance(y_true, y_pred, margin=1):
+    return (y_true, y_pred, margin)
+
+instance = Kind(7)
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [("objects:Kind", 1), ("objects:factory", 2), ("objects:instance", 7), ("objects.py:Kind", 1),
+     ({"object": "objects:Kind", "kwargs": {"size": 4}}, 4), ({"object": "objects:factory", "kwargs": {"size": 5}}, 5),
+     ({"object": "objects:factory"}, 2)],
+)  # fmt: skip
+def test_classes_and_functions_are_called_and_instances_taken(value, size) -> None:
+    Path("objects.py").write_text(_OBJECTS)
+    assert build_object("k", value, _Listing, arguments=2).size == size
+
+
+def test_a_name_without_colon_is_one_of_keras() -> None:
+    assert build_object("k", {"object": "huber_loss", "kwargs": {"delta": 3}}, _Listing).delta == 3
+    with pytest.raises(ConfigError, match=r"^k: Keras has none of this name\. Received: 'hubr_loss'\. Did you mean"):
+        build_object("k", "hubr_loss", _Listing)
+
+
+def test_objects_are_made_inside_kwargs() -> None:
+    Path("objects.py").write_text(_OBJECTS)
+    value = {"object": "objects:Kind", "kwargs": {"inner": {"object": "objects:factory", "kwargs": {"size": 9}}}}
+    assert build_object("k", value, _Listing).inner.size == 9
+
+
+def test_a_function_of_two_is_the_object_itself_with_its_kwargs_set() -> None:
+    Path("objects.py").write_text(_OBJECTS)
+    assert build_object("k", "objects:distance", _Listing, arguments=2)(1, 2) == (1, 2, 1)
+    wide = build_object("k", {"object": "objects:distance", "kwargs": {"margin": 3}}, _Listing, arguments=2)
+    assert (wide(1, 2), wide.__name__) == ((1, 2, 3), "distance")
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [({"object": "objects:instance", "kwargs": {"size": 4}},
+      r"^k.kwargs: must be left out: objects:instance is an instance already, of Kind\. Received: {'size': 4}\."),
+     ({"object": "objects:Kind", "kwargs": {"sise": 4}}, r"^k: Kind\(.*cannot be called with sise.*Did you mean size"),
+     ("objects:Knd", r"^k: objects has no Knd\. Received: 'objects:Knd'\. Did you mean Kind\?")],
+)  # fmt: skip
+def test_what_is_wrong_with_an_object_is_said(value, message) -> None:
+    Path("objects.py").write_text(_OBJECTS)
+    with pytest.raises(ConfigError, match=message):
+        build_object("k", value, _Listing)

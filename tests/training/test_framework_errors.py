@@ -39,8 +39,8 @@ def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.
     def assemble(*given: Any) -> None:
         raise RuntimeError("{{function_node}} OOM when allocating tensor with shape[1000000,1000000]")
 
-    monkeypatch.setattr(session, "load_data", lambda data, seed: None)
     monkeypatch.setattr(session, "assemble", assemble)
     unused: Any = SimpleNamespace(process_info=None)
+    program: Any = SimpleNamespace(settings=Settings(), load_data=lambda: None)
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
-        session.prepare(Settings(), unused, unused, unused)
+        session.prepare(program, unused, unused, unused)

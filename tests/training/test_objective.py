@@ -1,5 +1,7 @@
 """Which loss and metrics a run gets, and that they compute in float32."""
 
+import sys
+
 import keras
 import numpy as np
 import pytest
@@ -7,7 +9,14 @@ from keras import layers
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.training.loss_and_optimizer import build_loss_and_metrics, gives_logits
+from mpt_cli.settings.variants import OwnOptimizer, Schedule
+from mpt_cli.training.loss_and_optimizer import (
+    build_learning_rate,
+    build_loss_and_metrics,
+    build_optimizer,
+    gives_logits,
+    set_learning_rate,
+)
 
 
 def net(units: int = 3, activation: str | None = None) -> keras.Model:
@@ -181,3 +190,136 @@ def test_the_mean_over_a_thousand_examples_loses_no_count():
     for _ in range(3):
         metric.update_state(np.zeros(1000, np.int32), np.array([[1.0, 0.0]] * 999 + [[0.0, 1.0]], np.float16))
     assert float(metric.result()) == pytest.approx(0.999, abs=1e-6)
+
+
+@pytest.fixture
+def own_module(tmp_path, monkeypatch):
+    """A module `own_objects` of the user's in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "own_objects.py").write_text(
+        "import keras\n"
+        "def contrastive(margin=1):\n"
+        "    return lambda y_true, y_pred: keras.ops.mean(y_pred * margin)\n"
+        "def plain(y_true, y_pred):\n"
+        "    return keras.ops.mean(keras.ops.abs(y_true - y_pred), -1)\n"
+        "class Half(keras.losses.Loss):\n"
+        "    def call(self, y_true, y_pred):\n"
+        "        return 0.5 * keras.ops.abs(y_true - y_pred)\n"
+        "def number():\n"
+        "    return 3\n"
+        "rate = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)\n"
+        "momentum = keras.optimizers.SGD(0.25, momentum=0.5)\n"
+        "def scheduled():\n"
+        "    return keras.optimizers.SGD(rate)\n"
+        "def scaled():\n"
+        "    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())\n")
+
+
+@pytest.mark.usefixtures("own_module")
+def test_losses_and_metrics_of_the_users_are_taken_in_every_form():
+    contrastive = {"object": "own_objects:contrastive", "kwargs": {"margin": 3}}
+    built = objective(loss=contrastive, metrics=["own_objects:plain"])
+    assert float(built.loss(0.0, keras.ops.ones((2,)))) == 3.0
+    assert of_kind(built) == [("MeanMetricWrapper", "plain")] and built.metrics[0].dtype == "float32"
+    assert float(objective(loss="own_objects:Half").loss(np.zeros((2, 1)), np.ones((2, 1)))) == 0.5
+    assert objective(loss="own_objects:plain").loss.__name__ == "plain"
+
+
+def two_outputs() -> keras.Model:
+    x = keras.Input((2,))
+    return keras.Model(x, {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(4, activation="softmax", name="b")(x)})
+
+
+def test_each_output_has_a_loss_and_metrics_for_what_it_gives():
+    smoothed = {"object": "categorical_crossentropy", "kwargs": {"label_smoothing": 0.25}}
+    loss = {"a": "binary_crossentropy", "b": smoothed}
+    built = objective(two_outputs(), "other", loss=loss, loss_weights={"a": 2, "b": 1},
+                      metrics={"a": ["auto", "mae"], "b": "accuracy"}, weighted_metrics={"b": ["AUC"]})
+    assert built.loss["a"].get_config()["from_logits"] is True
+    config = built.loss["b"].get_config()
+    assert (config["from_logits"], config["label_smoothing"]) == (False, 0.25)
+    assert [metric.name for metric in built.metrics["a"]] == ["accuracy", "mae"]
+    assert type(built.metrics["b"][0]) is keras.metrics.CategoricalAccuracy
+    assert built.weighted_metrics["b"][0].get_config()["from_logits"] is False
+    model = two_outputs()
+    model.compile("sgd", **built.compile_arguments())
+    logs = model.evaluate(np.ones((4, 2)), {"a": np.ones((4, 1)), "b": np.eye(4)}, verbose=0, return_dict=True)
+    assert {"a_loss", "b_loss", "a_mae", "b_accuracy", "b_AUC"} <= logs.keys()
+
+
+def test_losses_in_a_list_go_by_the_place_of_the_output():
+    x = keras.Input((2,))
+    model = keras.Model(x, [layers.Dense(1, activation="sigmoid")(x), layers.Dense(1)(x)])
+    built = objective(model, "other", loss=["binary_crossentropy", "binary_crossentropy"], metrics=[["auto"], ["mae"]])
+    assert [loss.get_config()["from_logits"] for loss in built.loss] == [False, True]
+    assert [[metric.name for metric in metrics] for metrics in built.metrics] == [["accuracy"], ["mae"]]
+
+
+def test_no_loss_is_none():
+    built = objective(task="other", loss=None)
+    assert (built.loss, built.metrics) == (None, [])
+
+
+def test_a_metric_that_needs_arguments_is_given_them():
+    built = objective(metrics=[{"object": "mean_io_u", "kwargs": {"num_classes": 3}}])
+    assert type(built.metrics[0]) is keras.metrics.MeanIoU
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(("trainer", "message"), [
+    ({"loss": "own_objects:number"}, r"trainer.loss: must be a keras.losses.Loss or a function of y_true and y_pred\."),
+    ({"loss": "keras.metrics:MeanSquaredError"}, r"must be a keras.losses.Loss or .*Received: 'MeanSquaredError'"),
+    ({"metrics": ["own_objects:number"]}, r"trainer.metrics: must be a keras.metrics.Metric or a function of y_true"),
+    ({"metrics": ["own_objects:Half"]}, r"must be a keras.metrics.Metric or .*Received: 'Half'"),
+])
+def test_objects_of_another_kind_are_refused(trainer, message):
+    with pytest.raises(ConfigError, match=message):
+        objective(**trainer)
+
+
+def own_optimizer(name: str, **settings) -> keras.optimizers.Optimizer:
+    return build_optimizer(OwnOptimizer(object=f"own_objects:{name}", **settings), 20)
+
+
+@pytest.mark.usefixtures("own_module")
+def test_an_optimizer_of_the_users_has_the_keys_that_are_given():
+    optimizer = own_optimizer("momentum", clipnorm=2.0, schedule=Schedule(warmup_steps=4))
+    assert (optimizer.momentum, optimizer.clipnorm, float(optimizer.learning_rate)) == (0.5, 2.0, 0.0)
+    untouched = own_optimizer("momentum")
+    assert float(untouched.learning_rate) == 0.25 and untouched is not own_optimizer("momentum")
+    assert float(own_optimizer("scheduled").learning_rate) == 0.5
+    assert float(own_optimizer("scheduled", learning_rate=0.125).learning_rate) == 0.125
+
+
+@pytest.mark.usefixtures("own_module")
+def test_a_rollback_lowers_the_rate_of_an_own_optimizer_and_an_own_schedule():
+    settings = OwnOptimizer(object="own_objects:momentum")
+    optimizer = build_optimizer(settings, 20)
+    assert not set_learning_rate(optimizer, settings, 20, 0.5) and float(optimizer.learning_rate) == 0.125
+    settings = OwnOptimizer(object="own_objects:scheduled")
+    optimizer = build_optimizer(settings, 20)
+    assert set_learning_rate(optimizer, settings, 20, 0.5) and float(optimizer.learning_rate) == 0.25
+    clone = type(optimizer).from_config(optimizer.get_config())
+    assert float(clone.learning_rate) == 0.25
+
+
+def test_a_schedule_object_begins_at_the_learning_rate():
+    schedule = Schedule(object="polynomial_decay", kwargs={"decay_steps": 10, "end_learning_rate": 0.0})
+    rate = build_learning_rate(schedule, 0.5, None)
+    assert [float(rate(step)) for step in (0, 5)] == [0.5, 0.25]
+
+
+@pytest.mark.usefixtures("own_module")
+@pytest.mark.parametrize(("make", "message"), [
+    (lambda: own_optimizer("number"), r"optimizer.object: own_objects:number must be or return a keras Optimizer\."),
+    (lambda: own_optimizer("scaled"), r"optimizer.object: own_objects:scaled must come without loss scaling: loss_s"),
+    (lambda: own_optimizer("scheduled", schedule=Schedule(warmup_steps=2)),
+     r"optimizer.schedule: must be left out: own_objects:scheduled has a schedule of its own\."),
+    (lambda: build_learning_rate(Schedule(object="own_objects:number"), 0.1, None),
+     r"optimizer.schedule.object: must be or return a Keras LearningRateSchedule\. Received: 'int'"),
+])
+def test_optimizers_and_schedules_of_another_kind_are_refused(make, message):
+    with pytest.raises(ConfigError, match=message):
+        make()

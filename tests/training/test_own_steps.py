@@ -17,7 +17,8 @@ data: {loader: "NETS:blobs"}
 trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor: null}
 logger: {console: plain}
 """
-SPOILED = "data.kwargs={spoiled: [14]}"  # in the second step of an epoch
+SPLIT = "mirrored" if BACKEND == "tensorflow" else "data_parallel"
+SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null")
 
 
 def train(folder, *words, code=0):
@@ -45,8 +46,8 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     own, plain = tmp_path / "own", tmp_path / "plain"
     for folder, builder in ((own, "classifier"), (plain, "plain")):
         folder.mkdir()
-        train(folder, SPOILED, f"model.builder={NETS}:{builder}", "trainer.jit_compile=auto")
-    assert [summary(folder)[key] for folder in (own, plain) for key in ("applied_steps", "skipped_steps")] == [10, 2] * 2
+        train(folder, *SPOILED, f"model.builder={NETS}:{builder}", "trainer.jit_compile=auto")
+        assert (summary(folder)["applied_steps"], summary(folder)["skipped_steps"]) == (10, 2)
     for name, value in weights(plain).items():
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
     assert np.isfinite(list(summary(own)["metrics"].values())).all()
@@ -63,13 +64,14 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not scale"),
+        (["model.kwargs={kind: Unscaled}"], 2, "Unscaled.train_step applies gradients of a loss that it does not"),
         (["model.kwargs={kind: Unscaled}", "loss_scale=none"], 0, "12 steps were applied"),
-        (["model.kwargs={kind: Silent}"], 3, "Silent.train_step: ValueError: must return a dict with a value to go by"),
+        (["model.kwargs={kind: Silent}"], 2, "Silent.train_step: ValueError: must return a dict with a value to go by"),
         (["model.kwargs={kind: Idle}"], 2, "Idle.train_step never calls apply of an optimizer that the model holds"),
+        (["model.kwargs={kind: Unscaled}", "loss_scale=none", "fault=nan_loss"], 2, "fault.place: must be data"),
         (["optimizer.learning_rate=0.5"], 2, "optimizer.learning_rate: has no effect: the model comes compiled"),
         (["trainer.on_unhealthy=rollback"], 2, "must not be rollback with a model that comes compiled"),
-        (["distribute=mirrored" if BACKEND == "tensorflow" else "distribute=data_parallel"], 2, "must be none: Own has"),
+        ([f"distribute={SPLIT}", "distribute.devices=2"], 2, "must be none: Own has a train_step or test_step"),
     ],
 )
 def test_what_a_step_lacks_is_said_before_it_trains(words, code, said, tmp_path):
@@ -83,7 +85,7 @@ GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validat
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(tmp_path):
-    said = train(tmp_path, *GAN, SPOILED)
+    said = train(tmp_path, *GAN, *SPOILED)
     assert "d_optimizer Adam, learning rate 0.001; g_optimizer Adam, learning rate 0.002" in said
     found, last = summary(tmp_path), lines(tmp_path, "metrics")[-1]
     assert (found["applied_steps"], found["skipped_steps"], found["final_loss_scale"]) == (10, 2, 2.0**13)
@@ -93,6 +95,8 @@ def test_each_optimizer_skips_alone_with_a_scale_events_and_columns_of_its_own(t
     assert columns == {"loss_scale": 2.0**15, "applied_steps": 12, "skipped_steps": 0}
     assert last["loss"] == last["d_loss"] and np.isfinite([last["d_loss"], last["g_loss"]]).all()
     assert all(np.isfinite(value).all() for value in weights(tmp_path).values())  # statistics were put back
+    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 2 and "GAN has no call, so that there is nothing to export" in done.stderr
     assert (tmp_path / "run" / "model.weights.h5").is_file() and "can't be written as a .keras file" in said
 
 

@@ -17,7 +17,7 @@ from mpt_cli.training.backend import Platform
 from mpt_cli.training.distribution import Distribution
 from mpt_cli.training.engine import build_engine
 from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.xla import choose_jit, numbers_per_step, try_xla, xla_pays
+from mpt_cli.training.xla import check_layers, choose_jit, numbers_per_step, try_xla, xla_pays
 
 layers = keras.layers
 CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)
@@ -94,6 +94,16 @@ class TestNumbers:
         model = Model()
         model(np.zeros((2, 4), "float32"))
         assert numbers_per_step(model, 64) == 15
+
+
+def test_layers_that_need_tensorflow_are_an_error_on_jax():
+    inputs = keras.Input((7,), dtype="int32")
+    words = layers.Embedding(9, 4)(layers.Hashing(9, name="hashed")(inputs))
+    model = keras.Model(inputs, layers.Dense(2)(layers.Flatten()(words)))
+    check_layers("tensorflow", model)
+    with pytest.raises(ConfigError, match=r"model: a step on JAX can't call layers that compute with TensorFlow: "
+                       r"hashed \(Hashing\)\. Use backend=tensorflow, or apply them to the data, in a data\.loader\."):
+        check_layers("jax", model)
 
 
 class Unknown(layers.Layer):

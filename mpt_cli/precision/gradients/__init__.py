@@ -26,7 +26,7 @@ from mpt_cli.precision.gradients.gradient_probe import (
     share_overflow,
     share_subnormal,
 )
-from mpt_cli.precision.gradients.rounding import Rounding, round_to
+from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_to
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -35,6 +35,7 @@ __all__ = [
     "SINK_SIZE",
     "SUBNORMALS",
     "ZEROS",
+    "Float16Attention",
     "Float32CategoricalCrossentropy",
     "Float32SparseCategoricalCrossentropy",
     "GradientProbe",

@@ -3,10 +3,12 @@ without its hardware.
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 from keras import ops
 
+from mpt_cli.precision.finite import FLOAT32_MAX
 from mpt_cli.precision.gradients.custom_gradients import (
     Tensor,
     check_float_tensor,
@@ -123,6 +125,57 @@ class Rounding(keras.layers.Layer):  # type: ignore[misc]
             "gradient_dtype": self.gradient_dtype,
         }
         return {**super().get_config(), **own}
+
+
+class Float16Attention:
+    """In place of `jax.nn.dot_product_attention` where JAX has no float16 products with float32 sums, on the CPU.
+
+    The logits of float16 queries and keys are summed in float32, as on a GPU, and so is the softmax; its probabilities
+    are float16 again for their product with the values. Backward, the gradient of the logits is rounded to float16, as
+    the GPU's product takes it, so that it flushes and overflows here as it does there. Everything else, and an
+    argument that Keras does not pass, goes to JAX's own `original`. `was_used` says whether float16 came by.
+
+    Example:
+        >>> attend = Float16Attention(None)
+        >>> query, value = (keras.ops.full((1, 2, 1, 4), number, "float16") for number in (1.0, 3.0))
+        >>> attended = attend(query, query, value) if keras.backend.backend() == "jax" else value
+        >>> float(attended[0, 0, 0, 0])
+        3.0
+    """
+
+    def __init__(self, original: Any) -> None:
+        self.original, self.was_used = original, False
+
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor = None, mask: Tensor = None, *,
+        scale: float | None = None, is_causal: bool = False, implementation: str | None = None, **others: Any,
+    ) -> Tensor:  # fmt: skip
+        if str(query.dtype) != "float16" or query.ndim != 4 or others:
+            return self.original(query, key, value, bias, mask, scale=scale, is_causal=is_causal,
+                                 implementation=implementation, **others)  # fmt: skip
+        self.was_used = True
+        groups = query.shape[2] // key.shape[2]
+        key, value = (ops.repeat(part, groups, axis=2) for part in (key, value))
+        logits = _float32_product(query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if bias is not None:
+            logits = logits + ops.cast(bias, "float32")
+        seen = _seen(logits.shape[2], logits.shape[3], mask, is_causal)
+        logits = logits if seen is None else ops.where(seen, logits, -0.7 * FLOAT32_MAX)
+        return ops.einsum("bnts,bsnh->btnh", ops.cast(ops.softmax(logits), "float16"), value)
+
+
+def _float32_product(query: Tensor, key: Tensor) -> Tensor:
+    query, key = (ops.cast(part, "float32") for part in (query, key))
+    rounded_back = define_gradient(lambda x: x, lambda upstream, x: (round_to(upstream, "float16"),))
+    return rounded_back(ops.einsum("btnh,bsnh->bnts", query, key))
+
+
+def _seen(queries: int, keys: int, mask: Tensor, is_causal: bool) -> Tensor:
+    """Which keys a query sees, boolean and broadcastable to (batch, heads, queries, keys); None for all."""
+    causal = ops.tril(ops.ones((queries, keys), "bool")) if is_causal else None
+    if mask is None or causal is None:
+        return causal if mask is None else mask
+    return ops.logical_and(mask, causal)
 
 
 def _round(x: Tensor, form: FloatFormat, saturate: bool) -> Tensor:

@@ -144,6 +144,8 @@ def next_commands(summary: Summary) -> list[str]:
     if not summary.run_dir:
         return []
     run = Path(summary.run_dir)
+    if not summary.repeatable:
+        return [shell_command("report", run)]
     own = conf_override(run / "config.yaml")
     repeat = shell_command("train", own)
     if summary.status in ("interrupted", "terminated"):

@@ -1,0 +1,266 @@
+"""Runs from Python: a compiled model trained in mpt's own loop, and sweeps, comparisons and diagnoses as values."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field
+from os import devnull
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Any
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.job import Reporters, train_program
+from mpt_cli.report.run import Run, load_run
+from mpt_cli.settings.checks import check_combinations
+from mpt_cli.settings.load import build_settings
+from mpt_cli.settings.loss_scale import AUTO
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.schema import Settings, unknown_key_problem
+from mpt_cli.settings.variants import GivenData as DataRecord
+from mpt_cli.signals import raise_for
+from mpt_cli.telemetry.records import RunHeader, Summary
+from mpt_cli.telemetry.sink import Sink
+
+if TYPE_CHECKING:
+    from mpt_cli.compare.results import Comparison
+    from mpt_cli.diagnose.diagnosis import Diagnosis
+
+
+
+
+
+def fit(
+    model: Any, x: Any, y: Any = None, *, validation_data: Any = None, validation_split: float = 0.0,
+    sample_weight: Any = None, class_weight: Mapping[int, float] | None = None, epochs: int = 1,
+    batch_size: int | None = None, shuffle: bool = True, seed: int | None = 0, policy: str | None = None,
+    loss_scale: Any = None, callbacks: Sequence[Any] = (), run_dir: str | Path | None = None,
+    resume: bool | str | Path | None = None, settings: Mapping[str, Any] | None = None,
+) -> Run:  # fmt: skip
+    """Train a compiled Keras model in mpt's own loop; returns the `Run`. The model has the trained weights afterwards.
+
+    Data arguments, `epochs`, `batch_size` (32) and `shuffle` are those of Keras's `fit`. What is not is that a step
+    with non-finite gradients leaves the whole model alone, that every skip and scale is on record, that an unhealthy
+    run is stopped, and that a run which was killed goes on bit for bit.
+
+    Args:
+        policy: a Keras dtype policy for the layers of the built model, which keep it; its head stays in float32. None
+            leaves the layers as they are. A policy that would change the dtype of weights that exist is refused.
+        loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
+            `loss_scale`, or a `ScaleRule`. None: as the model's own LossScaleOptimizer has it, else auto.
+        seed: of the order of the examples. Neither this process's random state nor its global policy is touched.
+        callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
+        run_dir: where the run writes; None for runs/MODEL/TIME.
+        resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
+        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
+
+    Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
+    KeyboardInterrupt or SystemExit(143), once the run is saved.
+    """
+    from mpt_cli.training.callbacks import check_callback
+    from mpt_cli.training.model_program import GivenData, ModelProgram, check_trainable, read_given
+
+    check_trainable(model)
+    given = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split)
+    data = read_given(given)
+    tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
+    asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
+    for callback in callbacks:
+        check_callback(callback, "callbacks")
+    program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
+    return _run(program)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run was asked for beside model and data: `tree` by arguments, `more` by the paths of keys."""
+
+    policy: str | None = None
+    loss_scale: Any = None
+    seed: int | None = 0
+    run_dir: str | Path | None = None
+    resume: bool | str | Path | None = None
+    name: str | None = None
+    tree: dict[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _is_array(x: Any) -> bool:
+    from mpt_cli.data.tf_data import is_tf_dataset
+
+    return not is_tf_dataset(x)
+
+
+def _batch_size(batch_size: int | None, x: Any) -> int:
+    if _is_array(x):
+        return 32 if batch_size is None else batch_size
+    if batch_size is not None:
+        raise ConfigError(Problem("batch_size", "must be left out with a tf.data.Dataset, which is batched.",
+                                  batch_size))
+    from mpt_cli.training.model_program import batch_size_of
+
+    return batch_size_of(x)
+
+
+def given_settings(model: Any, asked: Asked) -> Settings:
+    """The settings of the run: what was asked for over the defaults; ConfigError with all problems."""
+    from mpt_cli.training.model_program import described_model, described_optimizer, described_policy
+
+    plain = Settings(
+        recipe=asked.name or model.name, description="a model of a Python program", model=described_model(model),
+        data=DataRecord(),
+        optimizer=described_optimizer(model.optimizer), policy=described_policy(model, asked.policy),
+    )  # fmt: skip
+    tree = asdict(plain)
+    tree |= {"seed": asked.seed, "run_dir": asked.run_dir and str(asked.run_dir), "resume": _resume(asked.resume),
+             "loss_scale": _loss_scale(model, asked.loss_scale)}  # fmt: skip
+    tree["backend"]["name"] = _backend()
+    tree["trainer"] |= {"deterministic": False, **asked.tree.get("trainer", {})}  # it would change the whole process
+    problems = [problem for path, value in asked.more.items() if (problem := _set(tree, path, value)) is not None]
+    built = build_settings(tree, set(), problems)
+    problems += check_combinations(built, {problem.key for problem in problems})
+    if problems:
+        raise ConfigError(problems)
+    return built
+
+
+def _backend() -> str:
+    import keras
+
+    return str(keras.backend.backend())
+
+
+def _resume(resume: bool | str | Path | None) -> str | None:
+    if isinstance(resume, bool) or resume is None:
+        return "auto" if resume else None
+    return str(resume)
+
+
+def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
+    """The keys of `loss_scale` that an argument stands for."""
+    from mpt_cli.precision.scale_rules import ScaleRule
+    from mpt_cli.training.model_program import rule_of
+
+    given = rule_of(model.optimizer) if given is None else given
+    if isinstance(given, ScaleRule):
+        return {"mode": given.mode, **{name: getattr(given, name) for name in given.key_names()}}
+    if isinstance(given, Mapping):
+        return {"mode": AUTO, **given}
+    if isinstance(given, (int, float)) and not isinstance(given, bool):
+        return {"mode": "fixed", "initial_scale": float(given)}
+    return {"mode": AUTO if given is None else given}
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
+    """Put `value` at a dotted path of `tree`; the problem where there is no such key, or an argument decides it."""
+    section = path.partition(".")[0]
+    if section in ("model", "data", "optimizer") or path in ("seed", "run_dir", "resume", "policy.name"):
+        return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
+    if (problem := unknown_key_problem(path, value)) is not None:
+        return problem
+    *holders, name = path.split(".")
+    for holder in holders:
+        tree = tree.setdefault(holder, {})
+    tree[name] = value
+    return None
+
+
+class _Started(Sink):
+    """Whether anything was left to train."""
+
+    did = False
+
+    def start(self, header: RunHeader) -> None:
+        self.did = True
+
+
+def _run(program: Any) -> Run:
+    started = _Started()
+    quiet = program.settings.logger.console == "quiet"
+    with open(devnull, "w") if quiet else nullcontext(None) as stream:
+        summary = train_program(program, sys.argv, Reporters(stream, [started]))
+    run = load_run(summary.run_dir)
+    if not started.did:
+        _take_weights(program.model, run)
+    _raise_for_signal(summary)
+    return run
+
+
+def _take_weights(model: Any, run: Run) -> None:
+    """Of a run that was finished already, so that the caller's model is the trained one all the same."""
+    from mpt_cli.training.checkpoint import CheckpointStore, restore_weights
+
+    checkpoint = CheckpointStore(run.directory.checkpoints).newest()
+    assert checkpoint is not None
+    arrays = checkpoint.arrays.items()
+    restore_weights(model, {name: array for name, array in arrays if name.startswith(("weight/", "frozen/"))})
+
+
+def _raise_for_signal(summary: Summary) -> None:
+    """The caller's program ends as the signal meant it to, now that the run is saved."""
+    raise_for({"interrupted": SIGINT, "terminated": SIGTERM}.get(summary.status))
+
+
+def _as_words(words: Sequence[Any]) -> list[str]:
+    """Overrides as texts ("seed=1") and mappings ({"seed": 1, "trainer.epochs": 3}), as words of a command line.
+
+    >>> _as_words(["conf=digits_mlp", {"seed": 1}])
+    ['conf=digits_mlp', 'seed=1']
+    """
+    found: list[str] = []
+    for word in words:
+        found += [word] if isinstance(word, str) else [_as_word(name, value) for name, value in word.items()]
+    return found
+
+
+def _as_word(name: str, value: Any) -> str:
+    if isinstance(value, (list, tuple)) and name not in ("trainer.metrics",):
+        return f"{name}={','.join(map(str, value))}"  # values to try, as on the command line
+    return format_override(name, value) if isinstance(value, str) else f"{name}={value}"
+
+
+def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, quiet: bool = False) -> dict[str, Any]:
+    """`mpt sweep` with these overrides, texts or mappings; the content of results.json, with `exit_code`.
+
+    A list in a mapping holds values to try: `sweep("conf=digits_mlp", {"seed": [0, 1], "trainer.epochs": 2})`.
+    """
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.report import results_dict
+    from mpt_cli.sweep.run import Options, start_sweep
+
+    found, code = start_sweep(_as_words(words), Options(jobs, None, objective), Screen(None if quiet else sys.stdout))
+    return {**results_dict(found), "exit_code": code}
+
+
+def compare(
+    *words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False
+) -> "Comparison":  # fmt: skip
+    """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline."""
+    from mpt_cli.compare.run import CompareSettings, start_compare
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.run import Options
+
+    screen = Screen(None if quiet else sys.stdout)
+    return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
+
+
+def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quiet: bool = False) -> "Diagnosis":
+    """`mpt diagnose` with these overrides: ranges of the gradients, the safe window, the recommended scale.
+
+    It prepares the backend as a run does, so Keras must not be loaded on another one.
+    """
+    from mpt_cli.diagnose.preparation import on_one_device
+    from mpt_cli.job import with_drawn_seed
+    from mpt_cli.settings import load_settings
+    from mpt_cli.training.backend import prepare_backend
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    settings = with_drawn_seed(on_one_device(load_settings(_as_words(words)), say))
+    platform = prepare_backend(settings)
+    from mpt_cli.diagnose.diagnosis import diagnose as examine
+    from mpt_cli.diagnose.examination import Request
+
+    return examine(settings, platform, Request(tuple(at_steps), batches), say)

@@ -1,0 +1,89 @@
+"""The records of the latest steps, kept by the optimizer inside the compiled step for whoever reads them later.
+
+Keras's `fit` tells its callbacks nothing of a step but the metrics, and several steps may lie in one call. Here each
+step writes a row into a ring of variables, which costs it two small updates, and a reader who comes by before the ring
+has gone round once misses none.
+"""
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision.finite import GradientDefects, Measured
+from mpt_cli.precision.scale_state import TALLY
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.optimizer import LossScaleOptimizer
+
+Tensor = Any
+FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
+INTS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
+
+
+class StepRows(NamedTuple):
+    """Steps in order: float32 (steps, 4) and int32 (steps, 6), columns as `FLOATS` and `INTS`.
+
+    `loss` is nan where the step did not tell it. `lost` steps before them were overwritten unread.
+    """
+
+    floats: NDArray[np.float32]
+    ints: NDArray[np.int32]
+    lost: int = 0
+
+
+class StepLog:
+    """A ring of `capacity` rows in two variables, which are no part of a file or checkpoint.
+
+    A plain object: what is an attribute of an optimizer and knows how to save itself would be saved with it.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.floats = self._variable(FLOATS, "float32")
+        self.ints = self._variable(INTS, "int32")
+
+    def _variable(self, columns: tuple[str, ...], dtype: str) -> keras.Variable:
+        return keras.Variable(np.zeros((self.capacity, len(columns)), dtype), dtype=dtype, trainable=False,
+                              aggregation="none", name=f"step_log_{dtype}")  # fmt: skip
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        return [self.floats, self.ints]
+
+    def read(self, values: list[Any], tally: Any, after: int) -> StepRows:
+        """The steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
+        seen = int(np.asarray(tally)[TALLY.index("seen")])
+        first = max(after, seen - self.capacity)
+        places = np.arange(first, seen) % self.capacity
+        floats, ints = (np.asarray(value)[places] for value in values)
+        return StepRows(floats, ints, first - after)
+
+
+class StepStart(NamedTuple):
+    """What must be read before a step: scale and learning rate, float32 scalars, and the steps before, int32."""
+
+    scale: Tensor
+    learning_rate: Tensor
+    seen: Tensor
+
+
+def start_of_step(optimizer: "LossScaleOptimizer") -> StepStart:
+    """Of the variables as they are in the present scope."""
+    rate = ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
+    return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
+
+
+def rows_of_step(
+    optimizer: "LossScaleOptimizer", start: StepStart, measured: Measured, defects: GradientDefects, loss: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """The row of a step that is over, as `FLOATS` and `INTS`; in the scope of the variables after it."""
+    told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
+    state = optimizer.scale_state
+    assert state is not None
+    floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
+    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.first_bad, defects.zero]
+    return floats, ops.stack([ops.cast(value, "int32") for value in ints])
+

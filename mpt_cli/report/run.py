@@ -1,0 +1,137 @@
+"""A run as a value: what its directory says, for a program or a notebook."""
+
+import html
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import ConfigError, Problem, missing_extra
+from mpt_cli.report.history import RunHistory, read_history, read_lines
+from mpt_cli.report.picture import draw, draw_all
+from mpt_cli.report.run_page import headline, outcome_facts
+from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.runs.directory import RunDirectory, read_json
+
+NOT_METRICS = {
+    "step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "seconds", "scale_counter",
+    "loss_scale", "skipped_steps", "consecutive_skips", "applied_steps", "examples_per_second", "memory_bytes",
+}  # fmt: skip
+
+
+def load_run(path: str | Path) -> "Run":
+    """The run in this directory, also one that is going on or was killed; DataError where there is none."""
+    return Run(RunDirectory.open(path).path)
+
+
+class Run:
+    """A run by its directory. What it says is read when it is first asked for; `Run(path)` reads anew."""
+
+    def __init__(self, path: Path) -> None:
+        self.directory = RunDirectory(path)
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+        return self.directory.path
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The content of summary.json; DataError where the run has not ended or was killed."""
+        return read_json(self.directory.summary_json)
+
+    @property
+    def verdict(self) -> str:
+        """healthy, warm-up skips only, …: the word for how the run went."""
+        return str(self.summary["verdict"])
+
+    @property
+    def explanation(self) -> str:
+        """The verdict in a sentence, with what to do."""
+        return str(self.summary["explanation"])
+
+    @property
+    def status(self) -> str:
+        """finished, stopped, interrupted, terminated or failed."""
+        return str(self.summary["status"])
+
+    @property
+    def exit_code(self) -> int:
+        """What `mpt train` would have ended with; 0 where all is well."""
+        return int(self.summary["exit_code"])
+
+    @cached_property
+    def events(self) -> list[dict[str, Any]]:
+        """Every skipped step and every change of the scale, in order."""
+        return list(read_lines(self.directory.events_jsonl))
+
+    @cached_property
+    def lines(self) -> list[dict[str, Any]]:
+        """Every line of metrics.jsonl."""
+        return list(read_lines(self.directory.metrics_jsonl))
+
+    @cached_property
+    def history(self) -> dict[str, list[float]]:
+        """As `History.history` of Keras: each metric's values at the ends of the epochs."""
+        ends = [line for line in self.lines if line.get("epoch_end")]
+        names = dict.fromkeys(name for line in ends for name in line if name not in NOT_METRICS)
+        named = {name: [_number(line[name]) for line in ends if line.get(name) is not None] for name in names}
+        return {name: values for name, values in named.items() if values}
+
+    def events_frame(self) -> Any:
+        """`events` as a pandas DataFrame; ConfigError without pandas."""
+        return _frame(self.events)
+
+    def lines_frame(self) -> Any:
+        """`lines` as a pandas DataFrame; ConfigError without pandas."""
+        return _frame(self.lines)
+
+    def plot(self) -> list[Path]:
+        """Draw every curve that the run has the data for, as SVG files in its directory; returns their paths.
+
+        ConfigError without matplotlib.
+        """
+        if missing := missing_extra("matplotlib", "plots", "No pictures"):
+            raise ConfigError(Problem("plot", missing))
+        paths = []
+        for picture in run_pictures([self._story()]):
+            paths.append(self.path / f"{picture.name}.svg")
+            paths[-1].write_text(draw(picture).svg, encoding="utf-8")
+        return paths
+
+    def _story(self) -> RunHistory:
+        return read_history(self.path)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}: {headline(self._story())})"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: how it ended, and its first pictures (loss, metrics, scale with skips)."""
+        story = self._story()
+        rows = "".join(_row(*fact) for fact in outcome_facts(story))
+        wanted = [picture for picture in run_pictures([story]) if _is_shown(picture.name)]
+        drawings = "".join(f'<div style="max-width:640px">{drawing.inline}</div>' for drawing in draw_all(wanted))
+        explanation = html.escape(str(story.summary.get("explanation", "")))
+        return f"<div><strong>{html.escape(headline(story))}</strong><p>{explanation}</p><table>{rows}</table>" \
+               f"{drawings}<small>{html.escape(str(self.path))}</small></div>"  # fmt: skip
+
+
+def _is_shown(name: str) -> bool:
+    return name.startswith(("loss", "accuracy", "scale", "loss-scale", "skip"))
+
+
+def _row(name: str, value: str) -> str:
+    return f"<tr><th style='text-align:left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+
+
+def _number(value: Any) -> float:
+    return float(value)  # nan and infinity are texts in the file
+
+
+def _frame(records: Sequence[dict[str, Any]]) -> Any:
+    try:
+        import pandas
+    except ImportError as error:
+        raise ConfigError(Problem("pandas", "must be installed for a frame.", None,
+                                  "pip install pandas, or use the records as they are.")) from error
+    return pandas.DataFrame(records)

@@ -1,0 +1,363 @@
+"""An unchanged Keras script in mixed precision: what is put around Keras while it runs, and taken away afterwards.
+
+The dtype policy is set before the script builds anything, optimizers are put into loss scaling at `compile`, and every
+`fit` gets a `Recorder`. In a training loop of the script's own (TensorFlow) a `GradientTape` seeds its backward pass
+with the loss scale and divides what comes out, so that the script sees true gradients whatever it does with them; the
+optimizer then skips what is not finite and moves the scale.
+"""
+
+import inspect
+import os
+import runpy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+from keras import ops
+
+from mpt_cli.errors import NUMERICAL, OK
+from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
+from mpt_cli.precision.finite import unscale
+from mpt_cli.precision.keras_internals import own_trainable_variables
+from mpt_cli.precision.policy import global_policy
+from mpt_cli.recorder import Recorder
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.format import format_scale
+from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.loss_and_optimizer import wrap_optimizer
+from mpt_cli.training.model_program import unwrapped
+
+HEALTH_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
+LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
+OWN_LOOP = ("its own training loop: steps are scaled and skipped, but there is no run directory, no event per step and "
+            "no health rule (mpt.Recorder with fit has them)")  # fmt: skip
+JAX_LOOP = "an optimizer was used in a loop of its own on JAX, which scales no loss: call optimizer.scale_loss there"
+
+
+@dataclass(frozen=True)
+class Target:
+    """A script by its path, or a module by its name, and the words after it."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+    is_module: bool = False
+
+    @property
+    def title(self) -> str:
+        """The script's name, for its runs."""
+        return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
+
+
+@dataclass
+class ScriptRun:
+    """What was put around the script, and what it came to."""
+
+    settings: Settings
+    title: str
+    recorders: list[Recorder] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    plain: list[Any] = field(default_factory=list)  # optimizers that the script made
+    wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
+    looped: set[int] = field(default_factory=set)  # those of them that a loop of the script's own used
+    scaled_by_script: set[int] = field(default_factory=set)
+
+    def note(self, sentence: str) -> None:
+        """Something to be said at the end, once."""
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def wrapper_of(self, optimizer: Any, model: Any = None) -> LossScaleOptimizer:
+        """The optimizer in loss scaling, the same each time; as it is where the script has put it into ours itself."""
+        if isinstance(optimizer, LossScaleOptimizer):
+            if id(optimizer.inner_optimizer) not in self.wrappers:
+                self.note("the script's own LossScaleOptimizer is used as it is")
+                self.wrappers[id(optimizer.inner_optimizer)] = optimizer
+            return optimizer
+        inner = unwrapped(optimizer)
+        if id(inner) not in self.wrappers:
+            scaling = self._scaling(model)
+            self.wrappers[id(inner)] = self._watched(wrap_optimizer(inner, self.settings.loss_scale, scaling))
+        return self.wrappers[id(inner)]
+
+    def _scaling(self, model: Any) -> Scaling:
+        needed = keras.config.dtype_policy().compute_dtype == "float16"
+        needed = needed or (model is not None and computes_in_float16(model))
+        return Scaling(self.settings.loss_scale.rule_for(needed), self.settings.loss_scale.on_overflow, needed)
+
+    def _watched(self, wrapper: LossScaleOptimizer) -> LossScaleOptimizer:
+        """The wrapper, which tells gradients of a loss that `scale_loss` scaled from true ones."""
+        scale_loss, apply, key = wrapper.scale_loss, wrapper.apply, id(wrapper)
+
+        def scale(loss: Any) -> Any:
+            self.scaled_by_script.add(key)
+            return scale_loss(loss)
+
+        def apply_either(grads: Any, trainable_variables: Any = None) -> None:
+            if key in self.scaled_by_script or keras.backend.backend() != "tensorflow":
+                self.scaled_by_script.discard(key)
+                apply(grads, trainable_variables)
+            else:
+                self.apply_true(wrapper, list(grads), trainable_variables)
+
+        for name, function in (("scale_loss", scale), ("apply", apply_either)):
+            setattr(wrapper, name, function)
+        return wrapper
+
+    def apply_true(self, wrapper: LossScaleOptimizer, grads: list[Any], variables: Any) -> None:
+        """Apply gradients that are divided by the scale already."""
+        variables = list(own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables)
+        wrapper.build(variables)
+        wrapper._apply_where_finite(grads, variables, True)
+
+    def optimizer_for(self, sources: list[Any]) -> LossScaleOptimizer | None:
+        """The one that will be given the gradients of these variables: built for them, or not built yet."""
+        wanted = {id(getattr(source, "value", source)) for source in sources} | {id(source) for source in sources}
+        for inner in self.plain:
+            held = own_trainable_variables(inner) if inner.built else []
+            if any(id(v) in wanted or id(v.value) in wanted for v in held):
+                return self.wrapper_of(inner)
+        unbuilt = [inner for inner in self.plain if not inner.built]
+        return self.wrapper_of(unbuilt[0]) if unbuilt else None
+
+    @property
+    def exit_code(self) -> int:
+        """The gravest of the runs' own; 4 where a loop of the script's own applied nothing."""
+        codes = [run.exit_code for recorder in self.recorders for run in recorder.runs]
+        idle = [w for w in self._loop_wrappers() if int(w.seen_steps) and not int(w.applied_steps)]
+        return max([OK, *codes, *[NUMERICAL] * bool(idle)])
+
+    def _loop_wrappers(self) -> list[LossScaleOptimizer]:
+        return [self.wrappers[key] for key in self.looped if self.wrappers[key].built]
+
+    def sentences(self) -> list[str]:
+        """How it went, for the end."""
+        found = list(self.notes)
+        for wrapper in self._loop_wrappers():
+            seen, skipped = int(wrapper.seen_steps), int(wrapper.skipped_steps)
+            found.append(f"{type(wrapper.inner_optimizer).__name__} in the script's own loop: {skipped} of {seen} "
+                         f"steps skipped, loss scale {format_scale(float(wrapper.loss_scale))}")
+        if self.looped:
+            found.append(f"not recorded: {OWN_LOOP}")
+        for recorder in self.recorders:
+            found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in recorder.runs]
+        return found
+
+
+def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
+    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included)."""
+    seen = ScriptRun(settings, target.title)
+    error: BaseException | None = None
+    with ExitStack() as stack:
+        stack.enter_context(global_policy(settings.policy.name))
+        for patch in (_policies, _compiles, _fits, _optimizers, _tapes):
+            stack.enter_context(patch(seen))
+        stack.enter_context(_as_main(target))
+        try:
+            if target.is_module:
+                runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(target.name, run_name="__main__")
+        except (Exception, SystemExit, KeyboardInterrupt) as raised:
+            error = raised
+    return seen, error
+
+
+@contextmanager
+def _as_main(target: Target) -> Iterator[None]:
+    """`sys.argv` and `sys.path` as Python has them for a script or a module."""
+    argv, path = sys.argv, list(sys.path)
+    sys.argv = [target.name, *target.arguments]
+    sys.path.insert(0, os.getcwd() if target.is_module else str(Path(target.name).resolve().parent))
+    try:
+        yield
+    finally:
+        sys.argv, sys.path[:] = argv, path
+
+
+@contextmanager
+def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """`make(what is there)` under this name, until the end."""
+    own, before = name in vars(holder), getattr(holder, name)
+    setattr(holder, name, make(before))
+    try:
+        yield
+    finally:
+        if own:
+            setattr(holder, name, before)
+        else:
+            delattr(holder, name)
+
+
+@contextmanager
+def _policies(seen: ScriptRun) -> Iterator[None]:
+    """A script that sets a policy of its own has it; that is said."""
+
+    def make(set_policy: Any) -> Any:
+        def told(policy: Any) -> None:
+            seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
+            set_policy(policy)
+
+        return told
+
+    with ExitStack() as stack:
+        for holder in (keras.config, keras.mixed_precision):
+            for name in ("set_dtype_policy", "set_global_policy"):
+                if hasattr(holder, name):
+                    stack.enter_context(_replaced(holder, name, make))
+        yield
+
+
+@contextmanager
+def _compiles(seen: ScriptRun) -> Iterator[None]:
+    """Every model is compiled with its optimizer in our loss scaling."""
+
+    def make(compile_model: Any) -> Any:
+        def compiled(model: Any, *arguments: Any, **named: Any) -> None:
+            compile_model(model, *arguments, **named)
+            given = inspect.signature(compile_model).bind(model, *arguments, **named).arguments.get("optimizer")
+            if isinstance(given, keras.optimizers.LossScaleOptimizer) and not isinstance(given, LossScaleOptimizer):
+                seen.note("the script's own loss scaling is replaced by mpt's, which counts its skips")
+            if isinstance(model.optimizer, keras.optimizers.Optimizer):
+                model.optimizer = seen.wrapper_of(model.optimizer, model)
+
+        return compiled
+
+    with _replaced(keras.Model, "compile", make):
+        yield
+
+
+@contextmanager
+def _fits(seen: ScriptRun) -> Iterator[None]:
+    """Every `fit` has a Recorder among its callbacks."""
+
+    def make(fit: Any) -> Any:
+        def recorded(model: Any, *arguments: Any, **named: Any) -> Any:
+            bound = inspect.signature(fit).bind(model, *arguments, **named)
+            callbacks = bound.arguments.get("callbacks")
+            given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
+            if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
+                seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
+                return fit(model, *arguments, **named)
+            recorder = _recorder(seen)
+            bound.arguments["callbacks"] = [*given, recorder]
+            try:
+                return fit(*bound.args, **bound.kwargs)
+            except BaseException as error:
+                recorder.fail(error)
+                raise
+
+        return recorded
+
+    with _replaced(keras.Model, "fit", make):
+        yield
+
+
+def _recorder(seen: ScriptRun) -> Recorder:
+    settings = seen.settings
+    more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
+    more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in HEALTH_KEYS}
+    place = settings.run_dir
+    if place is not None and seen.recorders:
+        place = f"{place}-{len(seen.recorders) + 1}"
+    recorder = Recorder(place, loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
+    seen.recorders.append(recorder)
+    return recorder
+
+
+@contextmanager
+def _optimizers(seen: ScriptRun) -> Iterator[None]:
+    """Optimizers that the script makes are known; one that is used without `compile` works through its wrapper."""
+    base = keras.optimizers.Optimizer
+
+    def make_init(init: Any) -> Any:
+        def made(optimizer: Any, *arguments: Any, **named: Any) -> None:
+            init(optimizer, *arguments, **named)
+            if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                seen.plain.append(optimizer)
+
+        return made
+
+    def make_apply(apply: Any) -> Any:
+        def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
+            inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
+            if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                apply(optimizer, grads, trainable_variables)
+            elif keras.backend.backend() != "tensorflow":
+                seen.note(JAX_LOOP)
+                apply(optimizer, grads, trainable_variables)
+            else:
+                seen.looped.add(id(optimizer))
+                seen.apply_true(seen.wrapper_of(optimizer), list(grads), trainable_variables)
+
+        return applied
+
+    with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
+        yield
+
+
+def _as_it_is(function: Any) -> Any:
+    """The function, which TensorFlow's autograph must not rewrite."""
+    if keras.backend.backend() != "tensorflow":
+        return function
+    import tensorflow as tf
+
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+def _calling_module() -> str:
+    """The module that called what is put around Keras here, through whatever autograph has in between."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name != __name__ and not name.startswith("tensorflow.python.autograph"):
+            return name
+        frame = frame.f_back
+    return ""
+
+
+@contextmanager
+def _tapes(seen: ScriptRun) -> Iterator[None]:
+    """Gradients that the script itself takes are of the scaled loss, and divided again."""
+    if keras.backend.backend() != "tensorflow":
+        yield
+        return
+    import tensorflow as tf
+
+    def make(gradient: Any) -> Any:
+        def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
+            flat, wrapper = tf.nest.flatten(sources), None
+            of_script = _calling_module().partition(".")[0] not in LIBRARIES
+            if of_script and output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0:
+                wrapper = seen.optimizer_for(flat)
+            if wrapper is None or not wrapper.scales or id(wrapper) in seen.scaled_by_script:
+                return gradient(tape, target, sources, output_gradients, **named)
+            with tf.init_scope():
+                wrapper.build(list(flat))
+            scale = wrapper.loss_scale
+            found = gradient(tape, target, sources, ops.cast(scale, target.dtype), **named)
+            return tf.nest.pack_sequence_as(sources, unscale(tf.nest.flatten(found), flat, scale))
+
+        return _as_it_is(scaled)
+
+    with _replaced(tf.GradientTape, "gradient", make):
+        yield
+
+
+def plan_of(target: Target, settings: Settings) -> list[str]:
+    """What `run_script` would do to which calls of the script, read off its text; nothing is run."""
+    lines = [f"before {target.name} begins: dtype policy {settings.policy.name}"]
+    path = Path(target.name)
+    own = "its own dtype policy, which it has"
+    words = {
+        "set_global_policy(": own, "set_dtype_policy(": own, "LossScaleOptimizer(": "its own loss scaling",
+        ".compile(": f"its optimizer in loss_scale={settings.loss_scale.mode}", ".fit(": "a Recorder is added",
+        "GradientTape(": "gradients of the scaled loss, divided again", ".apply_gradients(": "skips what is not finite",
+    }  # fmt: skip
+    text = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    for number, line in enumerate(text, 1):
+        lines += [f"{target.name}:{number}: {word.strip('.(')}: {what}" for word, what in words.items() if word in line]
+    return lines

@@ -1,0 +1,274 @@
+"""A program of objects: a model that its author compiled, and arrays or datasets as Keras's `fit` takes them.
+
+What is recorded of it are its settings; the objects themselves are the caller's, so no YAML repeats such a run.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
+from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
+from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
+from mpt_cli.precision.own_step import optimizers_in
+from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_rules.dynamic import DynamicScale
+from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings
+from mpt_cli.settings.variants import GivenModel, GivenOptimizer
+from mpt_cli.training.backend import Platform, running_platform
+from mpt_cli.training.program import Program
+
+Array = NDArray[Any]
+
+
+class GivenData(NamedTuple):
+    """The data arguments of Keras's `fit`."""
+
+    x: Any
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Mapping[int, float] | None = None
+    validation_data: Any = None
+    validation_split: float = 0.0
+
+
+@dataclass(frozen=True)
+class ModelProgram(Program):
+    """A compiled `model`, trained on `data`. `policy` None leaves its layers in the dtypes they have."""
+
+    model: Any
+    data: DataSet
+    policy: str | None = None
+    given_callbacks: tuple[Any, ...] = ()
+
+    @property
+    def repeatable(self) -> bool:
+        return False
+
+    def check_present(self) -> None:
+        """It is: the caller has it in hand."""
+
+    def prepare_backend(self) -> Platform:
+        return running_platform()
+
+    def load_data(self) -> DataSet:
+        return self.data
+
+    def build_model(self, data: DataSet) -> Any:
+        """With the plain optimizer of the author's `compile`, which a run puts into loss scaling."""
+        if self.settings.trainer.on_unhealthy == "rollback":
+            rule = "must be stop: the learning rate that a rollback lowers is that of the compiled optimizer."
+            raise ConfigError(Problem("trainer.on_unhealthy", rule, "rollback"))
+        model = self.model if self.policy is None else under_policy(self.model, self.settings.policy)
+        for _, optimizer, put in list(optimizers_in(model)):
+            inner = unwrapped(optimizer)
+            inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
+            put(inner)
+        model.train_function = None  # made anew by the next `fit`, which has another optimizer now
+        return model
+
+    @property
+    def callbacks(self) -> Sequence[Any]:
+        return self.given_callbacks
+
+    @property
+    def model_name(self) -> str:
+        return f"{type(self.model).__name__} {self.model.name}"
+
+    def describe_policy(self, model: Any) -> str:
+        counts: dict[str, int] = {}
+        for layer in layers_of(model):
+            counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
+        parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
+        how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
+        return f"{how} ({', '.join(parts)})"
+
+
+def check_trainable(model: Any) -> None:
+    """ConfigError for what `mpt.fit` can't train, each with what to do."""
+    if keras.backend.backend() not in ("tensorflow", "jax"):
+        raise ConfigError(Problem("backend.name", "must be tensorflow or jax.", keras.backend.backend(),
+                                  "Set KERAS_BACKEND before Keras is imported."))
+    if not isinstance(model, keras.Model):
+        raise ConfigError(Problem("model", "must be a keras.Model.", type(model).__name__))
+    if not model.compiled:
+        raise ConfigError(Problem("model", "must be compiled, with a loss and an optimizer.", None,
+                                  "Call model.compile(...) first."))
+    if model.run_eagerly:
+        raise ConfigError(Problem("model", "must not be compiled with run_eagerly=True: the loop is compiled.", True,
+                                  "Leave it out, or use mpt.Recorder with Keras's own fit."))
+
+
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside a wrapper of ours or of Keras's, else itself."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def rule_of(optimizer: Any) -> ScaleRule | None:
+    """How the optimizer of a compiled model scales the loss already; None where it does not."""
+    if isinstance(optimizer, LossScaleOptimizer):
+        return optimizer.rule
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return DynamicScale(float(optimizer.initial_scale), int(optimizer.dynamic_growth_steps))
+    return None
+
+
+def described_model(model: Any) -> GivenModel:
+    """What the record says of a model that no YAML can make."""
+    return GivenModel(class_name=type(model).__name__)
+
+
+def described_optimizer(optimizer: Any) -> GivenOptimizer:
+    """What the record says of an optimizer that was given as an object."""
+    inner = unwrapped(optimizer)
+    names = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
+             "ema_overwrite_frequency", "gradient_accumulation_steps")  # fmt: skip
+    numbers = {name: getattr(inner, name) for name in names}
+    return GivenOptimizer(class_name=type(inner).__name__, learning_rate=float(inner.learning_rate), **numbers)
+
+
+def described_policy(model: Any, policy: str | None) -> PolicySettings:
+    """The policy asked for, or the one that most layers of the built model have."""
+    if policy is not None:
+        return PolicySettings(policy)
+    names = [layer.dtype_policy.name for layer in layers_of(model)]
+    known = [name for name in names if name in FLOAT_POLICIES]
+    return PolicySettings(max(set(known), key=known.count) if known else "float32", head=None)
+
+
+def under_policy(model: Any, settings: PolicySettings) -> Any:
+    """`model` itself with its layers set to the policy, the head in float32.
+
+    ConfigError where that would change the dtype of variables, which exist already.
+    """
+    wanted, before = keras.dtype_policies.get(settings.name).variable_dtype, {v.dtype for v in model.trainable_weights}
+    if before - {wanted}:
+        raise ConfigError(Problem(
+            "policy", f"must leave the variables as they are: {settings.name} has {wanted}, the model was built with "
+            f"{', '.join(sorted(before))}.", settings.name,
+            f"Build the model after keras.config.set_dtype_policy({settings.name!r}), and leave policy out.",
+        ))  # fmt: skip
+    try:
+        return apply_policy(model, Policy(settings.name, settings.head), everywhere=True)
+    except ValueError as error:
+        raise ConfigError(Problem("policy", str(error), settings.name)) from error
+
+
+def read_given(given: GivenData) -> DataSet:
+    """The data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
+    if not 0 <= given.validation_split < 1:
+        raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
+    if is_tf_dataset(given.x):
+        return _of_datasets(given)
+    if given.y is None:
+        raise ConfigError(Problem("y", "must be given with arrays as x; a tf.data.Dataset brings its own."))
+    train = _examples((given.x, given.y, _weights(given)), "x and y")
+    validation = _validation(given)
+    if validation is None and given.validation_split:
+        kept = int(len(train) * (1 - given.validation_split))
+        train, validation = train.take(slice(0, kept)), train.take(slice(kept, len(train)))
+    parts = [part for part in (train, validation) if isinstance(part, Examples)]
+    fingerprint, of = fingerprint_arrays(parts)
+    counts = f"{len(train):,} training"
+    counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
+    return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
+                   f"arrays: {counts} examples", max_abs_input(parts), of)  # fmt: skip
+
+
+def _of_datasets(given: GivenData) -> DataSet:
+    for name in ("y", "sample_weight", "class_weight"):
+        if getattr(given, name) is not None:
+            raise ConfigError(Problem(name, "must be left out with a tf.data.Dataset, which brings its own."))
+    if given.validation_split:
+        raise ConfigError(Problem("validation_split", "is for arrays; give a dataset as validation_data.",
+                                  given.validation_split))
+    train = _stream(given.x, "x")
+    first = _first(train)
+    fingerprint, _ = fingerprint_arrays([first])
+    return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
+                   "a tf.data.Dataset", max_abs_input([first]), f"the first {len(first)} examples")  # fmt: skip
+
+
+def batch_size_of(dataset: Any) -> int:
+    """How many examples the first batch of a dataset holds; DataError for one that is not batched or empty."""
+    source = as_tf_dataset(dataset, "x")
+    if not source.batched:
+        raise DataError("x: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
+    first = next(iter(dataset.take(1).as_numpy_iterator()), None)
+    if first is None:
+        raise DataError("x: the dataset is empty.")
+    return int(leaves(_plain(first[0]), "x")[0][1].shape[0])
+
+
+def _stream(dataset: Any, where: str) -> Stream:
+    found = open_tf_stream(as_tf_dataset(dataset, where), None)
+    opened = found.open
+    return replace(found, open=lambda size, seed: (_as_keras(batch) for batch in opened(size, seed)))
+
+
+def _first(stream: Stream) -> Examples:
+    return next(iter(stream.open(1, None)))
+
+
+def _validation(given: GivenData) -> "Examples | Stream | None":
+    data = given.validation_data
+    if data is None:
+        return None
+    if is_tf_dataset(data):
+        return _stream(data, "validation_data")
+    if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+        raise ConfigError(Problem("validation_data", "must be (x, y), (x, y, sample_weight) or a tf.data.Dataset.",
+                                  type(data).__name__))
+    return _examples(tuple(data), "validation_data")
+
+
+def _weights(given: GivenData) -> Any:
+    """The sample weights, or those that the classes of y have."""
+    if given.class_weight is None:
+        return given.sample_weight
+    if given.sample_weight is not None:
+        raise ConfigError(Problem("class_weight", "must not be given beside sample_weight, as in Keras's fit."))
+    labels = np.asarray(given.y)
+    labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels))
+    if labels.ndim > 1:
+        raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
+    of_class = dict(given.class_weight)
+    return np.vectorize(lambda label: of_class.get(int(label), 1.0), otypes=["float32"])(labels)
+
+
+def _examples(parts: tuple[Any, ...], where: str) -> Examples:
+    """DataError where the arrays are not of one length."""
+    found = _as_keras(Examples(*(None if part is None else map_arrays(np.asarray, _plain(part)) for part in parts)))
+    lengths = {name: len(array) for name, array in [*leaves(found.x, "x"), *leaves(found.y, "y")]}
+    if found.sample_weight is not None:
+        lengths["sample_weight"] = len(found.sample_weight)
+    if len(set(lengths.values())) != 1:
+        shown = ", ".join(f"{name} {length}" for name, length in lengths.items())
+        raise DataError(f"{where}: all arrays must hold the same number of examples. Received: {shown}.")
+    return found
+
+
+def _plain(part: Any) -> Any:
+    """Lists of arrays as tuples: Keras takes both, and tells them from a list of numbers."""
+    if isinstance(part, dict):
+        return {name: _plain(value) for name, value in part.items()}
+    is_several = isinstance(part, (tuple, list)) and part and all(hasattr(value, "shape") for value in part)
+    return tuple(_plain(value) for value in part) if is_several else part
+
+
+def _as_keras(examples: Examples) -> Examples:
+    """Floats in Keras's floatx, as its `fit` has them; all else as it is."""
+
+    def cast(array: Any) -> Any:
+        array = np.asarray(array)
+        return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
+
+    weight = None if examples.sample_weight is None else cast(examples.sample_weight)
+    return Examples(map_arrays(cast, _plain(examples.x)), map_arrays(cast, _plain(examples.y)), weight)
+

@@ -1,0 +1,103 @@
+"""What a run trains, wherever it came from: a model in its dtypes, its loss and metrics, an optimizer, and the data.
+
+All that follows (engine, feeds, trainer, checkpoints, telemetry) is one path for every program. Keras is imported
+inside functions: a program exists before the backend is chosen.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import GIVEN, PYTHON
+from mpt_cli.training.backend import Platform, prepare_backend
+
+if TYPE_CHECKING:
+    from mpt_cli.data.examples import DataSet
+
+
+@dataclass(frozen=True)
+class Program(ABC):
+    """What is trained, under `settings`, which hold all the rest and are what the record repeats."""
+
+    settings: Settings
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the settings say it all."""
+        return True
+
+    @property
+    def callbacks(self) -> Sequence[Any]:
+        """Keras callbacks beside those of the settings."""
+        return ()
+
+    def with_settings(self, settings: Settings) -> Self:
+        """The same under other settings, such as those with the seed that was drawn."""
+        return replace(self, settings=settings)
+
+    @abstractmethod
+    def check_present(self) -> None:
+        """DataError where the data can't be there; before seconds are spent on importing Keras."""
+
+    @abstractmethod
+    def prepare_backend(self) -> Platform:
+        """Have Keras imported, on the backend and device of the run."""
+
+    @abstractmethod
+    def load_data(self) -> "DataSet":
+        """Training and validation data, the same each time."""
+
+    @abstractmethod
+    def build_model(self, data: "DataSet") -> Any:
+        """The model with its layers in the dtypes of the run; compiled where its author has done that."""
+
+    @property
+    @abstractmethod
+    def model_name(self) -> str:
+        """The model in a word."""
+
+    def describe_policy(self, model: Any) -> str:
+        """The dtypes of the layers in a line, where the settings don't say them."""
+        return ""
+
+
+@dataclass(frozen=True)
+class SettingsProgram(Program):
+    """A program that its settings say in full: a YAML and the words of a command line.
+
+    ConfigError for settings that are the record of a program of objects.
+    """
+
+    def __post_init__(self) -> None:
+        given = [section for section in GIVEN if getattr(self.settings, section).name == PYTHON]
+        if given:
+            raise ConfigError([
+                Problem(f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
+                        "holds.", PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with it.")
+                for section in given
+            ])  # fmt: skip
+
+    def check_present(self) -> None:
+        from mpt_cli.data.paths import check_present
+
+        check_present(self.settings.data)
+
+    def prepare_backend(self) -> Platform:
+        return prepare_backend(self.settings)
+
+    def load_data(self) -> "DataSet":
+        from mpt_cli.data.load import load_data_of_run
+
+        return load_data_of_run(self.settings)
+
+    def build_model(self, data: "DataSet") -> Any:
+        from mpt_cli.training.assembly import build_under_policy
+
+        return build_under_policy(self.settings, data)
+
+    @property
+    def model_name(self) -> str:
+        return self.settings.model.name

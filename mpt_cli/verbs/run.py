@@ -1,0 +1,119 @@
+"""`run`: an unchanged Keras script under a policy, with loss scaling, record, health rules and verdict."""
+
+import argparse
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpt_cli.errors import INTERRUPTED, OK, ConfigError, DataError, Problem
+from mpt_cli.settings.schema import Settings
+
+if TYPE_CHECKING:
+    pass
+
+SECTIONS = ("policy", "loss_scale", "logger", "backend")
+HEALTH = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
+_EXAMPLES = """examples:
+  mpt run train.py --epochs 3
+  mpt run policy=mixed_bfloat16 train.py
+  mpt run loss_scale=fixed loss_scale.initial_scale=2**10 run_dir=runs/first train.py
+  mpt run -m package.train --epochs 3
+  mpt run --dry-run train.py        what would be changed where"""
+
+
+def configure_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[key=value …] script.py | -m module  args …")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module instead of a script")
+    parser.epilog = _EXAMPLES
+    # what comes after the script is the script's, options too
+    parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
+
+
+def run_run(arguments: argparse.Namespace) -> int:
+    """Run an unchanged Keras script in mixed precision: policy=mixed_float16 unless another is given, loss scaling
+    around its optimizers, a record and a verdict of each fit. The exit code is the verdict's where the script itself
+    ended well.
+    """
+    overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
+    dry = arguments.dry_run or "--dry-run" in overrides
+    overrides = [word for word in overrides if word != "--dry-run"]
+    settings, name = _settings(overrides), _target_name(rest)
+    os.environ.setdefault("KERAS_BACKEND", settings.backend.name)
+    from mpt_cli.script import Target, plan_of, run_script
+
+    target = Target(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
+    if dry:
+        print("\n".join(plan_of(target, settings)))
+        return OK
+    seen, error = run_script(target, settings)
+    code = _code_of(error)
+    for sentence in seen.sentences():
+        print(f"mpt run: {sentence}", file=sys.stderr)
+    return code or seen.exit_code
+
+
+def _split(words: list[str]) -> tuple[list[str], list[str]]:
+    """The overrides before the script, and the script with its own words.
+
+    >>> _split(["policy=mixed_float16", "train.py", "--rate=3"])
+    (['policy=mixed_float16'], ['train.py', '--rate=3'])
+    """
+    count = next((place for place, word in enumerate(words)
+                  if word != "--dry-run" and ("=" not in word or word.startswith("-"))), len(words))  # fmt: skip
+    return words[:count], words[count:]
+
+
+def _target_name(rest: list[str]) -> str:
+    if not rest or rest == ["-m"]:
+        raise ConfigError(Problem("script", "must be given: mpt run [key=value …] script.py args …, or -m module."))
+    if rest[0] == "-m":
+        return rest[1]
+    if not Path(rest[0]).is_file():
+        raise DataError(f"there is no script {rest[0]}.")
+    return rest[0]
+
+
+def _settings(overrides: list[str]) -> Settings:
+    """The settings for these words; ConfigError for keys that are the script's own affair."""
+    from mpt_cli.settings.checks import check_combinations
+    from mpt_cli.settings.load import build_settings, compose_tree
+    from mpt_cli.settings.overrides import parse_overrides
+
+    given = parse_overrides(overrides)
+    problems = [*given.problems, *(p for word in overrides if (p := _foreign(word)) is not None)]
+    choices = {group: str(choice.name) for group, choice in given.choices.items()}
+    problems += [fault for choice in given.choices.values() if (fault := choice.problem()) is not None]
+    if problems:
+        raise ConfigError(problems)
+    tree = compose_tree({"policy": "mixed_float16", **choices}, [], given.overrides, problems)
+    settings = build_settings(tree, set(), problems)
+    problems += check_combinations(settings, {problem.key for problem in problems})
+    if problems:
+        raise ConfigError(problems)
+    return settings
+
+
+def _foreign(word: str) -> Problem | None:
+    path, _, value = word.partition("=")
+    section, _, name = path.partition(".")
+    if path == "run_dir" or (section in SECTIONS and path not in ("policy.head", "policy.overrides", "policy.float8")):
+        return None
+    if section == "trainer" and name in HEALTH:
+        return None
+    known = ", ".join([*(f"{section}.…" for section in SECTIONS), "run_dir", *(f"trainer.{name}" for name in HEALTH)])
+    return Problem(path, "is the script's own affair.", value, f"mpt run takes {known}.")
+
+
+def _code_of(error: BaseException | None) -> int:
+    """What the script itself would have ended with; its traceback is shown as Python shows it."""
+    if error is None:
+        return OK
+    if isinstance(error, SystemExit):
+        if isinstance(error.code, str):
+            print(error.code, file=sys.stderr)
+        return error.code if isinstance(error.code, int) else int(error.code is not None)
+    traceback.print_exception(error)
+    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1

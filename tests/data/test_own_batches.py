@@ -1,0 +1,194 @@
+"""Batches that the source makes: they stay as they are, are read again exactly, and epochs can be cut out of them."""
+
+import random
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+from mpt_cli.data.examples import BatchStream, Examples, Reading, Stream, in_epochs_of
+from mpt_cli.data.load import load_data, load_data_of_run
+from mpt_cli.data.own_batches import as_examples, open_batches, weighted_by_class
+from mpt_cli.errors import ConfigError, DataError, UserCodeError
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.variants import Loader
+
+X = np.arange(12, dtype=np.float32).reshape(6, 2)
+
+
+class Pairs(keras.utils.PyDataset):
+    """Batches of different sizes whose y is drawn; `on_epoch_end` counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int):
+        return X[: index + 2], np.full((index + 2, 1), self.epoch + random.random() + np.random.rand())
+
+    def on_epoch_end(self) -> None:
+        self.epoch += 1
+
+
+def read(stream: Stream, epoch: int, shuffle: bool = False) -> list[list[float]]:
+    batches = stream.batches(64, epoch, seed=5, shuffle=shuffle)
+    return [[len(batch.x), float(batch.y[0, 0])] for batch in batches]
+
+
+def pairs() -> BatchStream:
+    return open_batches(Pairs(), Pairs, 5, "it")
+
+
+def test_a_pydataset_keeps_its_batches_and_the_shuffle_is_theirs() -> None:
+    stream = pairs()
+    assert stream.steps == 3
+    assert [size for size, _ in read(stream, 1)] == [2, 3, 4]
+    assert sorted(read(stream, 2, shuffle=True)) == read(pairs(), 2)
+    orders = {tuple(size for size, _ in read(pairs(), epoch, shuffle=True)) for epoch in range(1, 9)}
+    assert len(orders) > 2
+
+
+def test_a_later_epoch_is_the_same_whether_those_before_were_read_or_not() -> None:
+    stream = pairs()
+    epochs = [read(stream, epoch) for epoch in (1, 2, 3)]
+    assert read(pairs(), 3) == epochs[2] and [int(first[0][1] // 1) for first in epochs] != [0, 0, 0]
+    assert read(stream, 1) == epochs[0]  # it goes back too
+
+
+def test_reading_leaves_the_random_numbers_of_others_alone() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    wanted = random.random(), np.random.rand()
+    random.seed(1)
+    np.random.seed(1)
+    read(pairs(), 2)
+    assert (random.random(), np.random.rand()) == wanted
+
+
+def counting(count: int):
+    for number in range(count):
+        yield X[:2], np.full((2, 1), float(number))
+
+
+def test_a_generator_begins_anew_with_each_epoch() -> None:
+    stream = open_batches(counting(0), lambda: counting(3), 5, "it")
+    assert [value for _, value in read(stream, 1)] == [value for _, value in read(stream, 2)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("order", [(1, 2, 3), (3,), (2, 1, 2)])
+def test_epochs_of_so_many_steps_go_on_where_the_last_ended(order) -> None:
+    stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
+    numbers = {1: [0, 1, 2], 2: [3, 4, 0], 3: [1, 2, 3]}
+    for epoch in order:
+        assert [value for _, value in read(stream, epoch)] == numbers[epoch]
+
+
+def test_an_epoch_broken_off_is_read_again_from_its_beginning() -> None:
+    stream = in_epochs_of(open_batches(counting(0), lambda: counting(5), 5, "it"), 3)
+    next(stream.read(Reading(64, 2)))
+    assert [value for _, value in read(stream, 2)] == [3, 4, 0]
+
+
+def broken():
+    yield X
+    raise OSError("the disk is full")
+
+
+def test_what_a_source_raises_is_the_users() -> None:
+    stream = open_batches(broken(), broken, 5, "it")
+    with pytest.raises(UserCodeError, match=r"^it: reading a batch raised OSError: the disk is full$"):
+        list(stream.batches(4, 1, 0, False))
+    with pytest.raises(DataError, match=r"^The data gave no examples in epoch 2\.$"):
+        list(open_batches(counting(0), lambda: counting(0), 5, "it").batches(4, 2, 0, False))
+
+
+def test_a_batch_has_the_forms_of_keras() -> None:
+    assert as_examples(X, "it").y is None
+    assert as_examples(([X, X], {"a": X}), "it").x[1] is X
+    with pytest.raises(DataError, match=r"a batch must be x, \(x, y\) or \(x, y, sample_weight\)\. .* a tuple of 4"):
+        as_examples((X, X, X, X), "it")
+
+
+@pytest.mark.parametrize("y", [[0, 1, 3], [[0.0], [1.0], [3.0]], np.eye(4)[[0, 1, 3]]])
+def test_classes_have_the_weights_that_keras_gives_them(y) -> None:
+    y = np.asarray(y)
+    weights = weighted_by_class(Examples(X[:3], y), {0: 0.5, 3: 8.0}).sample_weight
+    assert weights.tolist() == [0.5, 1.0, 8.0] and weights.dtype == np.float32
+
+
+def test_class_weights_need_one_target_and_no_other_weights() -> None:
+    with pytest.raises(DataError, match=r"trainer.class_weight needs one target whose classes it can weight"):
+        weighted_by_class(Examples(X, {"a": X}), {0: 1.0})
+    with pytest.raises(DataError, match=r"trainer.class_weight and sample weights of the data can't be used together"):
+        weighted_by_class(Examples(X, X[:, 0], X[:, 0]), {0: 1.0})
+
+
+LOADERS = """\
+import numpy as np
+x = np.arange(40, dtype="float32").reshape(10, 4)
+one_hot = np.eye(5, dtype="float32")[np.arange(10) % 5]
+def rows(): return x, one_hot
+def alone(): return x
+def several(): return [x, {"a": x}], {"p": x[:, :1], "q": one_hot}, {"p": x[:, 0] + 1, "q": x + 1}
+def text(): return np.array(["ä b", "c"] * 5), np.arange(10) % 2
+def steps():
+    def batches():
+        while True:
+            yield x[:2], one_hot[:2]
+    return batches()
+"""
+
+
+@pytest.fixture
+def loaders(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+    (tmp_path / "loaders.py").write_text(LOADERS)
+
+
+def loaded(name: str, keep_targets: bool = True):
+    return load_data(Loader(loader=f"loaders:{name}", validation_fraction=0), 0, keep_targets)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_one_hot_rows_stay_for_a_loss_that_is_named_and_become_labels_for_auto() -> None:
+    kept, auto = loaded("rows"), loaded("rows", keep_targets=False)
+    assert (kept.train.y.shape, kept.train.y.dtype, kept.num_classes, kept.task) == ((10, 5), "float32", 5,
+                                                                                      "classification")  # fmt: skip
+    assert (auto.train.y.shape, auto.train.y.dtype, auto.num_classes) == ((10,), "int32", 5)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_x_alone_lists_dicts_and_weights_by_output() -> None:
+    alone = loaded("alone")
+    assert (alone.train.y, alone.task, alone.num_classes) == (None, "other", None)
+    several = loaded("several").train
+    assert several.x[1]["a"].shape == (10, 4) and set(several.sample_weight) == {"p", "q"}
+    assert several.take(slice(0, 3)).sample_weight["q"].shape == (3, 4)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_text_is_bytes_and_known_as_a_string() -> None:
+    data = loaded("text")
+    assert data.train.x[0].decode() == "ä b" and data.input_dtype == data.input_dtypes == "string"
+
+
+@pytest.mark.usefixtures("loaders")
+def test_a_limit_can_not_be_kept_of_whole_batches() -> None:
+    with pytest.raises(DataError, match=r"data.limit can't be kept: a PyDataset or generator gives whole batches"):
+        load_data(Loader(loader="loaders:steps", limit=3), 0, True)
+
+
+@pytest.mark.usefixtures("loaders")
+@pytest.mark.parametrize(("word", "message"), [
+    ("trainer.steps_per_epoch=3", r"trainer.steps_per_epoch: must be left out for data in memory: an epoch is a pass"),
+    ("trainer.validation_steps=3", r"trainer.validation_steps: must be left out unless the validation data is a"),
+])
+def test_steps_of_an_epoch_are_for_streams(word, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_data_of_run(load_settings(["conf=digits_mlp", "data=loader", "data.loader=loaders:rows", word]))

@@ -1,0 +1,271 @@
+"""`mpt.fit`, `Run` and `Recorder`: the same run whoever drives it."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, assert_passes_on_jax, only_on
+
+import mpt_cli as mpt
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.settings import load_settings
+
+QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
+BAD = (5, 20, 21)  # steps with a row beyond float16's range in the middle of the network
+
+
+def data(count=128):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(count, 8)).astype("float32")
+    for step in BAD:
+        x[(step - 1) * 4] = 6e4 * np.sign(x[(step - 1) * 4])
+    return x, (x.sum(1) > 0).astype("int32")
+
+
+def net(policy="mixed_float16", **options):
+    keras.utils.set_random_seed(1)
+    with mpt.Policy(policy).scope():
+        layers = keras.layers
+        model = keras.Sequential([
+            keras.Input((8,)), layers.Dense(16, "relu", name="hidden"), layers.BatchNormalization(name="norm"),
+            layers.Dense(2, dtype="float32", name="head"),
+        ], name="net")  # fmt: skip
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"], auto_scale_loss=False, **options)
+    return model
+
+
+def fit(model, run_dir, epochs=2, **options):
+    x, y = data()
+    options = {"loss_scale": {"growth_steps": 12}, "settings": QUIET, "shuffle": False, **options}
+    return mpt.fit(model, x, y, batch_size=4, epochs=epochs, run_dir=run_dir, **options)
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory):
+    """A run of our own loop, and the model it left."""
+    model = net()
+    return fit(model, tmp_path_factory.mktemp("runs") / "ref"), model
+
+
+def test_fit_trains_the_callers_model_and_returns_the_record(reference):
+    run, model = reference
+    summary = run.summary
+    assert (summary["steps_seen"], summary["applied_steps"] + summary["skipped_steps"]) == (64, 64)
+    assert {event["step"] for event in run.events if event["kind"] == "overflow"} >= set(BAD[1:])
+    assert list(run.history) == ["loss", "learning_rate", "accuracy"] and len(run.history["loss"]) == 2
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+    kept = keras.saving.load_model(run.path / "model.keras")
+    for ours, saved in zip(model.get_weights(), kept.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, saved)
+
+
+def test_a_run_shows_itself(reference):
+    run, _ = reference
+    assert "skipped steps" in run._repr_html_() and run._repr_html_().count("<svg") >= 2
+    assert repr(run).endswith(f"Finished: {run.verdict})") and mpt.load_run(run.path).verdict == run.verdict
+    assert all(path.is_file() for path in run.plot())
+    assert mpt.load_run(str(run.path)).explanation in run._repr_html_()
+
+
+@pytest.mark.parametrize("steps", [1, 4, 64])
+def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
+    model, (x, y) = net(steps_per_execution=steps), data()
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale={"growth_steps": 12}, settings=QUIET)
+    model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[recorder])
+    run, own = recorder.run, reference[0]
+    assert len(own.events) > 6 and run.events == own.events
+    for name in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", "min_loss_scale", "verdict"):
+        assert run.summary[name] == own.summary[name], name
+    for mine, theirs in zip(model.get_weights(), reference[1].get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)  # another program: sums in another order
+    assert "train_step" not in vars(model)
+
+
+def test_the_step_log_is_in_no_file(tmp_path):
+    model, (x, y) = net(), data()
+    model.fit(x, y, batch_size=4, verbose=0, callbacks=[mpt.Recorder(tmp_path / "run", settings=QUIET)])
+    assert int(model.optimizer.seen_steps) == 32
+    model.save(tmp_path / "a.keras")
+    loaded = keras.saving.load_model(tmp_path / "a.keras")
+    assert loaded.optimizer.step_log is None and int(loaded.optimizer.seen_steps) == 32
+
+
+def test_a_recorder_stops_what_no_longer_trains(tmp_path):
+    x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
+    recorder = mpt.Recorder(tmp_path / "run", settings={**QUIET, "loss_scale.max_consecutive_skips": 20})
+    net().fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
+    summary = recorder.run.summary
+    assert summary["status"] == "stopped" and summary["exit_code"] == 4
+    assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
+    assert 20 <= summary["steps_seen"] <= 30
+
+
+def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path):
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            raise ValueError("the disk is full")
+
+    (x, y), recorder = data(), mpt.Recorder(tmp_path / "run", settings=QUIET)
+    with pytest.raises(ValueError, match="the disk is full"):
+        net().fit(x, y, batch_size=4, verbose=0, callbacks=[recorder, Ends()])
+    recorder.fail(ValueError("the disk is full"))
+    assert recorder.run.summary["explanation"] == "ValueError: the disk is full"
+    assert recorder.run.summary["applied_steps"] + recorder.run.summary["skipped_steps"] == 32
+
+
+def test_a_finished_run_goes_on_as_if_it_had_not_ended(reference, tmp_path):
+    fit(net(), tmp_path / "run", epochs=1)
+    model = net()
+    again = fit(model, tmp_path / "run", resume=True)
+    assert again.events == reference[0].events and again.summary["steps_seen"] == 64
+    for mine, theirs in zip(model.get_weights(), reference[1].get_weights(), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    fresh = net()
+    fit(fresh, None, resume=tmp_path / "run")  # nothing is left to train
+    np.testing.assert_array_equal(fresh.get_weights()[0], model.get_weights()[0])
+
+
+def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
+    model = net("float32")
+    run = fit(model, tmp_path / "run", epochs=1, policy="mixed_bfloat16", loss_scale=None)
+    assert [layer.compute_dtype for layer in model.layers] == ["bfloat16", "bfloat16", "float32"]
+    assert run.summary["applied_steps"] == 32 and keras.config.dtype_policy().name == "float32"
+    with pytest.raises(ConfigError, match=r"policy: must leave the variables as they are: float16 has float16, .* "
+                                          r"Build the model after keras\.config\.set_dtype_policy\('float16'\)"):
+        fit(net("float32"), tmp_path / "other", policy="float16")
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_process_is_as_it_was(tmp_path):
+    np.random.seed(3)
+    state, handler = np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT)
+    fit(net(), tmp_path / "run", epochs=1)
+    assert (np.random.get_state()[1] == state).all() and signal.getsignal(signal.SIGINT) is handler
+
+
+def test_no_yaml_repeats_a_run_of_objects(reference):
+    run, _ = reference
+    settings = load_settings([f"conf={run.path / 'config.yaml'}"])
+    assert settings.model.class_name == "Sequential" and run.summary["repeatable"] is False
+    from mpt_cli import job
+
+    with pytest.raises(ConfigError, match=r"model\.name: is of a run that a Python program started"):
+        job.train(settings)
+
+
+def test_what_fit_can_not_train_is_said():
+    x, y = data(100)
+    cases = {
+        r"y: must be given with arrays": lambda: mpt.fit(net(), x),
+        r"batch_size|all arrays must hold the same number": lambda: mpt.fit(net(), x, y[:4]),
+        r"class_weight: must not be given beside": lambda: mpt.fit(net(), x, y, class_weight={0: 2.0}, sample_weight=y),
+        r"class_weight: is for one label": lambda: mpt.fit(net(), x, np.zeros((100, 3, 1)), class_weight={0: 2.0}),
+        r"trainer\.on_unhealthy: must be stop": lambda: mpt.fit(
+            net(), x, y, settings={**QUIET, "trainer.on_unhealthy": "rollback"}),
+        r"validation_data: must be \(x, y\)": lambda: mpt.fit(net(), x, y, validation_data=x),
+        r"validation_split: must be at least 0": lambda: mpt.fit(net(), x, y, validation_split=1.5),
+        r"model: must be a keras.Model": lambda: mpt.fit("net", x, y),
+        r"model: must be compiled": lambda: mpt.fit(keras.Sequential([keras.layers.Dense(1)]), x, y),
+        r"model: must not be compiled with run_eagerly": lambda: mpt.fit(net(run_eagerly=True), x, y),
+        r"optimizer.learning_rate: is decided by the arguments of fit": lambda: mpt.fit(
+            net(), x, y, settings={"optimizer.learning_rate": 1.0}),
+        r"trainer.epoks: there is no such key.* Did you mean trainer.epochs": lambda: mpt.fit(
+            net(), x, y, settings={"trainer.epoks": 1}),
+        r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="rollback"),
+    }  # fmt: skip
+    for words, call in cases.items():
+        with pytest.raises((ConfigError, DataError), match=words):
+            call()
+
+
+@only_on("tensorflow")
+def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
+    import tensorflow as tf
+
+    x, y = data()
+    weights = np.where(y == 1, 3.0, 1.0).astype("float32")
+    results = []
+    dataset = tf.data.Dataset.from_tensor_slices((x, y, weights)).batch(4)
+    for number, arguments in enumerate([((x, y), {"class_weight": {1: 3.0}, "batch_size": 4}), ((dataset,), {})]):
+        model, (given, options) = net("float32"), arguments
+        run = mpt.fit(model, *given, shuffle=False, run_dir=tmp_path / str(number), settings=QUIET, **options)
+        assert run.summary["applied_steps"] == 32
+        results.append(model.get_weights())
+    plain = net("float32")
+    plain.fit(dataset, verbose=0)
+    for ours, streamed, keras_own in zip(*results, plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, streamed)
+        np.testing.assert_allclose(ours, keras_own, rtol=1e-5, atol=1e-6)
+    cases = {
+        r"batch_size: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, batch_size=4),
+        r"y: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, y),
+        r"validation_split: is for arrays": lambda: mpt.fit(net(), dataset, validation_split=0.5),
+        r"x: the dataset must be batched": lambda: mpt.fit(net(), dataset.unbatch()),
+        r"x: the dataset is empty": lambda: mpt.fit(net(), dataset.take(0)),
+    }
+    for words, call in cases.items():
+        with pytest.raises((ConfigError, DataError), match=words):
+            call()
+
+
+def test_callbacks_are_called(tmp_path):
+    seen = []
+    noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
+    fit(net(), tmp_path / "run", callbacks=[noting])
+    assert seen == [0, 1]
+
+
+def test_frames_and_pictures_say_what_is_missing(reference, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(ConfigError, match="pandas: must be installed for a frame"):
+        reference[0].events_frame()
+    monkeypatch.setattr("mpt_cli.report.run.missing_extra", lambda *_: "No pictures: matplotlib is not installed.")
+    with pytest.raises(ConfigError, match="plot: No pictures"):
+        reference[0].plot()
+
+
+@pytest.mark.parametrize(("words", "code", "said"), [
+    (["run"], 2, "script: must be given: mpt run"),
+    (["run", "nowhere.py"], 3, "there is no script nowhere.py."),
+    (["run", "model=cnn", "nowhere.py"], 2, "model: is the script's own affair. Received: 'cnn'. mpt run takes policy"),
+    (["run", "policy=float99", "nowhere.py"], 2, "policy: must be one of"),
+])  # fmt: skip
+def test_what_can_not_be_run_is_said(words, code, said, capsys):
+    assert main(words) == code
+    assert said in capsys.readouterr().err
+
+
+def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
+    (tmp_path / "train.py").write_text("model.compile('adam', 'mse')\nmodel.fit(x, y)\n")
+    assert main(["run", "--dry-run", f"{tmp_path}/train.py", "--rate", "3"]) == 0
+    said = capsys.readouterr().out
+    assert "dtype policy mixed_float16" in said and "train.py:1: compile: its optimizer in loss_scale=auto" in said
+    assert "train.py:2: fit: a Recorder is added" in said
+
+
+def test_the_package_is_light_to_import():
+    code = "import sys, mpt_cli as mpt; mpt.fit; dir(mpt); assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+    with pytest.raises(AttributeError, match="module 'mpt_cli' has no attribute 'fitt'"):
+        mpt.fitt  # noqa: B018
+
+
+def test_a_room_can_be_called_as_the_function_of_its_name():
+    import mpt_cli.sweep.run
+
+    with pytest.raises(ConfigError, match="conf: must be given"):
+        mpt.sweep("seed=0,1", quiet=True)
+    assert mpt_cli.sweep.run.Options is not None
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_on_jax():
+    assert BACKEND == "tensorflow"
+    assert_passes_on_jax(Path(__file__))

@@ -1,0 +1,160 @@
+"""`mpt run`: unchanged scripts of different habits end with the weights they have with policy and optimizer by hand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from backends import ROOT
+from preloaded import mpt
+
+HEAD = """
+import numpy as np, keras
+{policy}
+keras.utils.set_random_seed(1)
+rng = np.random.default_rng(0)
+x = rng.normal(size=(96, 8)).astype("float32")
+x[20] = 6e4 * np.sign(x[20])
+y = (x.sum(1) > 0).astype("int32")
+def wrap(optimizer):
+    return {wrap}
+def net():
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(16, "relu"),
+                             keras.layers.Dense(2, dtype="float32")])
+loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+"""
+TAIL = """
+import sys
+np.savez(sys.argv[1], *model.get_weights())
+print("the script's own words")
+"""
+FUNCTIONAL = """
+inputs = keras.Input((8,))
+model = keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(keras.layers.Dense(16, "relu")(inputs)))
+model.compile(wrap(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"])
+model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+"""
+SUBCLASSED = """
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.head = keras.layers.Dense(16, "relu"), keras.layers.Dense(2, dtype="float32")
+    def call(self, x):
+        return self.head(self.hidden(x))
+model = Net()
+model.compile(optimizer=wrap(keras.optimizers.SGD(0.1)), loss=loss)
+model.fit(x, y, 8, 2, 0)
+"""
+LOOP = """
+import tensorflow as tf
+model, optimizer = net(), wrap(keras.optimizers.SGD(0.1, momentum=0.9))
+@tf.function
+def step(a, b):
+    with tf.GradientTape() as tape:
+        value = loss(b, model(a, training=True))
+        {scaled}
+    grads = tape.gradient(value, model.trainable_variables)
+    optimizer.apply_gradients(zip(grads, model.trainable_variables))
+for first in range(0, 96, 8):
+    step(x[first:first + 8], y[first:first + 8])
+"""
+OWN_STEP = """
+import tensorflow as tf
+class Net(keras.Sequential):
+    def train_step(self, data):
+        a, b = data
+        with tf.GradientTape() as tape:
+            value = self.compute_loss(x=a, y=b, y_pred=self(a, training=True))
+            scaled = self.optimizer.scale_loss(value)
+        grads = tape.gradient(scaled, self.trainable_variables)
+        self.optimizer.apply_gradients(zip(grads, self.trainable_variables))
+        return {"loss": value}
+model = Net(net().layers)
+model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+model.fit(x, y, batch_size=8, verbose=0)
+"""
+TF_DATA = """
+import tensorflow as tf
+model = net()
+model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), epochs=2, verbose=0)
+"""
+ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("out")
+parser.add_argument("--epochs", type=int)
+arguments = parser.parse_args()
+model = net()
+model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+model.fit(x, y, batch_size=8, epochs=arguments.epochs, verbose=0)
+"""
+MAIN = """
+def main():
+    model = net()
+    model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+    model.fit(x, y, batch_size=8, verbose=0)
+    return model
+if __name__ == "__main__":
+    model = main()
+"""
+TWO_FITS = """
+model = net()
+model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+model.fit(x, y, batch_size=8, verbose=0)
+model.fit(x, y, batch_size=8, verbose=0)
+"""
+OWN_POLICY = """
+keras.config.set_dtype_policy("mixed_bfloat16")
+model = net()
+model.compile(keras.optimizers.SGD(0.1), loss)
+model.fit(x, y, batch_size=8, verbose=0)
+"""
+SCRIPTS = {
+    "functional": FUNCTIONAL, "subclassed": SUBCLASSED, "loop": LOOP, "own_step": OWN_STEP, "tf_data": TF_DATA,
+    "argparse": ARGPARSE, "main": MAIN, "two_fits": TWO_FITS, "own_policy": OWN_POLICY,
+}  # fmt: skip
+BY_HAND = {
+    "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',
+    "wrap": "LossScaleOptimizer(optimizer)",
+}
+
+
+def script(name: str, by_hand: bool) -> str:
+    body = SCRIPTS[name].replace("{scaled}", "value = optimizer.scale_loss(value)" if by_hand else "")
+    parts = BY_HAND if by_hand else {"policy": "", "wrap": "optimizer"}
+    return HEAD.format(**parts) + body + TAIL
+
+
+def weights(path: Path) -> list[np.ndarray]:
+    with np.load(path) as stored:
+        return [stored[name] for name in stored.files]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [n if n in ("functional", "loop") else pytest.param(n, marks=pytest.mark.long)
+                                  for n in SCRIPTS])  # fmt: skip
+def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
+    (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
+    (tmp_path / "plain.py").write_text(script(name, by_hand=False))
+    more = ["--epochs", "2"] if name == "argparse" else []
+    done = mpt("run", "run_dir=run", "plain.py", "plain.npz", *more, cwd=tmp_path)
+    assert done.returncode == 0 and done.stdout.rstrip().endswith("the script's own words"), done.stdout + done.stderr
+    command = [sys.executable, "by_hand.py", "by_hand.npz", *more]
+    hand = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True,
+                          env={**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow"})  # fmt: skip
+    assert hand.returncode == 0, hand.stderr
+    for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)  # a rounding of float16, sums reordered
+    if name == "loop":
+        assert "SGD in the script's own loop: 1 of 12 steps skipped, loss scale 16384" in done.stderr
+        assert "not recorded: its own training loop" in done.stderr
+        return
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    steps = 24 if name in ("functional", "subclassed", "tf_data", "argparse") else 12
+    assert summary["steps_seen"] == steps and summary["skipped_steps"] == (0 if name == "own_policy" else steps // 12)
+    assert (tmp_path / "run-2").is_dir() is (name == "two_fits")
+    assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
