@@ -368,12 +368,13 @@ def _variables(model: Any) -> dict[str, Any]:
         scale_variables,
     )
 
-    named = _numbered("metric", metric_variables(model))
+    inner: dict[str, Any] = {}
+    scales: dict[str, Any] = {}
     for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
         of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
-        named |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
-        named |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
-    return _model_variables(model) | named
+        inner |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
+        scales |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
+    return _model_variables(model) | inner | _numbered("metric", metric_variables(model)) | scales
 
 
 def _model_variables(model: Any) -> dict[str, Any]:
@@ -386,6 +387,7 @@ def _numbered(kind: str, variables: Any) -> dict[str, Any]:
 
 
 MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
+WORTH_SAVING_SECONDS = 10.0  # of training
 
 
 @dataclass(frozen=True)
@@ -480,6 +482,12 @@ class Checkpointer:
             self.saved_step, self._saved_position = ledger.seen, here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
+
+    def save_before_silence(self, progress: Progress, ledger: Ledger) -> None:
+        """Before something that can't be saved from and may take long: what is not saved by then would be lost with it.
+        """
+        if ledger.seen and ledger.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
+            self.save(progress, ledger)
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""
