@@ -168,8 +168,7 @@ def weights(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [n if n in ("functional", "loop") else pytest.param(n, marks=pytest.mark.long)
-                                  for n in SCRIPTS])  # fmt: skip
+@pytest.mark.parametrize("name", ["loop", *(pytest.param(n, marks=pytest.mark.long) for n in SCRIPTS if n != "loop")])
 def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
     (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
     (tmp_path / "plain.py").write_text(script(name, by_hand=False))
