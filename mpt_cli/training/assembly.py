@@ -122,7 +122,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     check_layers(settings.backend.name, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
-        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
+        *data.warnings, *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
