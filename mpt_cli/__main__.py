@@ -1,7 +1,14 @@
-"""`python -m mpt_cli` is `mpt`."""
+"""The program `mpt`, and `python -m mpt_cli`: hears signals before anything else is imported."""
 
-import sys
+from mpt_cli.signals import Watch
 
-from mpt_cli.cli import main
 
-sys.exit(main())
+def main() -> None:
+    with Watch() as watch:
+        from mpt_cli import cli
+
+        watch.leave(cli.main())
+
+
+if __name__ == "__main__":
+    main()

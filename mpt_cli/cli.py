@@ -4,6 +4,7 @@ import argparse
 import errno
 import io
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -13,13 +14,13 @@ from mpt_cli.errors import (
     BAD_CONFIG,
     BAD_DATA,
     BUG,
-    INTERRUPTED,
     OK,
     ConfigError,
     MptError,
     UserCodeError,
     did_you_mean,
 )
+from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
 from mpt_cli.verbs import LISTED_VERBS, VERBS
 from mpt_cli.verbs.parser import load_verb, verb_parser
 
@@ -45,24 +46,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as stop:  # argparse, after its own message
         return stop.code if isinstance(stop.code, int) else BAD_CONFIG
     except KeyboardInterrupt as interrupt:
-        print("\nmpt: interrupted" + (f": {interrupt}" if str(interrupt) else ""), file=sys.stderr)
-        return INTERRUPTED
+        sent = raised_signal() or signal.SIGINT
+        print(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""), file=sys.stderr)
+        return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:
         _silence_stdout()
         return OK
-    except MptError as error:
+    except Exception as error:
+        return _explain(error, arguments)
+
+
+def _explain(error: Exception, arguments: list[str]) -> int:
+    """Says what ended it; the exit code."""
+    if (number := raised_signal()) is not None:  # compiled code made another exception of it
+        print(f"\nmpt: {format_end(number)}", file=sys.stderr)
+        return SIGNAL_EXIT_CODES[number]
+    if isinstance(error, MptError):
         print(_message(arguments[0], error), file=sys.stderr)
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
-            _silence_stdout()
-            print(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}", file=sys.stderr)
-            return BAD_DATA
-        traceback.print_exc()
-        print(f"\nThis is a bug in mpt {__version__}: please report it with the lines above.", file=sys.stderr)
-        return BUG
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
+        _silence_stdout()
+        print(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}", file=sys.stderr)
+        return BAD_DATA
+    traceback.print_exception(error)
+    print(f"\nThis is a bug in mpt {__version__}: please report it with the lines above.", file=sys.stderr)
+    return BUG
 
 
 def _run(arguments: list[str]) -> int:

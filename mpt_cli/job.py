@@ -28,13 +28,14 @@ from mpt_cli.runs.resume import (
 )
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
 from mpt_cli.training.distribution import broadcast_from_rank0, undistributed
-from mpt_cli.training.outcome import summarise, summarise_failure
+from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure
 from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
@@ -98,14 +99,9 @@ def train_program(
                 return done
             return _train_from(_continue(earlier, program), command_line, reporters)
     settings = with_drawn_seed(settings)
-    run = RunDirectory.create(settings.run_dir, settings.recipe)
     notes = ["resume=auto: there is no unfinished run to go on with, so this is a new one"] if settings.resume else []
-    with run.lock():
-        try:
-            return _train_from(Start(program.with_settings(settings), run, notes=notes), command_line, reporters)
-        finally:
-            if not run.config_yaml.exists():  # it ended before it started
-                run.discard()
+    with RunDirectory.begin(settings.run_dir, settings.recipe) as run:
+        return _train_from(Start(program.with_settings(settings), run, notes=notes), command_line, reporters)
 
 
 def with_drawn_seed(settings: Settings) -> Settings:
@@ -137,17 +133,30 @@ def _continue(run: RunDirectory, program: Program) -> Start:
 
 def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters) -> Summary:
     start.program.check_present()
-    with build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream) as telemetry:
+    telemetry = build_telemetry(start.run.telemetry_files, start.settings.logger, reporters.stream)
+    with telemetry, at_forced_end(lambda _: telemetry.close()):
         telemetry.sinks += tuple(reporters.sinks)
         telemetry.message(f"{start.settings.recipe}: loading {start.settings.backend.name} and data")
         session = _prepare(start, telemetry)
-        _write_record(start, session, command_line)
-        telemetry.start(session.header(start.run.path, start.attempt))
-        return _run(session, start.run, telemetry, command_line)
+        with telemetry.busy("noting what it runs on"):  # asks git and the driver
+            environment = _environment(start, session, command_line)
+        # from here on a signal leaves a run with a summary
+        with session.trainer.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
+            _write_record(start, session, environment)
+            telemetry.start(session.header(start.run.path, start.attempt))
+            return _run(session, start.run, telemetry, command_line)
+
+
+def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
+    """What is left of a run that is ended from outside of the training loop: the checkpoint before, and a summary."""
+    summary = summarise_cut(session, run.path, end)
+    write_summary(run.summary_json, summary)
+    telemetry.finish(summary)
 
 
 def _prepare(start: Start, telemetry: Telemetry) -> "Session":
-    platform = start.program.prepare_backend()  # chooses the Keras backend: before anything that imports it
+    with telemetry.busy(f"importing {start.settings.backend.name}"):
+        platform = start.program.prepare_backend()  # chooses the Keras backend: before anything that imports it
     if platform.process_info is not None:
         broadcast_from_rank0({"trains": True, "resume": start.checkpoint and str(start.run.path.absolute())})
     from mpt_cli.training.session import prepare
@@ -208,7 +217,8 @@ def check_build(settings: Settings) -> "BuildCheck":
     return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
 
 
-def _write_record(start: Start, session: "Session", command_line: Sequence[str]) -> None:
+def _environment(start: Start, session: "Session", command_line: Sequence[str]) -> dict[str, Any]:
+    """The content of environment.json."""
     parts, settings = session.assembly, start.settings
     assert settings.seed is not None
     facts = FrameworkFacts(
@@ -222,20 +232,25 @@ def _write_record(start: Start, session: "Session", command_line: Sequence[str])
         "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
         "changes": start.changes, "without_effect": _without_effect(start, session),
     }  # fmt: skip
-    environment["attempts"] = [*past_attempts(start.run), attempt]
+    return {**environment, "attempts": [*past_attempts(start.run), attempt]}
+
+
+def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
+    preprocessing = session.assembly.data.preprocessing
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
-    if parts.data.preprocessing:
-        write_json(start.run.preprocessing_json, parts.data.preprocessing)
+    if preprocessing:
+        write_json(start.run.preprocessing_json, preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
-    trainer = replace(settings.trainer, jit_compile=parts.jit_compile)
-    write_atomic(start.run.config_yaml, resolved_yaml(replace(settings, run_dir=None, resume=None, trainer=trainer)))
+    trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit_compile)
+    again = replace(start.settings, run_dir=None, resume=None, trainer=trainer)
+    write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
 def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:
     try:
         outcome = session.fit()
-        session.finish(outcome, run.model_keras)
+        outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
             write_json(run.postmortem_json, session.postmortem(outcome.stop))
     except BaseException as error:

@@ -1,19 +1,32 @@
-"""What Ctrl-C and SIGTERM ask of a program: to end in its own time, so that what it does can be saved. Light: it is
-loaded where Keras and NumPy are not.
+"""What Ctrl-C and SIGTERM ask of a program: to end in its own time, so that what it does can be saved, and to end all
+the same where it does not hear them. Light: it is loaded where Keras and NumPy are not.
+
+Python runs handlers of signals in the main thread between two bytecodes: not while a compiler, an import or a loader of
+data keeps it in compiled code, for minutes perhaps. So a thread of its own watches for signals (`Watch`), and ends the
+program where the main thread has not begun to.
 """
 
 import os
+import select
 import signal
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
 from types import FrameType
-from typing import Any, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 from mpt_cli.errors import INTERRUPTED, TERMINATED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
+UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end
+AGAIN_SECONDS = 0.3  # from the second Ctrl-C
+FORCED_END_SECONDS = 0.7  # what a forced end has for its summary, and an orderly one for what Python does at exit
 
 
 def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
@@ -23,8 +36,221 @@ def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+@dataclass(frozen=True)
+class ForcedEnd:
+    """The end of a program from outside of its main thread, and why. `number` is None where no signal asked for it."""
+
+    exit_code: int
+    reason: str  # "interrupted while compiling the training step"; a sentence where there is no signal
+    number: signal.Signals | None = None
+
+
+class Limit(NamedTuple):
+    """How long something may take, and the end of the program where it takes longer."""
+
+    seconds: float
+    too_long: ForcedEnd
+
+
+@dataclass(frozen=True, eq=False)
+class _Section:
+    """What is done in `unheard`, in words that follow "while"."""
+
+    doing: str
+
+
+class _MainThread:
+    """What the main thread is about, for the one that may have to end the program in its place.
+
+    Who ends it takes the `gate` for good: the main thread then gets no further than its next section.
+    """
+
+    def __init__(self) -> None:
+        self.gate = threading.RLock()
+        self.sections: list[_Section] = []
+        self.endings: list[Callable[[ForcedEnd], None]] = []
+        self.handlers = 0  # how many are active that let it end in its own time
+        self.is_heard = False  # whether one of them took the latest signal
+        self.raised: signal.Signals | None = None  # where none did
+        self.latest: signal.Signals | None = None  # as the other thread saw it
+        self.stderr = 2
+
+
+_main = _MainThread()
+
+
+@contextmanager
+def unheard(doing: str, limit: Limit | None = None) -> Iterator[None]:
+    """In here the main thread may hear no signal, and nothing is lost that waiting would save: a signal that is not
+    answered within `UNHEARD_SECONDS` ends the program, and so does the `limit` where it takes longer.
+    """
+    section = _Section(doing)
+    with _main.gate:
+        _main.sections.append(section)
+    timer = None if limit is None else _keep_time(section, limit)
+    try:
+        yield
+    finally:
+        if timer is not None:
+            timer.cancel()
+        with _main.gate:
+            _main.sections.remove(section)
+
+
+def _keep_time(section: _Section, limit: Limit) -> threading.Timer:
+    def end_it() -> None:
+        with _main.gate:
+            if section in _main.sections:
+                _end_program(limit.too_long)
+
+    timer = threading.Timer(limit.seconds, end_it)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+@contextmanager
+def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
+    """A forced end in here calls `ending` first, in another thread, the latest of several first; none has more than
+    `FORCED_END_SECONDS` in all.
+    """
+    with _main.gate:
+        _main.endings.append(ending)
+    try:
+        yield
+    finally:
+        with _main.gate:
+            _main.endings.remove(ending)
+
+
+def _end_program(end: ForcedEnd) -> NoReturn:
+    """To be called with the gate held, which is never given back."""
+    _try_for(FORCED_END_SECONDS, partial(_call_endings, end))
+    text = f"\nmpt: {end.reason}\n".encode(errors="replace")
+    _try_for(AGAIN_SECONDS, lambda: os.write(_main.stderr, text))  # which waits where nobody reads
+    os._exit(end.exit_code)
+
+
+def _try_for(seconds: float, action: Callable[[], object]) -> None:
+    worker = threading.Thread(target=action, daemon=True)
+    worker.start()
+    worker.join(seconds)
+
+
+def _call_endings(end: ForcedEnd) -> None:
+    for ending in reversed(_main.endings):
+        with suppress(Exception):  # the others matter as much
+            ending(end)
+
+
+class Watch:
+    """From the first moment of a program to its last: the two signals raise KeyboardInterrupt and `Terminated` where
+    nothing else handles them, and end the program where it does not end.
+
+    It is ended `UNHEARD_SECONDS` after a signal unless an `Interruption` or `handled_by` lets it end in its own time,
+    and then too where it is `unheard`; `AGAIN_SECONDS` after a second Ctrl-C, also where it has to save, if it said
+    what is to be done then (`at_forced_end`). Forked processes have Python's own handlers.
+    """
+
+    def __enter__(self) -> Self:
+        self._woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        _main.stderr = os.dup(2)  # what is imported quietly moves the descriptor itself
+        for number in heeded():
+            signal.signal(number, _raise)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_unwatched)
+        self._is_urgent = False
+        threading.Thread(target=self._listen, name="mpt-signals", daemon=True).start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        """It watches on, while Python ends. What nobody caught of its own ends the program here, in words."""
+        if isinstance(error, KeyboardInterrupt):
+            number = raised_signal() or signal.SIGINT
+            print(f"\nmpt: {format_end(number)}", file=sys.stderr)
+            self.leave(SIGNAL_EXIT_CODES[number])
+
+    def leave(self, exit_code: int) -> NoReturn:
+        """The end of the program. After a signal it waits for no thread that still reads data; where that came in the
+        middle of something, Python does not take down what compiled code may still be using.
+        """
+        if raised_signal() is not None:
+            for stream in (sys.stdout, sys.stderr):
+                with suppress(OSError, ValueError, AttributeError):
+                    stream.flush()
+            os._exit(exit_code)
+        if _main.is_heard:
+            timer = threading.Timer(FORCED_END_SECONDS, os._exit, (exit_code,))
+            timer.daemon = True
+            timer.start()
+        sys.exit(exit_code)
+
+    def _listen(self) -> None:
+        deadline: float | None = None
+        while True:
+            wait = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if select.select([self._woken], [], [], wait)[0]:
+                for number in os.read(self._woken, 64):
+                    if number in SIGNALS:
+                        deadline = min(self._hear(signal.Signals(number)), deadline or float("inf"))
+            if deadline is not None and time.monotonic() >= deadline:
+                deadline = None
+                self._end_if_it_must()
+
+    def _hear(self, number: signal.Signals) -> float:
+        """By when the program has to have ended, or to have begun to."""
+        self._is_urgent = self._is_urgent or number == _main.latest == signal.SIGINT
+        _main.latest = number
+        return time.monotonic() + (AGAIN_SECONDS if self._is_urgent else UNHEARD_SECONDS)
+
+    def _end_if_it_must(self) -> None:
+        with _main.gate:
+            ends_by_itself = _main.handlers > 0 or _main.is_heard
+            if self._is_urgent:
+                ends_by_itself = _main.handlers > 0 and not _main.endings
+            elif _main.sections:
+                ends_by_itself = False
+            if not ends_by_itself and _main.latest is not None:
+                doing = _main.sections[-1].doing if _main.sections else ""
+                _end_program(ForcedEnd(SIGNAL_EXIT_CODES[_main.latest], format_end(_main.latest, doing), _main.latest))
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends what Ctrl-C ends. Not SystemExit, which a function of the user's may raise as well."""
+
+
+def _raise(number: int, _: FrameType | None) -> None:
+    _main.is_heard, _main.raised = False, signal.Signals(number)
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def _unwatched() -> None:
+    """In a forked process, whose signals are not those of this one."""
+    with suppress(ValueError):  # it was not forked by the main thread
+        signal.set_wakeup_fd(-1)
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+            if number in heeded():
+                signal.signal(number, default)
+
+
+def raised_signal() -> signal.Signals | None:
+    """The latest signal where it raised in the main thread: what else that meets is the consequence."""
+    return _main.raised
+
+
+def format_end(number: signal.Signals, doing: str = "") -> str:
+    """
+    >>> format_end(signal.SIGTERM), format_end(signal.SIGINT, "importing jax")
+    ('terminated', 'interrupted while importing jax')
+    """
+    word = "interrupted" if number == signal.SIGINT else "terminated"
+    return f"{word} while {doing}" if doing else word
+
+
 class Interruption:
-    """A context manager in which the two signals set `requested` instead of ending the process.
+    """A context manager in which the two signals set `requested` instead of ending the process; it may be nested in
+    itself.
 
     A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end.
     Signals that were ignored stay so.
@@ -33,16 +259,26 @@ class Interruption:
     def __init__(self) -> None:
         self.requested: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
+        self._depth = 0
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._handle) for number in heeded()}
+        with _main.gate:
+            _main.handlers += 1
+            self._depth += 1
+        if self._depth == 1:
+            self._before = {number: signal.signal(number, self._handle) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        if self._depth == 1:
+            for number, handler in self._before.items():
+                signal.signal(number, handler)
+        with _main.gate:
+            _main.handlers -= 1
+            self._depth -= 1
 
     def _handle(self, number: int, _: FrameType | None) -> None:
+        _main.is_heard = True
         if self.requested == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = signal.Signals(number)
@@ -51,12 +287,21 @@ class Interruption:
 @contextmanager
 def handled_by(handler: Callable[[int], None], numbers: tuple[signal.Signals, ...] = SIGNALS) -> Iterator[None]:
     """These signals, but for those that are ignored, call `handler` with their number; what was before is put back."""
-    before = {number: signal.signal(number, lambda number, _: handler(number)) for number in heeded(numbers)}
+
+    def handle(number: int, _: FrameType | None) -> None:
+        _main.is_heard = _main.is_heard or number in SIGNALS
+        handler(number)
+
+    with _main.gate:
+        _main.handlers += (own := int(not set(numbers).isdisjoint(SIGNALS)))
+    before = {number: signal.signal(number, handle) for number in heeded(numbers)}
     try:
         yield
     finally:
         for number, old in before.items():
             signal.signal(number, old)
+        with _main.gate:
+            _main.handlers -= own
 
 
 @contextmanager

@@ -10,12 +10,13 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
+from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
 from mpt_cli.telemetry.sink import TelemetryFiles
@@ -158,6 +159,19 @@ class RunDirectory:
             raise DataError(f"{found} is not a run directory: it has no {run.config_yaml.name}.")
         return run
 
+    @classmethod
+    @contextmanager
+    def begin(cls, path: str | Path | None, recipe: str) -> Iterator[Self]:
+        """`create`, and hold, for a run that starts in here; taken back where it ends before it has started."""
+        with ExitStack() as stack:
+            with Interruption() as early:  # what is made must be known to what takes it back
+                run = cls.create(path, recipe)
+                stack.enter_context(run.lock())
+                stack.callback(run.discard_unstarted)
+                stack.enter_context(at_forced_end(run.discard_unstarted))
+            raise_for(early.requested)
+            yield run
+
     @contextmanager
     def lock(self, key: str = "run_dir") -> Iterator[None]:
         """Hold the directory for this process; DataError when another one is writing in it.
@@ -188,6 +202,11 @@ class RunDirectory:
         with self.lock():
             self._clear(LOCK_FILE)
         return True
+
+    def discard_unstarted(self, _: ForcedEnd | None = None) -> None:
+        """`discard`, unless the run has started."""
+        if not self.config_yaml.exists():
+            self.discard()
 
     def discard(self) -> None:
         """Take back a directory whose run never started: its files, and the folders that `create` made.
@@ -255,6 +274,11 @@ class RunDirectory:
     @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether it has a checkpoint to go on from."""
+        return any(self.checkpoints.glob("step-*.json"))
 
     @property
     def model_keras(self) -> Path:

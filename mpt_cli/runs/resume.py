@@ -31,6 +31,7 @@ UNIMPORTANT_KEYS = (
     "expect.",
     "logger.",
     "backend.compile_cache",
+    "backend.compile_timeout",
 )
 
 

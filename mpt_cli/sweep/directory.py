@@ -230,7 +230,8 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
         return FAILED, BAD_DATA, "it left no summary.json"
     if code in _SIGNALLED:
         why = f"{_SIGNALLED[code]} ended it after {format_seconds(ending.seconds)}"
-        return KILLED, TERMINATED, f"{why}, saved" if summary else ending.note or last_sentence(sweep.log(job)) or why
+        kept = "saved" if sweep.run(job).is_saved else "nothing saved"
+        return KILLED, TERMINATED, f"{why}, {kept}" if summary else ending.note or last_sentence(sweep.log(job)) or why
     return FAILED, code, summary.get("explanation") or last_sentence(sweep.log(job)) or f"exit code {code}"
 
 

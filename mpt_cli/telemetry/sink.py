@@ -1,11 +1,16 @@
 """What everything that receives telemetry has in common, and the one object that hands everything to all of them."""
 
-from collections.abc import Callable, Sequence
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from mpt_cli.signals import Limit, unheard
 from mpt_cli.telemetry.health import EventTally
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 
@@ -45,11 +50,31 @@ class Sink:
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
 
+    def begin_phase(self, doing: str) -> None:
+        """What the run is busy with from now on, which may take long: "compiling the training step". One may lie in
+        another, and may come before `start`."""
+
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        """It has taken so long; called now and then, from another thread. `hint` says what would be quicker."""
+
+    def end_phase(self, doing: str, seconds: float) -> None:
+        """The latest is over."""
+
     def finish(self, summary: Summary) -> None:
         """How the run ended, also when it failed."""
 
     def close(self) -> None:
         """Let go of files and terminal; called also after an exception and without `start`."""
+
+
+def reminders() -> Iterator[float]:
+    """After how many seconds it is said that a phase still lasts.
+
+    >>> list(itertools.islice(reminders(), 8))
+    [10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0]
+    """
+    yield from (10.0, 30.0, 60.0, 120.0, 300.0)
+    yield from itertools.count(600.0, 600.0)
 
 
 CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
@@ -123,6 +148,30 @@ class Telemetry:
     def message(self, text: str) -> None:
         for sink in self.sinks:
             sink.message(text)
+
+    @contextmanager
+    def busy(self, doing: str, limit: Limit | None = None, hint: str = "") -> Iterator[None]:
+        """Around what may take long without a word: the sinks are told, and a signal in here is answered though the
+        main thread does not hear it (`signals.unheard`)."""
+        started, is_over = time.monotonic(), threading.Event()
+        for sink in self.sinks:
+            sink.begin_phase(doing)
+        threading.Thread(target=self._remind, args=(doing, hint, is_over), daemon=True).start()
+        try:
+            with unheard(doing, limit):
+                yield
+        finally:
+            is_over.set()
+            for sink in self.sinks:
+                sink.end_phase(doing, time.monotonic() - started)
+
+    def _remind(self, doing: str, hint: str, is_over: threading.Event) -> None:
+        started = time.monotonic()
+        for seconds in reminders():
+            if is_over.wait(max(0.0, started + seconds - time.monotonic())):
+                return
+            for sink in self.sinks:
+                sink.phase_lasts(doing, seconds, hint)
 
     def finish(self, summary: Summary) -> None:
         for sink in self.sinks:

@@ -113,7 +113,7 @@ def _quiet_import() -> Iterator[None]:
         os.dup2(lines.fileno(), 2)
         try:
             yield
-        except MptError:  # has its own sentence
+        except (MptError, KeyboardInterrupt):  # each has its own sentence
             raise
         except BaseException:
             os.dup2(kept, 2)

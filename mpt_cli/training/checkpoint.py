@@ -386,6 +386,7 @@ def _numbered(kind: str, variables: Any) -> dict[str, Any]:
 
 
 MOST_SAVING_SHARE = 0.02  # saving by time may cost this share of it
+WORTH_SAVING_SECONDS = 10.0  # of training
 
 
 @dataclass(frozen=True)
@@ -480,6 +481,12 @@ class Checkpointer:
             self.saved_step, self._saved_position = ledger.seen, here
         self._saved_at = time.monotonic()
         self._save_seconds = self._saved_at - started
+
+    def save_before_silence(self, progress: Progress, ledger: Ledger) -> None:
+        """Before something that can't be saved from and may take long: what is not saved by then would be lost with it.
+        """
+        if ledger.seen and ledger.is_sound and time.monotonic() - self._saved_at >= WORTH_SAVING_SECONDS:
+            self.save(progress, ledger)
 
     def keep_if_best(self, improved: set[str], progress: Progress, ledger: Ledger) -> None:
         """At the end of an epoch: keep its weights when the monitored metric is among the `improved` ones."""

@@ -3,6 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import keras
@@ -11,13 +12,16 @@ from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
-from mpt_cli.precision.own_step import OwnSteps, optimizers_of, own_steps
+from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
 from mpt_cli.training.distribution import Distribution
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+TRAINING, EVALUATION, GRADIENTS = "the training step", "the validation step", "the sample of the gradients"
 
 
 class LoopRecords(NamedTuple):
@@ -76,12 +80,25 @@ class Engine(ABC):
         self._metric_names: list[str] = []  # of the metrics: the same, unless the model's own step reports
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since
         self._resets = False  # whether the metrics begin anew with the next call
+        self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
+        self._compiled: set[tuple[Any, ...]] = set()
         self._was_evaluated = False  # since the last training step
 
     @property
     def own(self) -> OwnSteps | None:
         """Where the model brings a step of its own: what that reports instead of metrics."""
         return own_steps(self.model)
+
+    def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
+        """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
+        return (function, *shape) not in self._compiled
+
+    def _called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
+        """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
+        if not self.compiles(function, shape):
+            return nullcontext()
+        self._compiled.add((function, *shape))
+        return self.compiling(function)
 
     @abstractmethod
     def to_device(self, arrays: Any) -> Any:
@@ -105,11 +122,17 @@ class Engine(ABC):
         """Add `count` batches to the metrics, in inference mode."""
         self._reset_now()
         self._latest, self._was_evaluated = None, True
-        self._add_to_metrics(source, batch_indices, count)
+        with self._called(EVALUATION, batch_indices.shape):
+            self._add_to_metrics(source, batch_indices, count)
 
-    @abstractmethod
     def recompile(self) -> None:
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
+        self._compiled = {key for key in self._compiled if key[0] != TRAINING}
+        self._make_training()
+
+    @abstractmethod
+    def _make_training(self) -> None:
+        """The compiled training loop, not called yet."""
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
         """Compile what `train` calls for these shapes, with no step; what keeps XLA from it in words, None if nothing.
@@ -147,6 +170,17 @@ class Engine(ABC):
         vector = self._compute_metrics()  # which finds the names
         return named_metrics(self._metric_names, vector)
 
+    def copy_metrics(self) -> list[tuple[Any, NDArray[Any]]]:
+        """What the metrics have added up, each value with its variable."""
+        return [(variable, np.asarray(variable.numpy())) for variable in metric_variables(self.model)]
+
+    def put_back_metrics(self, copied: list[tuple[Any, NDArray[Any]]]) -> None:
+        """As they were at `copy_metrics`."""
+        self.forget()
+        self._was_evaluated = False
+        for variable, value in copied:
+            variable.assign(value)
+
     def weights_are_finite(self) -> bool:
         """Whether no trainable weight holds inf or nan."""
         return bool(self._check_weights() if self._latest is None else self._latest.result.weights_are_finite)
@@ -161,7 +195,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        """`evaluate` itself."""
+        """`evaluate` itself, which returns when it is done."""
 
     @abstractmethod
     def _compute_metrics(self) -> Any:

@@ -23,6 +23,8 @@ from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, 
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.distribution import replicate_array
 from mpt_cli.training.engine import (
+    GRADIENTS,
+    TRAINING,
     BatchIndices,
     Engine,
     LoopCall,
@@ -62,8 +64,8 @@ class JaxEngine(Engine):
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         compiled = jax.jit if jit_compile else _as_it_is
-        self._compiled = compiled
-        self.recompile()
+        self._compile = compiled
+        self._make_training()
         self._evaluate_many = compiled(self._evaluate_loop, donate_argnums=2)
         self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
         self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
@@ -74,10 +76,10 @@ class JaxEngine(Engine):
         self._all_finite = jax.jit(all_finite)
         self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
 
-    def recompile(self) -> None:
+    def _make_training(self) -> None:
         # lambdas, because JAX takes two references to one method for the same function, and its program with it
-        self._train_many = self._compiled(lambda *given: self._train_loop(*given), donate_argnums=0)
-        self._train_one = self._compiled(lambda *given: self._train_step(*given), donate_argnums=0)
+        self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
+        self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
     def to_device(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
@@ -99,7 +101,8 @@ class JaxEngine(Engine):
         given = batch_indices, control.pack()
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
             given = self.to_device(given)
-        state, result = run(state, source, *given)
+        with self._called(TRAINING, batch_indices.shape):
+            state, result = run(state, source, *given)
         for variables, values in zip(lists, state, strict=True):
             assign(variables, values)
         self._latest = LoopCall(logged, self._names, result)
@@ -115,7 +118,7 @@ class JaxEngine(Engine):
         else:
             for row in self.to_device(batch_indices[:count]):
                 metrics = self._evaluate_one(weights, frozen, metrics, source, row)
-        assign(metric_variables(model), metrics)
+        assign(metric_variables(model), jax.block_until_ready(metrics))
 
     def _clear_metrics(self) -> None:
         assign(metric_variables(self.model), self._fresh())
@@ -130,10 +133,12 @@ class JaxEngine(Engine):
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         state = tuple([v.value for v in variables] for variables in lists)
-        return self._gradients(state, source, self.to_device(row), np.float32(scale))
+        with self._called(GRADIENTS, row.shape):
+            return self._gradients(state, source, self.to_device(row), np.float32(scale))
 
     def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
-        return [float(value) for value in np.asarray(self._compare(base, raised))]
+        with self._called(GRADIENTS):
+            return [float(value) for value in np.asarray(self._compare(base, raised))]
 
     def _gradients_of(self, state: Any, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
         weights, frozen, metrics = state

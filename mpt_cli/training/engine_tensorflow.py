@@ -13,6 +13,9 @@ from mpt_cli.precision.own_step import optimizers_of
 from mpt_cli.precision.step_tensorflow import own_test_step, train_step
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 from mpt_cli.training.engine import (
+    EVALUATION,
+    GRADIENTS,
+    TRAINING,
     BatchIndices,
     Engine,
     LoopCall,
@@ -47,7 +50,8 @@ class TensorFlowEngine(Engine):
         self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _make_functions(self) -> None:
-        self.recompile()
+        self._compiled.clear()
+        self._make_training()
         self._evaluate = self._function(self._evaluate_loop)
         self._gradients = self._function(self._gradients_of)
         self._compare = self._function(partial(compare_gradients, self.model))
@@ -56,15 +60,17 @@ class TensorFlowEngine(Engine):
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
-    def recompile(self) -> None:
+    def _make_training(self) -> None:
         self._train = self._function(self._train_loop)
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
         no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
-        return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
+        with self._called(TRAINING, batch_indices.shape):
+            return _obstacle(self._train, source, tf.convert_to_tensor(batch_indices), no_step)
 
     def compile_evaluation(self, source: Any, batch_indices: BatchIndices) -> str | None:
-        return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
+        with self._called(EVALUATION, batch_indices.shape):
+            return _obstacle(self._evaluate, source, tf.convert_to_tensor(batch_indices), tf.constant(0))
 
     def leave_xla(self) -> None:
         self.jit_compile = False
@@ -83,12 +89,13 @@ class TensorFlowEngine(Engine):
     ) -> LoopCall:
         self._was_evaluated = False
         packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
-        result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
+        with self._called(TRAINING, batch_indices.shape):
+            result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
         self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
         return self._latest
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count))
+        int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
 
     def reset_metrics(self) -> None:
         super().reset_metrics()
@@ -105,10 +112,12 @@ class TensorFlowEngine(Engine):
         return self._all_finite()
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
-        return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
+        with self._called(GRADIENTS, row.shape):
+            return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
 
     def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
-        return [float(value) for value in self._compare(base, raised).numpy()]
+        with self._called(GRADIENTS):
+            return [float(value) for value in self._compare(base, raised).numpy()]
 
     def _gradients_of(self, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
         """On several replicas those of the first, before they are added up: there they are flushed or not."""
@@ -170,12 +179,12 @@ class TensorFlowEngine(Engine):
     def _weights_all_finite(self) -> Tensor:
         return all_finite([variable.value for variable in self.model.trainable_variables])
 
-    def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> None:
+    def _evaluate_loop(self, source: Any, batch_indices: Tensor, count: Tensor) -> Tensor:
         def body(i: Tensor) -> tuple[Tensor]:
             self._on_replicas(self._evaluate_one, source, batch_indices[i])
             return (i + 1,)
 
-        tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)
+        return tf.while_loop(lambda i: i < count, body, (tf.constant(0),), parallel_iterations=1)[0]
 
     def _train_one(self, source: Any, row: Tensor) -> StepRecord:
         _, record = self._step(self.model, _batch(source, row))

@@ -4,8 +4,8 @@ Both hand out the same batches in the same order, which depends on the seed and 
 difference to the result which one runs or where a run is taken up again. `shuffle_check` finds a stream that can't.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,6 +16,7 @@ from mpt_cli.data.examples import Batch, BatchStream, Examples, Stream, all_arra
 from mpt_cli.training.engine import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
+WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class BatchPlan:
         return np.random.default_rng([self.seed, epoch]).permutation(examples).astype(np.int32)
 
 
+def _never() -> bool:
+    return False
+
+
 class Feed(Protocol):
     """One pass after the other over a data set."""
 
@@ -77,8 +82,9 @@ class Feed(Protocol):
     def start(self, epoch: int, skip_steps: int = 0) -> None:
         """Begin `epoch`, after its first `skip_steps` steps."""
 
-    def take(self, most: int) -> Piece | None:
-        """The next steps, at most `most`; None at the end of the epoch."""
+    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
+        """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
+        """
 
     def empty_piece(self) -> Piece:
         """No step, in the shapes that the first steps of an epoch have; the position stays."""
@@ -114,7 +120,7 @@ class ResidentFeed:
         self._order = self.plan.order(self.examples, epoch)
         self._next = skip_steps
 
-    def take(self, most: int) -> Piece | None:
+    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
         size = self.plan.batch_size
         left = self.examples // size - self._next
         if left > 0:
@@ -155,10 +161,14 @@ class ChunkFeed:
         self._piece, self._used = None, 0
         self._ahead = self._worker.submit(next, self._chunks, None)
 
-    def take(self, most: int) -> Piece | None:
+    def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
         if self._piece is None or self._used == self._piece.count:
             if self._ahead is None:
                 return None
+            while not self._ahead.done():
+                wait([self._ahead], timeout=WAIT_SECONDS)
+                if stops():
+                    return None
             self._piece, self._used = self._ahead.result(), 0
             self._ahead = None if self._piece is None else self._worker.submit(next, self._chunks, None)
         if self._piece is None:

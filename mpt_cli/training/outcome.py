@@ -2,13 +2,14 @@
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from signal import Signals
+from signal import SIGINT, SIGTERM, Signals
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, TERMINATED, MptError
+from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, MptError
+from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.progress import Progress
@@ -16,6 +17,9 @@ from mpt_cli.training.progress import Progress
 if TYPE_CHECKING:
     from mpt_cli.training.session import Session
     from mpt_cli.training.trainer import Trainer
+
+
+_STATUSES: dict[int, str] = {SIGINT: "interrupted", SIGTERM: "terminated"}
 
 
 @dataclass(frozen=True)
@@ -62,10 +66,23 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
     """The summary of a run that an exception ended."""
     exit_code = error.exit_code if isinstance(error, MptError) else BUG
-    if isinstance(error, KeyboardInterrupt):
-        exit_code = INTERRUPTED
+    status = "failed"
+    if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
+        status, exit_code = _STATUSES[SIGINT], INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, _Ending("failed", exit_code, judge(session.trainer.signs())[0], explanation))
+    return _summary(session, run_dir, _Ending(status, exit_code, judge(session.trainer.signs())[0], explanation))
+
+
+def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
+    """The summary of a run that was ended from outside of its loop, and goes on from the checkpoint before."""
+    status = "failed" if end.number is None else _STATUSES[end.number]
+    explanation = f"It was {end.reason}." if end.number else end.reason
+    if (seen := session.trainer.ledger.seen) > 0:
+        saved = session.trainer.checkpointer.saved_step
+        lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
+        explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
+    verdict, _ = judge(session.trainer.signs())
+    return _summary(session, run_dir, _Ending(status, end.exit_code, verdict, explanation))
 
 
 def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
@@ -73,7 +90,7 @@ def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
     if outcome.stop is not None:
         return "stopped", NUMERICAL
     if outcome.signal is not None:
-        return ("interrupted", INTERRUPTED) if outcome.signal.name == "SIGINT" else ("terminated", TERMINATED)
+        return _STATUSES[outcome.signal], SIGNAL_EXIT_CODES[outcome.signal]
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
 
 

@@ -146,8 +146,13 @@ class Stopwatch:
     def steps_per_call(self, most: int) -> int:
         """How many steps the next call should have so that it takes about `TARGET_SECONDS`."""
         if self._step_seconds is None:
-            return 1 if not self._seen else min(4, most)
+            return 1  # of a model that nobody has timed a step may take long
         return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no call has ended yet: the next one compiles."""
+        return not self._seen
 
     @property
     def examples_per_second(self) -> float | None:

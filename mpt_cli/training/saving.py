@@ -4,7 +4,7 @@ which the run's own builder makes it anew. Which of the two it will be is known 
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from mpt_cli.errors import DataError
 from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
+from mpt_cli.signals import at_forced_end
 
 WEIGHTS_SUFFIX = ".weights.h5"  # of the file beside model.keras
 
@@ -64,7 +65,7 @@ def save_trained(model: Any, path: Path) -> None:
     place = path.with_suffix(WEIGHTS_SUFFIX)
     partial = place.with_name(f".{path.stem}.partial{WEIGHTS_SUFFIX}")
     try:
-        with tensorflow_left_out(), _bare(model):
+        with tensorflow_left_out(), _bare(model), _removed_at_forced_end(partial):
             model.save_weights(partial)
         partial.replace(place)
     except OSError as error:
@@ -78,11 +79,15 @@ def save_for_inference(model: Any, path: Path) -> None:
     """
     partial = path.with_name(f".{path.stem}.partial.keras")
     try:
-        with tensorflow_left_out(), _bare(model):
+        with tensorflow_left_out(), _bare(model), _removed_at_forced_end(partial):
             model.save(partial)
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
+
+
+def _removed_at_forced_end(partial: Path) -> AbstractContextManager[None]:
+    return at_forced_end(lambda _: partial.unlink(missing_ok=True))
 
 
 @contextmanager

@@ -2,19 +2,22 @@
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
+from mpt_cli.signals import ForcedEnd, Limit
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -75,12 +78,13 @@ class Session:
                 trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
             return trainer.fit()
 
-    def finish(self, outcome: Outcome, model_path: Path | None) -> None:
+    def finish(self, outcome: Outcome, model_path: Path | None) -> Outcome:
         """After the last step: averaged weights into the model, what callbacks do at the end of training, and the model
         into its file (None: nowhere).
 
         The metrics of a run with `use_ema` are those of the averaged weights, which are what is saved; where a callback
-        restores others at the end, they are of those.
+        restores others at the end, they are of those. A signal while they are computed is part of the outcome returned:
+        that is done when the run goes on.
         """
         model, trainer = self.assembly.model, self.trainer
         has_changed = bool(self.assembly.settings.optimizer.use_ema and trainer.ledger.applied)
@@ -92,9 +96,14 @@ class Session:
         if has_changed and outcome.finished:
             trainer.engine.forget()
             with self.assembly.policy.scope():
-                trainer.progress.record({**trainer.progress.metrics, **trainer.validate()})
+                if (validated := trainer.validate()) is None:
+                    return replace(outcome, signal=trainer.interruption.requested)
+                trainer.progress.record({**trainer.progress.metrics, **validated})
         if model_path is not None and self.assembly.settings.trainer.save_model and trainer.ledger.applied:
-            save_trained(model, model_path)
+            # the end of a run that a signal ends waits for it
+            with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
+                save_trained(model, model_path)
+        return outcome
 
     def _end_training(self) -> bool:
         """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
@@ -158,10 +167,11 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     check_schedule(settings, callbacks)
     settings = with_short_calls(settings, callbacks)
     program = program.with_settings(settings)
-    data = program.load_data()
+    with telemetry.busy("loading the data"):
+        data = program.load_data()
     if platform.process_info is not None:
         check_same_data(data.fingerprint)
-    with framework_errors(platform.process_info is not None):
+    with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(program, platform, data)
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
     paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
@@ -192,7 +202,21 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         runner.recover = Rollback(parts, runner)
     if platform.process_info is not None:
         runner.process_group = ProcessGroup()
+    if platform.process_info is None or platform.process_info.is_rank0:  # the others end with the first
+        parts.engine.compiling = partial(_compiling, parts, telemetry)
     return Session(parts, runner)
+
+
+def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
+    backend = parts.settings.backend
+    seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
+    hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
+    limit = None if seconds is None else Limit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
+        "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
+        "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
+        f"(backend.compile_cache=auto){', or start without compiling (trainer.jit_compile=false)' * may_go_without}.",
+    ))))  # fmt: skip
+    return telemetry.busy(f"compiling {function}", limit, hint)
 
 
 def _describe_policy(settings: Settings, model: Any) -> str:

@@ -13,11 +13,11 @@ from mpt_cli.training.backend import memory_in_use
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
 from mpt_cli.training.distribution import ProcessGroup
-from mpt_cli.training.engine import Engine
+from mpt_cli.training.engine import TRAINING, Engine
 from mpt_cli.training.feed import Feed, Piece
 from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.outcome import Outcome
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.progress import Progress, Stopwatch
 
 NO_CALLBACKS = Callbacks()
 
@@ -45,6 +45,7 @@ class Trainer:
         self.plan, self.telemetry, self.ledger, self.health = plan, telemetry, ledger, health
         self.checkpointer = checkpointer
         self.stopwatch, self.progress = checkpointer.stopwatch, Progress()
+        self.validation_stopwatch = Stopwatch()
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
@@ -73,8 +74,9 @@ class Trainer:
                 self._log(self.engine.metrics())  # where it ended, between two lines of the log
         return Outcome(self.progress, self._stop, self._signal(), self.callbacks.ended)
 
-    def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float]:
-        """Metrics over the validation data with `val_` before their names; empty without such data.
+    def validate(self, callbacks: Callbacks = NO_CALLBACKS) -> dict[str, float] | None:
+        """Metrics over the validation data with `val_` before their names; empty without such data, and None where a
+        signal came first: then all is as before.
 
         `callbacks` have their hooks called as in Keras's `evaluate`.
         """
@@ -82,19 +84,38 @@ class Trainer:
             return {}
         callbacks.call("on_test_begin")
         self.telemetry.progress(self.ledger.seen, self.progress.epoch, "validating")
+        if self.validation_stopwatch.is_unused and self.process_group is None:
+            self.checkpointer.save_before_silence(self.progress, self.ledger)
+        before = self.engine.copy_metrics()
         self.engine.reset_metrics()
         self.validation_feed.start(1)
-        by_batch, step = callbacks.wants(*TEST_BATCH_HOOKS), 0
-        most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
-        while (piece := self.validation_feed.take(most)) is not None:
-            callbacks.call("on_test_batch_begin", step)
-            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
-            step += piece.count
-            if by_batch:
-                callbacks.call("on_test_batch_end", step - 1, logs=self.engine.metrics())
+        self._evaluate(self.validation_feed, callbacks)
+        if self._must_stop():
+            self.engine.put_back_metrics(before)
+            return None
         metrics = self.engine.metrics()
         callbacks.call("on_test_end", logs=metrics)
         return {f"val_{name}": value for name, value in metrics.items()}
+
+    def _evaluate(self, feed: Feed, callbacks: Callbacks) -> None:
+        by_batch, step = callbacks.wants(*TEST_BATCH_HOOKS), 0
+        while (piece := self._next_validation_piece(feed, by_batch)) is not None:
+            callbacks.call("on_test_batch_begin", step)
+            self.validation_stopwatch.start()
+            self.engine.evaluate(piece.source, piece.batch_indices, piece.count)
+            self.validation_stopwatch.stop(piece.count, piece.batch_indices.shape[1])
+            step += piece.count
+            if by_batch:
+                callbacks.call("on_test_batch_end", step - 1, logs=self.engine.metrics())
+
+    def _next_validation_piece(self, feed: Feed, by_batch: bool) -> Piece | None:
+        """As many steps as a signal may wait for; several processes, whose calls must be the same, end the validation.
+        """
+        most = self.plan.steps_per_call or 1 if by_batch else self.plan.capacity
+        if self.process_group is not None:
+            return feed.take(most)
+        count = self._call_steps(self.validation_stopwatch, most)
+        return None if self._must_stop() else feed.take(count, self._must_stop)
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
@@ -146,7 +167,7 @@ class Trainer:
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
-        return None if self._must_stop() else self.train_feed.take(count)
+        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins
@@ -155,8 +176,11 @@ class Trainer:
         sample = self.sampler.next_due(seen, plan.log_every_steps) if self.sampler is not None else None
         ends = (None if sample is None else sample - seen, self.checkpointer.steps_until_due(seen), self._steps_left(),
                 self.health.steps_to_first_check(self.signs()))  # fmt: skip
-        most = min([plan.capacity, *(steps for steps in ends if steps is not None)])
-        return min(most, plan.steps_per_call) if plan.steps_per_call else self.stopwatch.steps_per_call(most)
+        return self._call_steps(self.stopwatch, min([plan.capacity, *(steps for steps in ends if steps is not None)]))
+
+    def _call_steps(self, stopwatch: Stopwatch, most: int) -> int:
+        chosen = self.plan.steps_per_call
+        return min(most, chosen) if chosen else stopwatch.steps_per_call(most)
 
     def _run_piece(self, piece: Piece) -> None:
         """Train its steps, in one call unless a rule has to be looked at before the last of them."""
@@ -174,6 +198,7 @@ class Trainer:
         every = self.plan.log_every_steps
         logged = LoggedSteps(every - self.ledger.seen % every, every)
         limits = self.health.stop_limits(self.signs())
+        self._save_before(TRAINING, piece)
         self.callbacks.call("on_train_batch_begin", self.progress.step_in_epoch)
         self.stopwatch.start()
         call = self.engine.train(piece.source, piece.batch_indices, piece.count, logged, limits)
@@ -185,6 +210,11 @@ class Trainer:
             self._take_in(part)
         self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
         return left
+
+    def _save_before(self, function: str, piece: Piece) -> None:
+        """Before a call that compiles first, which a signal does not wait for."""
+        if self.process_group is None and self.engine.compiles(function, piece.batch_indices.shape):
+            self.checkpointer.save_before_silence(self.progress, self.ledger)
 
     def _take_in(self, part: StepRecords) -> None:
         """The next steps, up to a line of the log or the end of the call."""
@@ -216,7 +246,9 @@ class Trainer:
         metrics = self._of_applied(self.engine.metrics())
         is_last = self.progress.epoch == self.plan.epochs or self._is_cut_short()
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
-            metrics.update(self.validate(self.callbacks))
+            if (validated := self.validate(self.callbacks)) is None:
+                return  # what is left of the epoch is done when the run goes on
+            metrics.update(validated)
         metrics = self.callbacks.epoch_end(self.progress.epoch - 1, metrics)
         improved = self.progress.record(metrics)
         self.telemetry.snapshot(replace(self._snapshot(metrics.get("loss"), metrics), epoch_end=True))

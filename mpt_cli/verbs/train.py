@@ -5,9 +5,11 @@ import os
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.schema import Settings
@@ -48,14 +50,24 @@ def run_train(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.directory import summary_dict
 
     command = ["mpt", "train", *overrides]
-    with open(os.devnull, "w") as nowhere, launch.others_released(settings):
-        stream = nowhere if arguments.quiet else sys.stderr if arguments.json else None
+    with _stream_of(arguments) as stream, launch.others_released(settings):
         summary = job.train(settings, command, job.Reporters(stream))
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
         print(f"mpt train: {_format_ending(summary.status, summary.explanation)}", file=sys.stderr)
     return summary.exit_code
+
+
+@contextmanager
+def _stream_of(arguments: argparse.Namespace) -> Iterator[TextIO | None]:
+    """Where progress goes. Not sys.stderr itself, which leads elsewhere while a framework is imported."""
+    if not arguments.quiet and not arguments.json:
+        yield None
+        return
+    target = os.devnull if arguments.quiet else os.dup(2)
+    with open(target, "w", encoding=sys.stderr.encoding, errors="backslashreplace") as stream:
+        yield stream
 
 
 def _format_ending(status: str, explanation: str) -> str:

@@ -1,5 +1,6 @@
 import inspect
 import io
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from strict import lines
 
 from mpt_cli.errors import DataError
 from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.telemetry import sink
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import Event
@@ -44,6 +46,34 @@ def test_every_sink_gets_everything_in_order(header, snapshot, summary) -> None:
         telemetry.finish(summary)
     expected = ["start", "progress", "write_error", "events", "snapshot", "message", "finish", "close"]
     assert [sink.calls for sink in sinks] == [expected, expected]
+
+
+class Phases(Sink):
+    """Notes what it is told of phases."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+
+    def begin_phase(self, doing: str) -> None:
+        self.told.append(("begin", doing))
+
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        self.told.append((f"lasts {seconds}", hint))
+
+    def end_phase(self, doing: str, seconds: float) -> None:
+        self.told.append((f"took {seconds:.0f}", doing))
+
+
+def test_a_phase_that_lasts_is_told_from_another_thread_until_it_ends(monkeypatch) -> None:
+    monkeypatch.setattr(sink, "reminders", lambda: iter([0.01, 0.02, 60.0]))
+    phases = Phases()
+    telemetry = Telemetry([phases])
+    with pytest.raises(DataError), telemetry.busy("loading the data", hint="less of it"):
+        while len(phases.told) < 3:
+            time.sleep(0.01)  # which hears nothing, as a compiler
+        raise DataError("no file")
+    assert phases.told == [("begin", "loading the data"), ("lasts 0.01", "less of it"), ("lasts 0.02", "less of it"),
+                           ("took 0", "loading the data")]  # fmt: skip
 
 
 def test_the_tally_holds_every_event(header) -> None:

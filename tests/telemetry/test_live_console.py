@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.precision import FixedScale
-from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen, value_cells, wrap_parts
+from mpt_cli.telemetry.console.live import LiveConsole, Phases, RunPosition, screen, value_cells, wrap_parts
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
@@ -67,9 +67,31 @@ def test_skipped_steps_have_a_colour_of_their_own(header, snapshot, skipped, str
     assert [style for label, _, style in cells if label in ("skipped", "skip streak")] == styles
 
 
-def test_before_the_first_step_it_says_that_it_compiles(header) -> None:
-    assert "step 0/120" in _drawn(header, None, 80, RunPosition())
-    assert "compiling the first step" in _drawn(header, None, 80, RunPosition())
+def test_phases_show_the_innermost_with_its_seconds(clock) -> None:
+    phases = Phases(clock)
+    assert str(phases) == ""
+    phases.begin("validating")
+    clock.now += 61.5
+    assert str(phases) == "validating  1:01"
+    phases.begin("compiling the validation step")
+    assert str(phases) == "compiling the validation step"
+    clock.now += 12
+    assert str(phases) == "compiling the validation step  12 s"
+    phases.end()
+    assert str(phases) == "validating  1:13"
+
+
+def test_a_phase_is_shown_before_the_header_and_beside_the_steps(header) -> None:
+    console, terminal = _live()
+    console.begin_phase("importing tensorflow")
+    console._live.refresh()
+    assert "importing tensorflow" in terminal.getvalue()
+    console.end_phase("importing tensorflow", 3.0)
+    console.start(header)
+    console.begin_phase("compiling the training step")
+    console._live.refresh()
+    console.close()
+    assert "compiling the training step" in terminal.getvalue().rpartition("step 0/120")[2]
 
 
 def test_an_unknown_number_of_steps_still_draws(header, snapshot) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -40,6 +41,15 @@ class PatternEngine:
     calls: list[Any] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     evaluated: int = 0
+
+    def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
+        return False
+
+    def copy_metrics(self) -> list[float]:
+        return list(self.losses)
+
+    def put_back_metrics(self, copied: list[float]) -> None:
+        self.losses = copied
 
     def weights_are_finite(self) -> bool:
         return True
@@ -80,7 +90,7 @@ class CountingFeed:
         self.starts.append((epoch, skip_steps))
         self.left = self.steps - skip_steps
 
-    def take(self, most: int) -> Piece | None:
+    def take(self, most: int, stops: Any = None) -> Piece | None:
         count = min(most, self.left)
         self.left -= count
         return Piece(None, np.zeros((max(count, 1), 4), np.int32), count) if count else None
@@ -236,6 +246,44 @@ def test_a_signal_ends_the_run_at_the_end_of_a_call(number):
     assert run.outcome.signal == number and run.outcome.stop is None
     assert run.trainer.ledger.seen == 30
     assert run.record.epochs == []
+
+
+def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on():
+    run = run_of("." * 10, validation=50, per_call=3)
+    evaluate = run.engine.evaluate
+
+    def interrupted(source: Any, batch_indices: Any, count: int) -> None:
+        if run.engine.evaluated == 9:
+            os.kill(os.getpid(), signal.SIGTERM)
+        evaluate(source, batch_indices, count)
+
+    run.engine.evaluate = interrupted
+    run.fit()
+    progress = run.outcome.progress
+    assert run.outcome.signal == signal.SIGTERM and run.engine.evaluated == 12
+    assert (run.trainer.ledger.seen, run.trainer.ledger.applied, progress.step_in_epoch, progress.epochs_completed) == (
+        5, 5, 5, 0)  # fmt: skip
+    assert run.record.epochs == [] and run.engine.losses == [1.0, 2.0, 3.0, 4.0, 5.0]
+    run.engine.evaluate, run.trainer.interruption.requested = evaluate, None
+    run.fit()
+    assert [(line.step, line.loss, line.metrics["val_loss"]) for line in run.record.epochs] == [
+        (5, 3.0, 0.5), (10, 8.0, 0.5)]  # fmt: skip
+
+
+def test_a_validation_is_divided_into_calls_that_a_signal_can_wait_for():
+    counts = []
+    run = run_of("." * 5, epochs=1, validation=20, per_call=None)
+    evaluate = run.engine.evaluate
+
+    def slow(source: Any, batch_indices: Any, count: int) -> None:
+        counts.append(count)
+        time.sleep(0.03 * count)
+        evaluate(source, batch_indices, count)
+
+    run.engine.evaluate = slow
+    run.fit()
+    assert counts[:2] == [1, 1] and 1 < max(counts) <= 6 and sum(counts) == 20  # calls of at most 0.2 s
+    assert run.trainer.ledger.applied == run.trainer.ledger.seen == 5
 
 
 def test_goes_on_within_an_epoch():

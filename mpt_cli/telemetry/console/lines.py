@@ -16,6 +16,7 @@ from mpt_cli.telemetry.format import (
     format_scale,
     format_seconds,
     format_share,
+    format_whole_seconds,
 )
 from mpt_cli.telemetry.health import (
     BEYOND,
@@ -88,6 +89,21 @@ def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     if snapshot.gradients is not None:
         parts += [f"{label} {value}" for label, value in format_sample(snapshot.gradients)]
     return "  ".join([*parts, *rate_parts(snapshot.examples_per_second)])
+
+
+HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
+
+
+def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
+    """What is said of a phase that has taken so long.
+
+    >>> lasting_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 10 s so far'
+    >>> lasting_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
+    """
+    so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
+    return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
 
 
 def rate_parts(examples_per_second: float | None) -> list[str]:

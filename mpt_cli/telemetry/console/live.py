@@ -9,6 +9,7 @@ from rich.constrain import Constrain
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +21,7 @@ from mpt_cli.telemetry.format import (
     format_sample,
     format_scale,
     format_share,
+    format_whole_seconds,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
@@ -35,7 +37,7 @@ class RunPosition:
 
     step: int = 0
     epoch: int = 1
-    phase: str = "compiling the first step"
+    phase: str = ""
     first_step: int | None = None
     first_at: float = 0.0
     clock: Callable[[], float] = time.monotonic
@@ -50,6 +52,27 @@ class RunPosition:
         if not total_steps or done <= 0:
             return None
         return (self.clock() - self.first_at) / done * max(0, total_steps - self.step)
+
+
+class Phases:
+    """What the run is busy with: phases within phases, each with the time it began."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun: list[tuple[str, float]] = []
+
+    def begin(self, doing: str) -> None:
+        self._begun.append((doing, self._clock()))
+
+    def end(self) -> None:
+        self._begun.pop()
+
+    def __str__(self) -> str:
+        """The innermost with its seconds, once there are some; empty where there is none."""
+        for doing, began in self._begun[-1:]:
+            seconds = self._clock() - began
+            return f"{doing}  {format_whole_seconds(seconds)}" if seconds >= 1 else doing
+        return ""
 
 
 def screen(header: RunHeader, position: RunPosition, snapshot: Snapshot | None, width: int) -> RenderableType:
@@ -159,6 +182,8 @@ class LiveConsole(Sink):
         self._snapshot: Snapshot | None = None
         self._sample: GradientSample | None = None  # the latest
         self._position = RunPosition()
+        self._phases = Phases()
+        self._spinner = Spinner("dots", style="cyan")
         self._epoch_started_at = time.monotonic()
         self._live = Live(
             console=console,
@@ -167,6 +192,13 @@ class LiveConsole(Sink):
             transient=True,
             vertical_overflow="crop",
         )
+
+    def begin_phase(self, doing: str) -> None:
+        self._phases.begin(doing)
+        self._live.start()
+
+    def end_phase(self, doing: str, seconds: float) -> None:
+        self._phases.end()
 
     def start(self, header: RunHeader) -> None:
         self._header = header
@@ -223,10 +255,13 @@ class LiveConsole(Sink):
             self._console.print(Text(sentence, style=SKIPPED_STEP_STYLE))
 
     def _render(self) -> RenderableType:
-        if self._header is None:
-            return ""
+        phase = str(self._phases)
         width = max(1, self._console.width - ECHO_COLUMNS)
-        return Constrain(screen(self._header, self._position, self._snapshot, width), width)
+        if self._header is None:
+            self._spinner.update(text=Text(phase, style="cyan", no_wrap=True, overflow="ellipsis"))
+            return Constrain(self._spinner, width) if phase else ""
+        position = replace(self._position, phase=phase or self._position.phase)
+        return Constrain(screen(self._header, position, self._snapshot, width), width)
 
 
 def _labelled_grid(rows: list[tuple[str, str, str]]) -> Table:

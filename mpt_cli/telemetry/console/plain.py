@@ -1,6 +1,7 @@
 """Plain lines without control codes: for pipes, batch jobs and console.log."""
 
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -14,9 +15,11 @@ from mpt_cli.telemetry.console.lines import (
     header_rows,
     interval_line,
     labelled_lines,
+    lasting_line,
 )
+from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
@@ -37,6 +40,17 @@ class PlainConsole(Sink):
         self._started_at = self._epoch_started_at = clock()
         self._interval_told_at = float("-inf")
         self._sample: GradientSample | None = None  # the latest, until it is told
+        self._writing = threading.RLock()  # a phase that lasts is told from another thread
+
+    def begin_phase(self, doing: str) -> None:
+        """Silent: most are over before anyone wonders."""
+
+    def phase_lasts(self, doing: str, seconds: float, hint: str) -> None:
+        self._write([lasting_line(doing, seconds, hint)])
+
+    def end_phase(self, doing: str, seconds: float) -> None:
+        if seconds >= next(reminders()):
+            self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
         self._header = header
@@ -86,8 +100,9 @@ class PlainConsole(Sink):
         return min(max(WAIT_SHARE * (now - self._started_at), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
 
     def _write(self, lines: Sequence[str]) -> None:
-        for line in lines:
-            self._write_line(line)
+        with self._writing:
+            for line in lines:
+                self._write_line(line)
 
 
 class StreamLines:
@@ -127,7 +142,8 @@ class ConsoleLog(PlainConsole):
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         super().progress(step, epoch, phase)
-        self._file.poll()
+        with self._writing:
+            self._file.poll()
 
     def write_error(self) -> str | None:
         return self._file.write_error

@@ -1,0 +1,162 @@
+"""`mpt train` that is ended before its second epoch, while it imports, loads, builds or compiles: at once, with the
+right exit code, and with a run that is whole or not there at all."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from preloaded import Forked, mpt, start_mpt
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+STATUSES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+# `stack(60)` takes XLA 20 s and more; `load_slowly` is in compiled code for minutes
+PARTS = """
+import hashlib
+import keras
+
+def stack(input_shape, num_classes, blocks=60):
+    inputs = keras.Input(input_shape)
+    x = keras.layers.Dense(96)(keras.layers.Flatten()(inputs))
+    for _ in range(blocks):
+        x = x + keras.layers.Dense(96, activation="gelu")(keras.layers.LayerNormalization()(x))
+    return keras.Model(inputs, keras.layers.Dense(num_classes)(x))
+
+def load_slowly():
+    print("loading slowly", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 1_000_000_000)
+"""
+DEEP = ["conf=digits_mlp", "model.builder=parts.py:stack", "trainer.jit_compile=true", "policy=float32"]
+
+
+def seconds_allowed() -> float:
+    """2 on a machine that does nothing else; a process that waits for a core can't end."""
+    return 2.0 * max(1.0, (os.getloadavg()[0] + 1) / (os.cpu_count() or 1))
+
+
+def send(process: "Forked | subprocess.Popen[str]", number: signal.Signals) -> tuple[float, str]:
+    """Seconds to the end of the process, and its errors."""
+    started = time.monotonic()
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    return time.monotonic() - started, err
+
+
+def until(process: "Forked | subprocess.Popen[str]", words: str) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        if words in line:
+            return
+    raise AssertionError(f"it ended without {words!r}")
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def check_whole_or_gone(run: Path, number: signal.Signals) -> None:
+    if not run.exists():
+        return
+    summary = summary_of(run)
+    assert (summary["exit_code"], summary["status"]) == (CODES[number], STATUSES[number])
+    assert summary["applied_steps"] == summary["steps_seen"]
+    assert (run / "config.yaml").is_file() and (run / "environment.json").is_file()
+    assert [path.name for path in run.rglob("*") if "partial" in path.name or path.suffix == ".tmp"] == []
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        json.loads(line)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_ended_while_it_compiles_is_whole_and_goes_on_later(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    # a program that is kept would not be compiled the next time
+    deep = [*DEEP, "model.kwargs={blocks: 20}", "backend=jax", "backend.compile_cache=null"]
+    process = start_mpt("train", *deep, "run_dir=r", cwd=tmp_path)
+    until(process, "writes to")
+    time.sleep(1.0)
+    seconds, err = send(process, signal.SIGTERM)
+    assert process.returncode == 143 and seconds < seconds_allowed(), err
+    assert err.strip() == "mpt: terminated while compiling the training step"
+    check_whole_or_gone(tmp_path / "r", signal.SIGTERM)
+    summary = summary_of(tmp_path / "r")
+    assert (summary["applied_steps"], summary["steps_seen"]) == (0, 0)
+    assert summary["explanation"] == "It was terminated while compiling the training step."
+    assert "terminated while compiling" in (tmp_path / "r" / "console.log").read_text()
+    done = mpt("train", *deep, "trainer.jit_compile=false", "trainer.max_steps=3", "run_dir=r", "resume=auto", "--json",
+               cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["applied_steps"] == json.loads(done.stdout)["steps_seen"] == 3
+
+
+@pytest.mark.slow
+def test_data_that_loads_in_compiled_code_is_not_waited_for_and_nothing_is_left(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    process = start_mpt("train", "conf=digits_mlp", "data.loader=parts.py:load_slowly", cwd=tmp_path)
+    until(process, "loading slowly")
+    time.sleep(0.5)  # it has to be in there by now
+    seconds, err = send(process, signal.SIGINT)
+    assert process.returncode == 130 and seconds < seconds_allowed(), err
+    assert err.strip() == "mpt: interrupted while loading the data"
+    assert {path.name for path in tmp_path.iterdir()} - {"__pycache__"} == {"parts.py"}
+
+
+@pytest.mark.slow
+def test_a_second_ctrl_c_ends_a_compilation_at_once(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    process = start_mpt("train", *DEEP, "run_dir=r", cwd=tmp_path)
+    until(process, "compiling the steps")
+    time.sleep(1.0)
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.1)
+    seconds, err = send(process, signal.SIGINT)
+    assert process.returncode == 130 and seconds < seconds_allowed() / 2, err
+    check_whole_or_gone(tmp_path / "r", signal.SIGINT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("backend", "remedy"), [("tensorflow", ", or start without compiling (trainer.jit_compile=false)"), ("jax", "")]
+)
+def test_a_compilation_beyond_its_limit_ends_the_run_with_what_to_change(backend, remedy, tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    done = mpt("train", *DEEP, f"backend={backend}", "run_dir=r", "backend.compile_timeout=1.5", cwd=tmp_path)
+    sentence = (
+        "backend.compile_timeout: compiling the training step took longer than this many seconds. Received: 1.5. "
+        "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
+        f"(backend.compile_cache=auto){remedy}.")  # fmt: skip
+    assert (done.returncode, done.stderr.strip()) == (2, f"mpt: {sentence}")
+    if backend == "tensorflow":  # which compiles before the run starts
+        assert not (tmp_path / "r").exists()
+        return
+    summary = summary_of(tmp_path / "r")
+    assert (summary["exit_code"], summary["status"], summary["explanation"]) == (2, "failed", sentence)
+    assert (summary["applied_steps"], summary["steps_seen"]) == (0, 0)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_at_any_moment_up_to_the_second_epoch(backend, number, tmp_path):
+    """Five moments each, in processes that import everything anew; the time to the second epoch is measured first."""
+    (tmp_path / "parts.py").write_text(PARTS)
+    words = [*DEEP, "model.kwargs={blocks: 12}", f"backend={backend}", "backend.compile_cache=null"]
+    started = time.monotonic()
+    first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path, fresh=True)
+    until(first, "epoch 2/")
+    whole = time.monotonic() - started
+    assert first.communicate(timeout=60) and first.returncode == 0
+    draw = random.Random(f"{backend} {number}")
+    for i in range(5):
+        run = tmp_path / f"r{i}"
+        process = start_mpt("train", *words, "trainer.epochs=100000", f"run_dir={run}", cwd=tmp_path, fresh=True)
+        time.sleep(whole * (i + draw.random()) / 5)
+        seconds, err = send(process, number)
+        # before the first line of mpt is run the signal ends Python itself
+        assert process.returncode in (CODES[number], -number) and "Traceback" not in err, (i, err)
+        assert seconds < seconds_allowed(), (i, err)
+        check_whole_or_gone(run, number)
