@@ -76,8 +76,9 @@ def warn_of_workers(*parts: Any) -> tuple[str, ...]:
     for source in (each.source for each in passes):
         workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
         if workers > 1 or processes:
-            return (f"data: {type(source).__name__} asks for workers={workers}, use_multiprocessing={processes}, which "
-                    "have no effect: its batches are read in one thread, so that each run draws the same.",)  # fmt: skip
+            asked = f"workers={workers}, use_multiprocessing={processes}"
+            return (f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
+                    "one thread, so that each run draws the same.",)  # fmt: skip
     return ()
 
 
