@@ -188,7 +188,7 @@ class DataSet:
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
     that it `equals` (1) or doesn't (0); `divided_by` for each input x, x['image'], …; the names of `classes` and the
-    `characters` in the order of their numbers; how an `image` is read.
+    `characters` in the order of their numbers; how an `image` is read. `warnings` is what the header tells of the data.
     """
 
     train: Examples | Stream
@@ -204,6 +204,7 @@ class DataSet:
     preprocessing: dict[str, Any] = field(default_factory=dict)
     input_dtypes: Any = None
     targets_as_given: bool = False
+    warnings: tuple[str, ...] = ()
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:

@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,16 @@ from mpt_cli.data.builtin import load_digits, load_keras_set, load_synthetic, lo
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Stream, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_npz, load_text
 from mpt_cli.data.images import load_images
-from mpt_cli.data.own_batches import as_arrays, is_batch_source, open_batches, weighted_by_class
+from mpt_cli.data.own_batches import (
+    as_arrays,
+    is_batch_source,
+    open_batches,
+    warn_of_workers,
+    weighted_by_class,
+)
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, load_tfrecord, read_tf_dataset, tensorflow_seeded
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
+from mpt_cli.settings.key import default_of
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import DataSettings, Loader
@@ -84,17 +91,29 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
     if isinstance(validation, Stream) and validation.endless:
         raise DataError(f"{title}: the validation dataset never ends. Use dataset.take(n).")
     own = isinstance(train, BatchStream)
-    if validation is None and settings.validation_fraction and not own:
+    if own:
+        _check_whole_batches(title, validation, settings)
+    elif validation is None and settings.validation_fraction:
         raise DataError(f"{title}: a dataset that doesn't fit in memory can't be split by seed. Return two datasets "
                         "(training, validation), or set data.validation_fraction=0 for no validation.")
-    if own and settings.limit is not None:
-        raise DataError(f"{title}: data.limit can't be kept: a PyDataset or generator gives whole batches. Let the "
-                        "loader give fewer.")
     notes = ["" if settings.limit is None else f"the first {settings.limit:,} examples",
              "its own batches" + (", no validation" if validation is None else "") if own else ""]  # fmt: skip
     note = "; ".join(filter(None, notes))
-    return build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note,
+    data = build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note,
                                       keep_targets=returned.keep_targets))  # fmt: skip
+    return replace(data, warnings=warn_of_workers(train, validation))
+
+
+def _check_whole_batches(title: str, validation: Examples | Stream | None, settings: DataSettings) -> None:
+    """DataError for what takes single examples. The default of validation_fraction holds for other sources too."""
+    declared = next(each for each in fields(settings) if each.name == "validation_fraction")
+    if settings.limit is not None:
+        raise DataError(f"{title}: data.limit can't be kept: a PyDataset or generator gives whole batches. Let the "
+                        "loader give fewer.")
+    if validation is None and settings.validation_fraction not in (0, default_of(declared)):
+        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: a "
+                        "PyDataset or generator gives whole batches, which are not split. Return two of them "
+                        "(training, validation), or leave it out for no validation.")
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:

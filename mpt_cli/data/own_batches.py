@@ -70,6 +70,18 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
     return BatchStream(read=_PyDatasetPasses(source, again, seed, where), steps=_count(source, where))
 
 
+def warn_of_workers(*parts: Any) -> tuple[str, ...]:
+    """A sentence where one of the streams is a PyDataset that asks for several readers: it has one thread here."""
+    passes = [part.read for part in parts if isinstance(part, BatchStream) and isinstance(part.read, _PyDatasetPasses)]
+    for source in (each.source for each in passes):
+        workers, processes = getattr(source, "workers", 1), getattr(source, "use_multiprocessing", False)
+        if workers > 1 or processes:
+            asked = f"workers={workers}, use_multiprocessing={processes}"
+            return (f"data: {type(source).__name__} asks for {asked}, which have no effect: its batches are read in "
+                    "one thread, so that each run draws the same.",)  # fmt: skip
+    return ()
+
+
 def _count(source: Any, where: str) -> int:
     with _users_faults(where):
         return len(source)

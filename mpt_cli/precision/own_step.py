@@ -22,6 +22,7 @@ import numpy as np
 from keras import ops
 
 from mpt_cli.precision.keras_fit import state_to_keep
+from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.optimizer import LossScaleOptimizer
 
 Tensor = Any
@@ -134,7 +135,7 @@ def metric_variables(model: Any) -> list[Any]:
 
 def trained_by(optimizer: LossScaleOptimizer) -> list[Any]:
     """The variables a built optimizer was built for."""
-    return list(optimizer._trainable_variables)
+    return own_trainable_variables(optimizer)
 
 
 def scale_variables(optimizer: LossScaleOptimizer) -> dict[str, keras.Variable]:

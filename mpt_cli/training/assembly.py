@@ -123,7 +123,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
-        *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data),
+        *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(settings.trainer, plan.steps_per_epoch(data.train)))

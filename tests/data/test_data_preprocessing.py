@@ -14,6 +14,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.telemetry.records import Scaling
+from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Stopwatch
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
@@ -35,7 +36,7 @@ def written(tmp_path, *words):
                             platform=SimpleNamespace(backend="jax", devices=["cpu"]))  # fmt: skip
     run = RunDirectory.create(tmp_path / "run", "it")
     trainer = SimpleNamespace(stopwatch=Stopwatch())
-    _write_record(Start(settings, run), SimpleNamespace(assembly=parts, trainer=trainer), [])
+    _write_record(Start(SettingsProgram(settings), run), SimpleNamespace(assembly=parts, trainer=trainer), [])
     return run.preprocessing_json
 
 

@@ -128,6 +128,7 @@ def test_class_weights_need_one_target_and_no_other_weights() -> None:
 
 
 LOADERS = """\
+import keras
 import numpy as np
 x = np.arange(40, dtype="float32").reshape(10, 4)
 one_hot = np.eye(5, dtype="float32")[np.arange(10) % 5]
@@ -140,6 +141,9 @@ def steps():
         while True:
             yield x[:2], one_hot[:2]
     return batches()
+class Rows(keras.utils.PyDataset):
+    def __len__(self): return 5
+    def __getitem__(self, index): return x[2 * index : 2 * index + 2], one_hot[2 * index : 2 * index + 2]
 """
 
 
@@ -182,6 +186,21 @@ def test_text_is_bytes_and_known_as_a_string() -> None:
 def test_a_limit_can_not_be_kept_of_whole_batches() -> None:
     with pytest.raises(DataError, match=r"data.limit can't be kept: a PyDataset or generator gives whole batches"):
         load_data(Loader(loader="loaders:steps", limit=3), 0, True)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_whole_batches_are_not_split_where_that_is_asked_for() -> None:
+    assert load_data(Loader(loader="loaders:steps"), 0, True).validation is None
+    assert load_data(Loader(loader="loaders:steps", validation_fraction=0), 0, True).validation is None
+    with pytest.raises(DataError, match=r"data.validation_fraction=0.3 can't be kept: .* whole batches, .* not split"):
+        load_data(Loader(loader="loaders:steps", validation_fraction=0.3), 0, True)
+
+
+@pytest.mark.usefixtures("loaders")
+def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
+    [warning] = load_data(Loader(loader="loaders:Rows", kwargs={"workers": 3}), 0, True).warnings
+    assert warning.startswith("data: Rows asks for workers=3, use_multiprocessing=False, which have no effect: ")
+    assert load_data(Loader(loader="loaders:Rows"), 0, True).warnings == ()
 
 
 @pytest.mark.usefixtures("loaders")

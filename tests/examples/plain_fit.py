@@ -27,6 +27,8 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
     returned = getattr(module, settings["data"]["loader"].rpartition(":")[2])()
     data = returned[0] if isinstance(returned, tuple) and isinstance(returned[0], tuple) else returned
     x, y, *weight = data if isinstance(data, tuple) else (data, None)
+    if isinstance(x, np.ndarray) and x.dtype.kind == "U":  # `fit` takes text as a tensor of strings only
+        x = keras.ops.convert_to_tensor(x, "string")
     build = getattr(module, settings["model"]["builder"].rpartition(":")[2])
     takes_shape = "input_shape" in build.__code__.co_varnames[: build.__code__.co_argcount]
     model = build(**({"input_shape": x.shape[1:]} if takes_shape else {}))

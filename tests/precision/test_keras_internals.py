@@ -34,6 +34,7 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
     "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables"),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
         "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
+        "_learning_rate",  # the schedule itself: the public `learning_rate` is its present value
     ),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),

@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings import load_settings
 from mpt_cli.training import session
 from mpt_cli.training.backend import framework_errors
+from mpt_cli.training.checkpoint import NoStore
+from mpt_cli.training.program import SettingsProgram
 
 TABLE = [
     ("x/xla_compile_cache__1.pb; No space left", False, DataError, r"can't be kept: x/xla.*backend.compile_cache=null"),
@@ -41,6 +43,6 @@ def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.
 
     monkeypatch.setattr(session, "assemble", assemble)
     unused: Any = SimpleNamespace(process_info=None)
-    program: Any = SimpleNamespace(settings=Settings(), load_data=lambda: None)
+    settings = load_settings(["conf=digits_mlp", "seed=0"])
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
-        session.prepare(program, unused, unused, unused)
+        session.prepare(SettingsProgram(settings), unused, unused, NoStore())
