@@ -79,7 +79,8 @@ def programs(cache: Path) -> dict[Path, int]:
 @only_on("tensorflow")  # a matter of its own processes
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_second_run_takes_the_programs_of_the_first_and_ends_with_its_weights(backend: str, tmp_path: Path) -> None:
-    words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "backend.compile_cache=cache"]
+    words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
+             "backend.compile_cache=cache"]
     command = [sys.executable, "-m", "mpt_cli", "train", *words, "logger.console=quiet"]
     of_this_process = ("TF_XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")  # which may have trained already
     quiet = {name: value for name, value in os.environ.items() if name not in of_this_process}
