@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
 
-
-
-
 def fit(
     model: Any, x: Any, y: Any = None, *, validation_data: Any = None, validation_split: float = 0.0,
     sample_weight: Any = None, class_weight: Mapping[int, float] | None = None, epochs: int = 1,
@@ -61,9 +58,8 @@ def fit(
     from mpt_cli.training.model_program import GivenData, ModelProgram, check_trainable, read_given
 
     check_trainable(model)
-    given = GivenData(x, y, sample_weight, class_weight, validation_data, validation_split)
-    data = read_given(given)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
+    data = read_given(GivenData(x, y, sample_weight, class_weight, validation_data, validation_split))
     asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
         check_callback(callback, "callbacks")

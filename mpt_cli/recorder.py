@@ -68,6 +68,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
     An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
     `train_step` of its own, a skipped step leaves the whole model alone (`whole_skips=False` leaves that to Keras).
+    A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
     What `fit` can't give is said in `environment.json` under `not_recorded`.
 
     Args:

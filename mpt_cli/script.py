@@ -10,7 +10,7 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,6 +24,8 @@ from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
 from mpt_cli.precision.policy import global_policy
+from mpt_cli.precision.scale_rules import ScaleRule
+from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.recorder import Recorder
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_scale
@@ -35,6 +37,7 @@ HEALTH_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", 
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 OWN_LOOP = ("its own training loop: steps are scaled and skipped, but there is no run directory, no event per step and "
             "no health rule (mpt.Recorder with fit has them)")  # fmt: skip
+OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
 JAX_LOOP = "an optimizer was used in a loop of its own on JAX, which scales no loss: call optimizer.scale_loss there"
 
 
@@ -61,9 +64,12 @@ class ScriptRun:
     recorders: list[Recorder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
+    own_scalings: list[Any] = field(default_factory=list)  # and those of loss scaling
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
     looped: set[int] = field(default_factory=set)  # those of them that a loop of the script's own used
     scaled_by_script: set[int] = field(default_factory=set)
+    pending: list[tuple[set[int], ScaleState]] = field(default_factory=list)  # by variables whose optimizer is unknown
+    adopted: dict[int, list[ScaleState]] = field(default_factory=dict)  # that follow the scale of a wrapper, by its id
 
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
@@ -74,7 +80,7 @@ class ScriptRun:
         """The optimizer in loss scaling, the same each time; as it is where the script has put it into ours itself."""
         if isinstance(optimizer, LossScaleOptimizer):
             if id(optimizer.inner_optimizer) not in self.wrappers:
-                self.note("the script's own LossScaleOptimizer is used as it is")
+                self.note(OWN_SCALING)
                 self.wrappers[id(optimizer.inner_optimizer)] = optimizer
             return optimizer
         inner = unwrapped(optimizer)
@@ -110,18 +116,46 @@ class ScriptRun:
     def apply_true(self, wrapper: LossScaleOptimizer, grads: list[Any], variables: Any) -> None:
         """Apply gradients that are divided by the scale already."""
         variables = list(own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables)
-        wrapper.build(variables)
+        if not wrapper.built:
+            self._adopt(wrapper, variables)
+            wrapper._build_at_first_step(variables)
         wrapper._apply_where_finite(grads, variables, True)
+        for state in self.adopted.get(id(wrapper), []):
+            state.scale.assign(wrapper.loss_scale)
 
-    def optimizer_for(self, sources: list[Any]) -> LossScaleOptimizer | None:
-        """The one that will be given the gradients of these variables: built for them, or not built yet."""
-        wanted = {id(getattr(source, "value", source)) for source in sources} | {id(source) for source in sources}
-        for inner in self.plain:
-            held = own_trainable_variables(inner) if inner.built else []
-            if any(id(v) in wanted or id(v.value) in wanted for v in held):
-                return self.wrapper_of(inner)
-        unbuilt = [inner for inner in self.plain if not inner.built]
-        return self.wrapper_of(unbuilt[0]) if unbuilt else None
+    def _adopt(self, wrapper: LossScaleOptimizer, variables: list[Any]) -> None:
+        """Go on with the scale that gradients of these variables had before their optimizer was known."""
+        ids = _ids_of(variables)
+        mine = [pair for pair in self.pending if pair[0] & ids]
+        self.pending = [pair for pair in self.pending if not pair[0] & ids]
+        if mine and wrapper.scale_state is None:
+            wrapper.scale_state = mine[0][1]
+        self.adopted[id(wrapper)] = [state for _, state in mine if state is not wrapper.scale_state]
+
+    def scale_for(self, sources: list[Any]) -> Any:
+        """The scale of the loss whose gradients these variables get; None where it is not to be scaled.
+
+        That of the optimizer that was built for them. Before its first step it is not known which one will be: their
+        scale is then one of its own, with which that optimizer goes on.
+        """
+        ids = _ids_of(sources)
+        ours = [inner for inner in self.plain if not self.is_left_alone(inner)]
+        for inner in ours:
+            if inner.built and ids & _ids_of(own_trainable_variables(inner)):
+                wrapper = self.wrapper_of(inner)
+                return wrapper.loss_scale if wrapper.scales and id(wrapper) not in self.scaled_by_script else None
+        rule = self._scaling(None).rule
+        if self.scaled_by_script or not rule.scales or all(inner.built for inner in ours):
+            return None
+        if not any(pending == ids for pending, _ in self.pending):
+            self.pending.append((ids, _state_outside(rule)))
+        return next(state for pending, state in self.pending if pending == ids).read("scale")
+
+    def is_left_alone(self, optimizer: Any) -> bool:
+        """Whether the script has it in a loss scaling of its own, and in no model that it compiled."""
+        return id(optimizer) not in self.wrappers and any(
+            getattr(scaling, "inner_optimizer", None) is optimizer for scaling in self.own_scalings
+        )
 
     @property
     def exit_code(self) -> int:
@@ -145,6 +179,20 @@ class ScriptRun:
         for recorder in self.recorders:
             found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in recorder.runs]
         return found
+
+
+def _ids_of(variables: Iterable[Any]) -> set[int]:
+    """Of Keras's variables and of TensorFlow's inside them, which a script may take gradients of just as well."""
+    return {id(each) for variable in variables for each in (variable, getattr(variable, "value", None))
+            if each is not None}  # fmt: skip
+
+
+def _state_outside(rule: ScaleRule) -> ScaleState:
+    """A scale of its own, made outside of the function that is being traced."""
+    import tensorflow as tf
+
+    with tf.init_scope():
+        return ScaleState(rule)
 
 
 def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
@@ -276,8 +324,8 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
     def make_init(init: Any) -> Any:
         def made(optimizer: Any, *arguments: Any, **named: Any) -> None:
             init(optimizer, *arguments, **named)
-            if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-                seen.plain.append(optimizer)
+            scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+            (seen.own_scalings if scales else seen.plain).append(optimizer)
 
         return made
 
@@ -285,6 +333,9 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
         def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
             inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
             if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                apply(optimizer, grads, trainable_variables)
+            elif seen.is_left_alone(optimizer):
+                seen.note(OWN_SCALING)
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)
@@ -329,15 +380,13 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
 
     def make(gradient: Any) -> Any:
         def scaled(tape: Any, target: Any, sources: Any, output_gradients: Any = None, **named: Any) -> Any:
-            flat, wrapper = tf.nest.flatten(sources), None
+            flat, scale = tf.nest.flatten(sources), None
             of_script = _calling_module().partition(".")[0] not in LIBRARIES
-            if of_script and output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0:
-                wrapper = seen.optimizer_for(flat)
-            if wrapper is None or not wrapper.scales or id(wrapper) in seen.scaled_by_script:
+            is_loss = output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0
+            if of_script and is_loss and all(isinstance(v, (keras.Variable, tf.Variable)) for v in flat):
+                scale = seen.scale_for(flat)
+            if scale is None:
                 return gradient(tape, target, sources, output_gradients, **named)
-            with tf.init_scope():
-                wrapper.build(list(flat))
-            scale = wrapper.loss_scale
             found = gradient(tape, target, sources, ops.cast(scale, target.dtype), **named)
             return tf.nest.pack_sequence_as(sources, unscale(tf.nest.flatten(found), flat, scale))
 

@@ -46,7 +46,7 @@ def prepare_backend(settings: Settings) -> Platform:
     where one was asked for.
     """
     name = settings.backend.name
-    _check_installed(name)
+    check_installed(name)
     _set_variables(settings)
     with _quiet_import():
         import keras
@@ -82,7 +82,8 @@ def running_platform() -> Platform:
     return _platform(f"jax {jax.__version__}, keras {keras.__version__}", names)
 
 
-def _check_installed(name: str) -> None:
+def check_installed(name: str) -> None:
+    """ConfigError, with what to install, for a backend that is not there."""
     if importlib.util.find_spec(name) is None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 

@@ -368,12 +368,13 @@ def _variables(model: Any) -> dict[str, Any]:
         scale_variables,
     )
 
-    named = _numbered("metric", metric_variables(model))
+    inner: dict[str, Any] = {}
+    scales: dict[str, Any] = {}
     for place, (attribute, optimizer) in enumerate(optimizers_of(model).items()):
         of = f"{attribute}/" if place else ""  # a run of one optimizer has no need of its name
-        named |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
-        named |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
-    return _model_variables(model) | named
+        inner |= _numbered(f"optimizer/{of}".rstrip("/"), optimizer.inner_optimizer.variables)
+        scales |= {f"{SCALE_PREFIX}{of}{name}": variable for name, variable in scale_variables(optimizer).items()}
+    return _model_variables(model) | inner | _numbered("metric", metric_variables(model)) | scales
 
 
 def _model_variables(model: Any) -> dict[str, Any]:

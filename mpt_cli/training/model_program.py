@@ -189,7 +189,7 @@ def _of_datasets(given: GivenData) -> DataSet:
         raise ConfigError(Problem("validation_split", "is for arrays; give a dataset as validation_data.",
                                   given.validation_split))
     train = _stream(given.x, "x")
-    first = _first(train)
+    first = next(iter(train.open(1, None)))
     fingerprint, _ = fingerprint_arrays([first])
     return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
                    "a tf.data.Dataset", max_abs_input([first]), f"the first {len(first)} examples")  # fmt: skip
@@ -212,10 +212,6 @@ def _stream(dataset: Any, where: str) -> Stream:
     return replace(found, open=lambda size, seed: (_as_keras(batch) for batch in opened(size, seed)))
 
 
-def _first(stream: Stream) -> Examples:
-    return next(iter(stream.open(1, None)))
-
-
 def _validation(given: GivenData) -> "Examples | Stream | None":
     data = given.validation_data
     if data is None:
@@ -235,11 +231,11 @@ def _weights(given: GivenData) -> Any:
     if given.sample_weight is not None:
         raise ConfigError(Problem("class_weight", "must not be given beside sample_weight, as in Keras's fit."))
     labels = np.asarray(given.y)
-    labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels.reshape(len(labels))
-    if labels.ndim > 1:
+    labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels
+    if labels.size != len(labels):
         raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
     of_class = dict(given.class_weight)
-    return np.vectorize(lambda label: of_class.get(int(label), 1.0), otypes=["float32"])(labels)
+    return np.asarray([of_class.get(int(label), 1.0) for label in labels.reshape(-1)], "float32")
 
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:

@@ -21,7 +21,8 @@ from mpt_cli.settings.key import Key
 from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
 from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.parser import OVERRIDES, TARGETS, verb_parser
+from mpt_cli.verbs.parser import MODULE, OVERRIDES, SCRIPT, TARGETS, verb_parser
+from mpt_cli.verbs.run import is_taken
 
 _VERBS_WITH_LISTS = ("sweep", "compare")  # they take several values of a key, with commas between them
 _VERBS_WITH_RUNS = ("diagnose",)
@@ -96,6 +97,14 @@ def _targets(word: Word) -> list[str]:
     return _overrides(word) if "=" in word.written else [*recipe_paths(), *_paths(word)]
 
 
+def _script(word: Word) -> list[str]:
+    """Keys that `mpt run` takes and scripts; behind the script, whose words are its own, files."""
+    if any("=" not in before for before in word.before if before != "--dry-run"):
+        return _paths(word)
+    offered = [offer for offer in _overrides(word) if is_taken(offer.partition("=")[0]) or offer == "trainer."]
+    return [*offered, *([] if "=" in word.written else _paths(word))]
+
+
 def _paths(word: Word) -> list[str]:
     return _paths_from(word.written)
 
@@ -115,6 +124,8 @@ OFFERS: dict[str, Callable[[Word], list[str]]] = {
     OVERRIDES: _overrides,
     TARGETS: _targets,
     "RECIPE": _recipes,
+    SCRIPT: _script,
+    MODULE: _paths,
     **dict.fromkeys(
         ("FILE", "DIR", "PATH", "DEST", "RUN_DIR", "SWEEP_DIR", "COMPARE_DIR", "RUN|SWEEP|COMPARE"), _paths
     ),

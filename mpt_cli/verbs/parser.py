@@ -12,6 +12,8 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import VERBS
 
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
+SCRIPT = "[key=value …] SCRIPT.py args …"
+MODULE = "MODULE args …"
 TARGETS = "NAME|FILE|RUN_DIR … key=value …"
 
 

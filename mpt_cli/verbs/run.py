@@ -5,15 +5,13 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mpt_cli.errors import INTERRUPTED, OK, ConfigError, DataError, Problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.verbs.parser import MODULE, SCRIPT
 
-if TYPE_CHECKING:
-    pass
-
-SECTIONS = ("policy", "loss_scale", "logger", "backend")
+SECTIONS = ("policy", "loss_scale", "logger")
+SINGLE_KEYS = ("run_dir", "backend", "backend.name")
 HEALTH = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
 _EXAMPLES = """examples:
   mpt run train.py --epochs 3
@@ -25,8 +23,8 @@ _EXAMPLES = """examples:
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar="[key=value …] script.py | -m module  args …")
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, help="a module instead of a script")
+    parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
     parser.epilog = _EXAMPLES
     # what comes after the script is the script's, options too
     parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
@@ -41,7 +39,8 @@ def run_run(arguments: argparse.Namespace) -> int:
     dry = arguments.dry_run or "--dry-run" in overrides
     overrides = [word for word in overrides if word != "--dry-run"]
     settings, name = _settings(overrides), _target_name(rest)
-    os.environ.setdefault("KERAS_BACKEND", settings.backend.name)
+    if any(word.startswith(("backend=", "backend.name=")) for word in overrides):
+        _choose_backend(settings.backend.name)  # else the script runs on the one that Keras chooses for it
     from mpt_cli.script import Target, plan_of, run_script
 
     target = Target(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
@@ -53,6 +52,18 @@ def run_run(arguments: argparse.Namespace) -> int:
     for sentence in seen.sentences():
         print(f"mpt run: {sentence}", file=sys.stderr)
     return code or seen.exit_code
+
+
+def _choose_backend(name: str) -> None:
+    """Have Keras imported on this backend; ConfigError where that can't be."""
+    from mpt_cli.training.backend import check_installed
+
+    check_installed(name)
+    keras = sys.modules.get("keras")
+    if keras is not None and (loaded := keras.backend.backend()) != name:
+        raise ConfigError(Problem("backend.name", f"Keras is loaded with backend {loaded} already.", name,
+                                  "Start a new process."))
+    os.environ["KERAS_BACKEND"] = name
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
@@ -96,15 +107,21 @@ def _settings(overrides: list[str]) -> Settings:
     return settings
 
 
+def is_taken(path: str) -> bool:
+    """Whether `mpt run` takes this key; what it trains, and on what, is the script's own affair."""
+    section, _, name = path.partition(".")
+    if section == "trainer":
+        return name in HEALTH
+    return path in SINGLE_KEYS or (section in SECTIONS and path not in ("policy.head", "policy.overrides",
+                                                                        "policy.float8"))  # fmt: skip
+
+
 def _foreign(word: str) -> Problem | None:
     path, _, value = word.partition("=")
-    section, _, name = path.partition(".")
-    if path == "run_dir" or (section in SECTIONS and path not in ("policy.head", "policy.overrides", "policy.float8")):
+    if is_taken(path):
         return None
-    if section == "trainer" and name in HEALTH:
-        return None
-    known = ", ".join([*(f"{section}.…" for section in SECTIONS), "run_dir", *(f"trainer.{name}" for name in HEALTH)])
-    return Problem(path, "is the script's own affair.", value, f"mpt run takes {known}.")
+    known = [*(f"{section}.…" for section in SECTIONS), *SINGLE_KEYS, *(f"trainer.{name}" for name in HEALTH)]
+    return Problem(path, "is the script's own affair.", value, f"mpt run takes {', '.join(known)}.")
 
 
 def _code_of(error: BaseException | None) -> int:

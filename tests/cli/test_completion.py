@@ -65,6 +65,9 @@ def complete_line(line: str) -> list[str]:
         ("mpt sweep policy=float32,mi", ["policy=float32,mixed_bfloat16", "policy=float32,mixed_float16"]),
         ("mpt compare policy=float32,mixed_float16,mi", ["policy=float32,mixed_float16,mixed_bfloat16"]),
         ("mpt sweep conf=digits_mlp,digits_c", ["conf=digits_mlp,digits_cnn"]),
+        ("mpt run policy=mixed_f", ["policy=mixed_float16"]),
+        ("mpt run --dry-run trainer.log", ["trainer.log_every_steps="]),
+        ("mpt run policy=float32 model=c", []),
         ("mpt train policy=float32,mi", []),
         ("mpt check requires=", ["requires=\\[gpu", "requires=\\[network"]),
         ("mpt check requires=[gpu,", ["requires=\\[gpu,network"]),
@@ -100,6 +103,7 @@ def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
     assert complete_line("mpt sweep --resume minu") == ["minutes/"]
     assert complete_line("mpt reproduce digits_mlp min") == ["mine.yaml", "mint.txt", "minutes/"]
     assert complete_line("mpt diagnose minu") == ["minutes/"]
+    assert complete_line("mpt run mi") == complete_line("mpt run policy=float32 train.py mi") == list(names)
 
 
 NO_FILES = ("N,N…", "NAME[:min|:max]")
