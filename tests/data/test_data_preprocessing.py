@@ -13,9 +13,7 @@ from mpt_cli.job import Start, _write_record
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import DataSettings
-from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.program import SettingsProgram
-from mpt_cli.training.progress import Stopwatch
 
 PIXELS = np.zeros((4, 2, 2), np.uint8)
 
@@ -32,11 +30,9 @@ def test_the_inputs_that_were_scaled_are_named(x, divided):
 def written(tmp_path, *words):
     settings = load_settings([*words, "seed=0"])
     data = load_data(settings.data, 0)
-    parts = SimpleNamespace(data=data, jit_compile=False, scaling=Scaling(),
-                            platform=SimpleNamespace(backend="jax", devices=["cpu"]))  # fmt: skip
+    parts = SimpleNamespace(data=data, jit_compile=False)
     run = RunDirectory.create(tmp_path / "run", "it")
-    trainer = SimpleNamespace(stopwatch=Stopwatch())
-    _write_record(Start(SettingsProgram(settings), run), SimpleNamespace(assembly=parts, trainer=trainer), [])
+    _write_record(Start(SettingsProgram(settings), run), SimpleNamespace(assembly=parts), {})
     return run.preprocessing_json
 
 

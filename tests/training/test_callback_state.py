@@ -81,7 +81,7 @@ def test_a_state_that_is_not_plain_is_refused(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("steps", [12, 15, 23])
+@pytest.mark.parametrize("steps", [15, *(pytest.param(steps, marks=pytest.mark.long) for steps in (12, 23))])
 def test_a_run_that_is_gone_on_with_ends_as_the_unbroken_one(tmp_path, steps):
     """Cut in the middle of an epoch and at its end; early stopping ends both."""
     words = [f"trainer.callbacks=[{','.join(ALL)}]", *KEYS]

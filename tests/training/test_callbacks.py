@@ -55,6 +55,7 @@ def keras_fit(*callbacks: Any) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     """With callbacks that change the weights and the learning rate on the way."""
     calls()
@@ -76,6 +77,7 @@ def test_hooks_logs_and_weights_are_those_of_keras_fit(tmp_path):
     np.testing.assert_allclose(rates, [0.1 / 2 ** (step // 4) for step in range(15)], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_hooks_of_epochs_leave_the_calls_as_they_were(tmp_path):
     calls()
     _, alone = train(tmp_path, run="alone")
@@ -91,6 +93,7 @@ def test_hooks_of_epochs_leave_the_calls_as_they_were(tmp_path):
                                               weights(run_dir), strict=True))  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_header_says_what_hooks_of_batches_cost(tmp_path):
     words = ["trainer.callbacks=[terminate_on_nan,lambda_callback]", "logger.console=plain", "trainer.max_steps=2"]
     for more, steps in (([], "1 step"), (["trainer.steps_per_execution=2"], "2 steps")):
@@ -100,6 +103,7 @@ def test_the_header_says_what_hooks_of_batches_cost(tmp_path):
         assert f"{steps} per call" in text and summary.applied_steps == 2
 
 
+@pytest.mark.slow
 def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
     """The loss falls, and is watched for a rise: so the first epoch is the best."""
     words = ["patience=2", "mode=max", "restore_best_weights=true"]
@@ -121,6 +125,7 @@ def test_early_stopping_ends_the_run_and_restores_the_best_weights(tmp_path):
     assert again == summary  # nothing is left to train
 
 
+@pytest.mark.slow
 def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     calls()
     stops = "{object: own_callbacks:StopsAt, kwargs: {batch: 2}}"
@@ -133,6 +138,7 @@ def test_a_callback_ends_a_run_within_an_epoch(tmp_path):
     assert [line["step"] for line in lines(run_dir, epoch_end=True)] == [3]
 
 
+@pytest.mark.slow
 def test_the_learning_rate_falls_on_a_plateau_in_the_compiled_loop(tmp_path):
     words = ["patience=1", "min_delta=10", "factor=0.25", "min_lr=0.01"]
     summary, run_dir = train(tmp_path, *(f"trainer.reduce_on_plateau.{word}" for word in words), "trainer.epochs=5")
@@ -142,6 +148,7 @@ def test_the_learning_rate_falls_on_a_plateau_in_the_compiled_loop(tmp_path):
     np.testing.assert_allclose(rates, [0.1, 0.1, 0.025, 0.01, 0.01], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_keras_callbacks_write_what_they_write_in_fit(tmp_path):
     schedule = "{object: learning_rate_scheduler, kwargs: {schedule: {object: 'own_callbacks:slower'}}}"
     log = "{object: csv_logger, kwargs: {filename: '{run_dir}/own.csv'}}"
@@ -158,6 +165,7 @@ def test_keras_callbacks_write_what_they_write_in_fit(tmp_path):
     assert {path.name for path in (run_dir / "board").iterdir()} == {"train", "validation"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 def test_a_callback_that_predicts_adds_its_metric_to_the_record(tmp_path, policy):
     images = ["model.builder=own_callbacks:build_image_net", "data.loader=own_callbacks:load_images"]

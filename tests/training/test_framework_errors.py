@@ -7,6 +7,7 @@ import pytest
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
+from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
 from mpt_cli.training.backend import framework_errors
 from mpt_cli.training.checkpoint import NoStore
@@ -45,4 +46,4 @@ def test_what_does_not_fit_when_it_is_built_is_told_as_well(monkeypatch: pytest.
     unused: Any = SimpleNamespace(process_info=None)
     settings = load_settings(["conf=digits_mlp", "seed=0"])
     with pytest.raises(ConfigError, match=r"^trainer\.batch_size: .* \(OOM when allocating tensor .*\)\. Lower it"):
-        session.prepare(SettingsProgram(settings), unused, unused, NoStore())
+        session.prepare(SettingsProgram(settings), unused, Telemetry([]), NoStore())
