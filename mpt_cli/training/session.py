@@ -173,13 +173,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
         check_same_data(data.fingerprint)
     with framework_errors(platform.process_info is not None), telemetry.busy("building the model"):
         parts = assemble(program, platform, data)
-    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
-    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
-    rules = LedgerOptions(
-        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
-        applies_non_finite=parts.optimizer.on_overflow == "apply",
-        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
-    )  # fmt: skip
+    rules = _ledger_options(parts)
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
     plan = TrainingPlan(trainer.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
@@ -195,16 +189,32 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
     checkpointer.beside = CallbackPosition(parts, runner)
-    sampled = trainer.gradient_health_every_steps is not None and not rules.loss_is_running
-    if sampled and computes_in_float16(parts.model):
-        runner.sampler = GradientSampler(parts.engine, trainer.gradient_health_every_steps or 0, telemetry.message)
+    _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
+    return Session(parts, runner)
+
+
+def _ledger_options(parts: Assembly) -> LedgerOptions:
+    own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
+    return LedgerOptions(
+        variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
+        applies_non_finite=parts.optimizer.on_overflow == "apply",
+        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
+    )  # fmt: skip
+
+
+def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) -> None:
+    """Samples of the gradients, rollbacks, other processes, and word of what compiles."""
+    trainer, telemetry, process_info = parts.settings.trainer, runner.telemetry, parts.platform.process_info
+    every = trainer.gradient_health_every_steps
+    if every is not None and may_sample and computes_in_float16(parts.model):
+        runner.sampler = GradientSampler(parts.engine, every, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
-    if platform.process_info is not None:
+    if process_info is not None:
         runner.process_group = ProcessGroup()
-    if platform.process_info is None or platform.process_info.is_rank0:  # the others end with the first
+    if process_info is None or process_info.is_rank0:  # the others end with the first
         parts.engine.compiling = partial(_compiling, parts, telemetry)
-    return Session(parts, runner)
 
 
 def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> AbstractContextManager[None]:
