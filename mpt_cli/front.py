@@ -17,7 +17,7 @@ from mpt_cli.settings.load import build_settings
 from mpt_cli.settings.loss_scale import AUTO
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings, unknown_key_problem
-from mpt_cli.settings.variants import GivenData as DataRecord
+from mpt_cli.settings.variants import GivenData
 from mpt_cli.signals import raise_for
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
@@ -55,11 +55,11 @@ def fit(
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
     from mpt_cli.training.callbacks import check_callback
-    from mpt_cli.training.model_program import GivenData, ModelProgram, check_trainable, read_given
+    from mpt_cli.training.model_program import DataArguments, ModelProgram, check_trainable, read_given
 
     check_trainable(model)
     tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
-    data = read_given(GivenData(x, y, sample_weight, class_weight, validation_data, validation_split))
+    data = read_given(DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split))
     asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
         check_callback(callback, "callbacks")
@@ -104,7 +104,7 @@ def given_settings(model: Any, asked: Asked) -> Settings:
 
     plain = Settings(
         recipe=asked.name or model.name, description="a model of a Python program", model=described_model(model),
-        data=DataRecord(),
+        data=GivenData(),
         optimizer=described_optimizer(model.optimizer), policy=described_policy(model, asked.policy),
     )  # fmt: skip
     tree = asdict(plain)

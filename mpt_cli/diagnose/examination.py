@@ -16,7 +16,7 @@ from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
     LayerRange,
-    Reference,
+    ReferenceGradients,
     Verifier,
     common_window,
     holds_non_finite,
@@ -297,7 +297,8 @@ class Examination:
         binding = self._binding()
         restore_weights(self._shadow, binding.weights)
         copy_weights(self._shadow, self._examined)
-        return Verifier(self._examined_pass, binding.batches, Reference(self._point(binding).layers, binding.counted))
+        wanted = ReferenceGradients(self._point(binding).layers, binding.counted)
+        return Verifier(self._examined_pass, binding.batches, wanted)
 
     def _binding(self) -> _Measurement:
         def highest(measured: _Measurement) -> int:

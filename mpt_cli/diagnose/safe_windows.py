@@ -177,7 +177,7 @@ class ScaleTrial:
 
 
 @dataclass(frozen=True)
-class Reference:
+class ReferenceGradients:
     """What a trial is held against: the rows of the float32 pass, and its counts."""
 
     layers: Sequence[LayerRange]
@@ -187,7 +187,7 @@ class Reference:
 class Verifier:
     """Tries scales on the model in float16."""
 
-    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], reference: Reference) -> None:
+    def __init__(self, examined_pass: GradientPass, batches: Sequence[Any], reference: ReferenceGradients) -> None:
         self.examined_pass, self.batches, self.reference = examined_pass, batches, reference
         self.bound = [g for layer in reference.layers for g in layer.gradients if g.is_bound]
         self.done: dict[float, ScaleTrial] = {}

@@ -27,7 +27,7 @@ from mpt_cli.training.program import Program
 Array = NDArray[Any]
 
 
-class GivenData(NamedTuple):
+class DataArguments(NamedTuple):
     """The data arguments of Keras's `fit`."""
 
     x: Any
@@ -160,7 +160,7 @@ def under_policy(model: Any, settings: PolicySettings) -> Any:
         raise ConfigError(Problem("policy", str(error), settings.name)) from error
 
 
-def read_given(given: GivenData) -> DataSet:
+def read_given(given: DataArguments) -> DataSet:
     """The data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
     if not 0 <= given.validation_split < 1:
         raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
@@ -181,7 +181,7 @@ def read_given(given: GivenData) -> DataSet:
                    f"arrays: {counts} examples", max_abs_input(parts), of)  # fmt: skip
 
 
-def _of_datasets(given: GivenData) -> DataSet:
+def _of_datasets(given: DataArguments) -> DataSet:
     for name in ("y", "sample_weight", "class_weight"):
         if getattr(given, name) is not None:
             raise ConfigError(Problem(name, "must be left out with a tf.data.Dataset, which brings its own."))
@@ -212,7 +212,7 @@ def _stream(dataset: Any, where: str) -> Stream:
     return replace(found, open=lambda size, seed: (_as_keras(batch) for batch in opened(size, seed)))
 
 
-def _validation(given: GivenData) -> "Examples | Stream | None":
+def _validation(given: DataArguments) -> "Examples | Stream | None":
     data = given.validation_data
     if data is None:
         return None
@@ -224,7 +224,7 @@ def _validation(given: GivenData) -> "Examples | Stream | None":
     return _examples(tuple(data), "validation_data")
 
 
-def _weights(given: GivenData) -> Any:
+def _weights(given: DataArguments) -> Any:
     """The sample weights, or those that the classes of y have."""
     if given.class_weight is None:
         return given.sample_weight
