@@ -197,7 +197,6 @@ def own_module(tmp_path, monkeypatch):
     """A module `own_objects` of the user's in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.setattr(sys, "modules", dict(sys.modules))
     (tmp_path / "own_objects.py").write_text(
         "import keras\n"
         "def contrastive(margin=1):\n"
@@ -215,6 +214,8 @@ def own_module(tmp_path, monkeypatch):
         "    return keras.optimizers.SGD(rate)\n"
         "def scaled():\n"
         "    return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())\n")
+    yield
+    sys.modules.pop("own_objects", None)
 
 
 @pytest.mark.usefixtures("own_module")
