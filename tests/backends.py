@@ -6,9 +6,11 @@ workers busy to the end:
 
     @pytest.mark.slow
     @only_on("tensorflow")
-    @pytest.mark.parametrize("files", parts(Path(__file__).parent, 4))
-    def test_on_jax(files):
-        assert_passes_on_jax(*files)
+    @pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 4))
+    def test_on_jax(files, only):
+        assert_passes_on_jax(*files, only=only)
+
+Its quick tests run so in `make test`, its slow ones in `make test-long`.
 """
 
 import contextlib
@@ -35,9 +37,17 @@ def only_on(backend: str) -> pytest.MarkDecorator:
 
 
 def parts(folder: Path, count: int) -> list[Any]:
-    """The test files right in `folder`, dealt out to `count` cases of a test."""
-    files = sorted(folder.glob("test_*.py"))
-    return [pytest.param(files[part::count], id=f"part{part + 1}of{count}") for part in range(count)]
+    """The test files right in `folder`, dealt out to `count` cases of a test, and to half as many long ones.
+
+    Each case has the marks of its tests: those that are not slow, and in the long ones those that are.
+    """
+    files, half = sorted(folder.glob("test_*.py")), max(1, count // 2)
+    quick = [pytest.param(files[part::count], "not slow", id=f"part{part + 1}of{count}") for part in range(count)]
+    slow = [
+        pytest.param(files[part::half], "slow and not long", id=f"slow_part{part + 1}of{half}", marks=pytest.mark.long)
+        for part in range(half)
+    ]
+    return quick + slow
 
 
 def assert_passes_on_jax(*paths: Path, only: str = "not long", timeout_seconds: float = 900.0) -> None:

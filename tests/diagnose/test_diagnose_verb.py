@@ -135,6 +135,6 @@ def test_what_is_refused_is_a_sentence_and_leaves_nothing(words, code, said, tmp
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize("files", parts(Path(__file__).parent, 2))
-def test_this_folder_on_jax(files):
-    assert_passes_on_jax(*files)
+@pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 2))
+def test_this_folder_on_jax(files, only):
+    assert_passes_on_jax(*files, only=only)

@@ -11,10 +11,10 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-def assert_passes(backend: str, *paths: Path) -> None:
+def assert_passes(backend: str, *paths: Path, only: str = "not long") -> None:
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"  # JAX reads them once
     variables = {"JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1", "XLA_FLAGS": flags}
-    words = ["-p", "no:cacheprovider", *map(str, paths)]
+    words = ["-p", "no:cacheprovider", "-m", only, *map(str, paths)]
     done = run_program("pytest", *words, backend=backend, cwd=ROOT, timeout=900, **variables)
     assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
 
@@ -23,7 +23,9 @@ def test_two_replicas_on_tensorflow():
     assert_passes("tensorflow", HERE / "two_devices")
 
 
-@pytest.mark.parametrize("files", [*parts(HERE, 4), pytest.param([HERE / "two_devices"], id="two_devices")])
-def test_this_folder_and_two_devices_on_jax(files):
+@pytest.mark.parametrize(("files", "only"), [
+    *parts(HERE, 4), pytest.param([HERE / "two_devices"], "not long", id="two_devices"),
+])
+def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""
-    assert_passes("jax", *files)
+    assert_passes("jax", *files, only=only)

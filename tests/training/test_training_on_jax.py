@@ -9,9 +9,9 @@ HERE = Path(__file__).parent
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-@pytest.mark.parametrize("files", parts(HERE, 6))
-def test_training_on_jax(files: list[Path]) -> None:
-    assert_passes_on_jax(*files)
+@pytest.mark.parametrize(("files", "only"), parts(HERE, 6))
+def test_training_on_jax(files: list[Path], only: str) -> None:
+    assert_passes_on_jax(*files, only=only)
 
 
 @pytest.mark.long

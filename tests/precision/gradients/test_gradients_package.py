@@ -15,6 +15,6 @@ def test_every_public_callable_has_an_example(name):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize("files", parts(Path(__file__).parent, 2))
-def test_on_jax(files):
-    assert_passes_on_jax(*files)
+@pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 2))
+def test_on_jax(files, only):
+    assert_passes_on_jax(*files, only=only)
