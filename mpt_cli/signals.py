@@ -54,9 +54,10 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _Section:
-    """What is done in `unheard`, in words that follow "while"."""
+    """What is done in `unheard`, in words that follow "while", and whether a signal may raise in the middle of it."""
 
     doing: str
+    may_raise: bool
 
 
 class _MainThread:
@@ -72,6 +73,7 @@ class _MainThread:
         self.handlers = 0  # how many are active that let it end in its own time
         self.is_heard = False  # whether one of them took the latest signal
         self.raised: signal.Signals | None = None  # where none did
+        self.held: signal.Signals | None = None  # in a section in which nothing may be raised
         self.latest: signal.Signals | None = None  # as the other thread saw it
         self.stderr = 2
 
@@ -80,11 +82,14 @@ _main = _MainThread()
 
 
 @contextmanager
-def unheard(doing: str, limit: Limit | None = None) -> Iterator[None]:
+def unheard(doing: str, limit: Limit | None = None, may_raise: bool = True) -> Iterator[None]:
     """In here the main thread may hear no signal, and nothing is lost that waiting would save: a signal that is not
     answered within `UNHEARD_SECONDS` ends the program, and so does the `limit` where it takes longer.
+
+    Compiled code that calls Python may crash at an exception that it does not expect, as jaxlib does while it is
+    imported: without `may_raise` a signal raises only at the end.
     """
-    section = _Section(doing)
+    section = _Section(doing, may_raise)
     with _main.gate:
         _main.sections.append(section)
     timer = None if limit is None else _keep_time(section, limit)
@@ -95,6 +100,12 @@ def unheard(doing: str, limit: Limit | None = None) -> Iterator[None]:
             timer.cancel()
         with _main.gate:
             _main.sections.remove(section)
+    if _main.held is not None and _may_raise():
+        _raise(_main.held, None)
+
+
+def _may_raise() -> bool:
+    return all(section.may_raise for section in _main.sections)
 
 
 def _keep_time(section: _Section, limit: Limit) -> threading.Timer:
@@ -221,7 +232,10 @@ class Terminated(KeyboardInterrupt):
 
 
 def _raise(number: int, _: FrameType | None) -> None:
-    _main.is_heard, _main.raised = False, signal.Signals(number)
+    if not _may_raise():
+        _main.held = signal.Signals(number)
+        return
+    _main.is_heard, _main.raised, _main.held = False, signal.Signals(number), None
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 

@@ -193,3 +193,29 @@ def test_a_signal_that_is_ignored_stays_so():
         assert run_body(body, signal.SIGINT)[0] == 7
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_nothing_raises_in_the_middle_of_an_import_but_at_its_end():
+    body = """
+        signals.UNHEARD_SECONDS = 5.0
+        with unheard("importing", may_raise=False):
+            end("ready", flush=True)
+            stop = time.monotonic() + 0.4
+            while time.monotonic() < stop:
+                pass
+            end("imported", flush=True)
+        end("too far")
+    """
+    code, out, err, _ = run_body(body, signal.SIGTERM, between=0)
+    assert (code, out, err.strip()) == (143, "imported\n", "mpt: terminated")
+
+
+def test_an_import_that_takes_long_is_not_waited_for():
+    body = """
+        with unheard("importing jax", may_raise=False):
+            end("ready", flush=True)
+            while True:
+                pass
+    """
+    code, out, err, _ = run_body(body, signal.SIGINT, between=0)
+    assert (code, out, err.strip()) == (130, "", "mpt: interrupted while importing jax")

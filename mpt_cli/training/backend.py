@@ -25,6 +25,7 @@ from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
 from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import unheard
 from mpt_cli.training.distribution import ProcessInfo, check_device_count, connect, find_process_info
 
 
@@ -48,7 +49,7 @@ def prepare_backend(settings: Settings) -> Platform:
     name = settings.backend.name
     check_installed(name)
     _set_variables(settings)
-    with _quiet_import():
+    with unheard(f"importing {name}", may_raise=False), _quiet_import():
         import keras
 
         found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
