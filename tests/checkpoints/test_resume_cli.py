@@ -116,6 +116,7 @@ def test_the_best_epoch_can_be_evaluated_and_exported(folder: Path) -> None:
     assert (folder / "best.keras").stat().st_size > 1000
 
 
+@pytest.mark.long
 def test_resuming_is_proved(folder: Path) -> None:
     done = mpt("verify-resume", *TINY, "loss_scale.initial_scale=2**26", "--at", "31", "--json", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -123,6 +124,7 @@ def test_resuming_is_proved(folder: Path) -> None:
     assert (proof["identical"], proof["steps"], proof["killed_at"], proof["resumed_from"]) == (True, 60, 31, 20)
 
 
+@pytest.mark.long
 def test_a_run_is_reproduced_and_a_changed_expectation_is_not(folder: Path) -> None:
     done = mpt("reproduce", "run", "--junit", "out.xml", cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr

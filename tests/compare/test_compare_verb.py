@@ -36,6 +36,7 @@ def test_only_a_comparison_can_be_resumed(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_digits_cnn_is_as_good_in_every_precision_and_the_speed_is_not_guessed(tmp_path: Path):
     words = ["compare", "conf=digits_cnn", "trainer.epochs=4", "compare_dir=c", "--json", "--tolerance", "0.03"]
     command = [sys.executable, "-m", "mpt_cli", *words]

@@ -26,6 +26,7 @@ def as_the_shell_reads(command: str, cwd: Path) -> list[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_command_of_the_readme_runs(tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)

@@ -79,6 +79,7 @@ def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     assert first["metrics"] == again["metrics"]
 
 
+@pytest.mark.long
 def test_policies_reach_the_same_accuracy_on_digits_cnn(tmp_path):
     accuracy = {}
     for policy in ("float32", "mixed_float16", "mixed_bfloat16"):

@@ -85,6 +85,7 @@ def test_a_run_of_another_packages_parts_is_killed_and_goes_on(backend: str, wor
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_sweep_over_its_own_number_and_a_diagnosis(work: Path) -> None:
     mpt("sweep", "conf=./own.yaml", "loss_scale.rise=4,16", "logger.console=quiet", "sweep_dir=sweep")
     rows = json.loads(Path("sweep/results.json").read_text())

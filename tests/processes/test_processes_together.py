@@ -119,6 +119,7 @@ def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) 
 
 
 @slow
+@pytest.mark.long
 def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(tmp_path: Path) -> None:
     words = [*TINY, *TWO, "trainer.epochs=2000", "trainer.checkpoint_every_steps=20", "run_dir=run"]
     command = [sys.executable, "-m", "mpt_cli", "train", *words]

@@ -78,6 +78,7 @@ def test_the_parent_imports_no_framework(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_four_real_jobs_of_which_one_overflows_for_ever_and_two_raise(tmp_path):
     (tmp_path / "net.py").write_text(NET)
     words = ["conf=digits_mlp", "model.builder=net.py:build_net", "model.kwargs.width=8,-1", "trainer.max_steps=25",

@@ -201,6 +201,7 @@ def _some(feed):
 @only_on("tensorflow")
 @pytest.mark.slow
 @pytest.mark.parametrize("examples", [22, 3])
+@pytest.mark.long
 def test_compiling_ahead_changes_nothing_and_is_not_done_again(examples):
     """22 examples in batches of 4, the last of 2; or 3, fewer than a batch."""
     engine, feeds = engine_and_feeds(model_with(), True, examples)
