@@ -36,6 +36,16 @@ def _normalized(name: str) -> str:
     return name.lower().replace("-", "_").replace(" ", "_")
 
 
+def summarise_error(error: BaseException) -> str:
+    """Its class and the first line of what it says, without a full stop; the class alone where it says nothing.
+
+    >>> summarise_error(ValueError("must be 3.\\nReceived: 4")), summarise_error(KeyError())
+    ('ValueError: must be 3', 'KeyError')
+    """
+    first = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {first[0].rstrip('.')}" if first else type(error).__name__
+
+
 OK, BUG, BAD_CONFIG, BAD_DATA, NUMERICAL, MISMATCH, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 5, 130, 143
 
 

@@ -17,24 +17,26 @@ import keras
 import numpy as np
 import yaml
 
-from mpt_cli.errors import BUG, NUMERICAL, OK, ConfigError, Problem
+from mpt_cli.errors import BUG, ConfigError, Problem
 from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
+from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, HealthRules, Stop, judge, observe
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge, observe
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import RunHeader, Scaling, Snapshot, Summary
+from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.training.backend import memory_in_use, peak_memory, running_platform
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
-from mpt_cli.training.model_program import rule_of, unwrapped
+from mpt_cli.training.model_program import rule_of
+from mpt_cli.training.outcome import Ending, Outcome, counted, status_of
 from mpt_cli.training.progress import Progress
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
@@ -312,11 +314,9 @@ class _Session:
         mean = ledger.take_mean_loss()
         loss = metrics.pop("loss", None) if epoch_end or not self.tells_loss else mean
         metrics.pop("loss", None)
-        self.telemetry.snapshot(Snapshot(
-            step=ledger.seen, epoch=self.progress.epoch, loss=loss, learning_rate=ledger.learning_rate,
-            loss_scale=ledger.scale, scale_counter=ledger.counter, skipped_steps=ledger.skipped,
-            consecutive_skips=ledger.consecutive_skips, applied_steps=ledger.applied, examples_per_second=None,
-            metrics=metrics, epoch_end=epoch_end, step_in_epoch=self.progress.step_in_epoch,
+        self.telemetry.snapshot(ledger.snapshot(
+            epoch=self.progress.epoch, loss=loss, examples_per_second=None, metrics=metrics, epoch_end=epoch_end,
+            step_in_epoch=self.progress.step_in_epoch,
             memory_bytes=memory_in_use(),
         ))  # fmt: skip
 
@@ -327,23 +327,19 @@ class _Session:
         if self.stop is not None:
             explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
             verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
-        bad = stopped or verdict in (NEVER_TRAINED, COLLAPSED)
-        status = "stopped" if stopped else "finished"
-        self._end(status, NUMERICAL if bad else OK, verdict, explanation)
+        status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
+        self._end(Ending(status, exit_code, verdict, explanation))
 
     def fail(self, error: BaseException | None) -> None:
         words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
-        self._end("failed", BUG, judge(self._signs())[0], words)
+        self._end(Ending("failed", BUG, judge(self._signs())[0], words))
 
-    def _end(self, status: str, exit_code: int, verdict: str, explanation: str) -> None:
+    def _end(self, ending: Ending) -> None:
         self._announce([])
-        ledger, seen = self.ledger, self.ledger.seen > 0
         summary = Summary(
-            status, exit_code, verdict, explanation, ledger.seen, ledger.applied, ledger.skipped,
-            ledger.scale if seen else None, ledger.lowest_scale if seen else None,
-            ledger.highest_scale if seen else None, self.progress.metrics, self.progress.best, None, peak_memory(),
-            time.perf_counter() - self.watch.began, self.settings.recipe, str(self.run.path),
-            self.progress.epochs_completed, repeatable=False,
+            **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
+            peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.watch.began,
+            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False,
         )  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)

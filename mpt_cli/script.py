@@ -23,17 +23,16 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
+from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.recorder import Recorder
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.loss_and_optimizer import wrap_optimizer
-from mpt_cli.training.model_program import unwrapped
+from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
 
-HEALTH_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 OWN_LOOP = ("its own training loop: steps are scaled and skipped, but there is no run directory, no event per step and "
             "no health rule (mpt.Recorder with fit has them)")  # fmt: skip
@@ -92,7 +91,7 @@ class ScriptRun:
     def _scaling(self, model: Any) -> Scaling:
         needed = keras.config.dtype_policy().compute_dtype == "float16"
         needed = needed or (model is not None and computes_in_float16(model))
-        return Scaling(self.settings.loss_scale.rule_for(needed), self.settings.loss_scale.on_overflow, needed)
+        return scaling_for(self.settings.loss_scale, needed)
 
     def _watched(self, wrapper: LossScaleOptimizer) -> LossScaleOptimizer:
         """The wrapper, which tells gradients of a loss that `scale_loss` scaled from true ones."""
@@ -307,7 +306,7 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 def _recorder(seen: ScriptRun) -> Recorder:
     settings = seen.settings
     more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
-    more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in HEALTH_KEYS}
+    more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
     place = settings.run_dir
     if place is not None and seen.recorders:
         place = f"{place}-{len(seen.recorders) + 1}"

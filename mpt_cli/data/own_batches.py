@@ -6,7 +6,7 @@ of the batch say, and are put back afterwards: so a run that is resumed sees the
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from inspect import isgenerator
 from typing import Any
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.examples import Array, BatchStream, Examples, Reading, Stream, map_arrays
-from mpt_cli.errors import DataError, MptError, UserCodeError
+from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
 def as_arrays(value: Any) -> Any:
@@ -49,12 +49,20 @@ def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
     if examples.sample_weight is not None:
         raise DataError("trainer.class_weight and sample weights of the data can't be used together. Multiply them in "
                         "the loader.")
-    y = examples.y
+    return Examples(examples.x, examples.y, class_factors(examples.y, weights))
+
+
+def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
+    """The weight of the class of each target, float32; 1 for a class that `weights` leave out.
+
+    >>> class_factors(np.array([[0, 1], [1, 0]]), {1: 5.0}).tolist()
+    [5.0, 1.0]
+    """
     if y.ndim > 1:
         y = y.argmax(axis=-1) if y.shape[-1] > 1 else y[..., 0]
     classes, inverse = np.unique(np.round(y).astype(np.int64), return_inverse=True)
     factors = np.array([weights.get(int(each), 1.0) for each in classes], np.float32)
-    return Examples(examples.x, examples.y, factors[inverse].reshape(y.shape))
+    return factors[inverse].reshape(y.shape)
 
 
 def is_batch_source(value: Any) -> bool:
@@ -148,10 +156,17 @@ def _array(value: Any) -> Array:
 
 @contextmanager
 def _drawn_by(*seeds: int) -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
     drawn = int(np.random.SeedSequence(seeds).generate_state(1)[0])
-    random.seed(drawn)
-    np.random.seed(drawn)
+    with random_state_kept():
+        random.seed(drawn)
+        np.random.seed(drawn)
+        yield
+
+
+@contextmanager
+def random_state_kept() -> Iterator[None]:
+    """Python's and NumPy's global generators go on afterwards as if nothing had been drawn in here."""
+    python, numpy = random.getstate(), np.random.get_state()
     try:
         yield
     finally:
@@ -166,6 +181,4 @@ def _users_faults(where: str) -> Iterator[None]:
     except MptError:
         raise
     except Exception as error:
-        first = str(error).strip().splitlines()[:1]
-        said = f"{type(error).__name__}: {first[0]}" if first else type(error).__name__
-        raise UserCodeError(f"{where}: reading a batch raised {said}") from error
+        raise UserCodeError(f"{where}: reading a batch raised {summarise_error(error)}") from error

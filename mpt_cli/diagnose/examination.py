@@ -2,7 +2,6 @@
 training.
 """
 
-import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet
+from mpt_cli.data.own_batches import random_state_kept
 from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
@@ -181,13 +181,8 @@ def _with_loss(settings: Settings, model: Any, data: DataSet) -> Any:
 
 @contextmanager
 def _as_in_a_fresh_process() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        with names_as_in_a_fresh_process():
-            yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
+    with random_state_kept(), names_as_in_a_fresh_process():
+        yield
 
 
 @dataclass(frozen=True)

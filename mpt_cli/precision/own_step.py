@@ -201,6 +201,11 @@ def build_own_steps(
     return OwnSteps(optimizers, train_names, test_names, train_loss, test_loss, train_log, test_log, updates, scales)
 
 
+def unwrapped(optimizer: Any) -> Any:
+    """The optimizer inside a wrapper of ours or of Keras's, else itself."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
 def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]]:
     """Each optimizer that is an attribute of `model`, or in a list or dict that is one: name, optimizer, setter.
 

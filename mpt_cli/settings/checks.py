@@ -429,9 +429,9 @@ def check_class_weight(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
 
 
-_NO_CALLBACKS = {
-    "backupandrestore": "Leave it out: resume=auto does it, to the step.",
-    "progbarlogger": "Leave it out: the console shows it.",
+REFUSED_CALLBACKS = {  # Keras's classes that do what a run does itself, and what to do instead
+    "BackupAndRestore": "Leave it out: resume=auto does it, to the step.",
+    "ProgbarLogger": "Leave it out: the console shows it.",
 }
 
 
@@ -441,9 +441,10 @@ def check_callbacks(settings: Settings) -> Iterator[Problem]:
     if not isinstance(given, list):
         yield Problem("trainer.callbacks", "must be a list.", given, "Write trainer.callbacks=[…].")
         return
+    refused = {canonical_name(name): remedy for name, remedy in REFUSED_CALLBACKS.items()}
     for index, entry in enumerate(given):
         key, name = f"trainer.callbacks[{index}]", entry.get("object") if isinstance(entry, dict) else entry
-        remedy = _NO_CALLBACKS.get(canonical_name(name)) if isinstance(name, str) else None
+        remedy = refused.get(canonical_name(name)) if isinstance(name, str) else None
         if remedy is not None:
             yield Problem(key, f"{name} can't be used in a run.", None, remedy)
         elif problem := object_problem(key, entry, "callbacks"):

@@ -19,7 +19,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 import mpt_cli
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
@@ -174,8 +174,7 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
     8.0
     """
     reference = read_object(value)
-    kwargs = {name: build_argument(f"{key}.kwargs.{name}", each, keras_module)
-              for name, each in reference.kwargs.items()}  # fmt: skip
+    kwargs = build_kwargs(reference, key, keras_module)
     if reference.is_of_keras:
         return call_user(find_keras_class(key, reference.name, keras_module), key, **kwargs)
     found = load_named(reference.name, key)
@@ -187,6 +186,12 @@ def build_object(key: str, value: Any, keras_module: Any, arguments: int = 0) ->
     if arguments and not isinstance(found, type) and _takes(found, kwargs, arguments):
         return update_wrapper(partial(found, **kwargs), found) if kwargs else found
     return call_user(found, key, **kwargs)
+
+
+def build_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
+    """What an object is called with, objects among it made too."""
+    return {name: build_argument(f"{key}.kwargs.{name}", value, keras_module)
+            for name, value in reference.kwargs.items()}  # fmt: skip
 
 
 def build_argument(key: str, value: Any, keras_module: Any) -> Any:
@@ -288,7 +293,7 @@ def call_user(
     except MptError:
         raise
     except _USERS_FAULTS as error:
-        raise error_class(f"{key}: {_name(function)} raised {_summary(error)}.") from error
+        raise error_class(f"{key}: {_name(function)} raised {summarise_error(error)}.") from error
 
 
 def user_traceback(error: BaseException) -> str:
@@ -360,7 +365,7 @@ def _load_module(place: str, reference: str, key: str) -> ModuleType:
 
 
 def _import_failed(error: BaseException, reference: str, key: str) -> UserCodeError:
-    return UserCodeError(f"{key}: importing {reference} raised {_summary(error)}.")
+    return UserCodeError(f"{key}: importing {reference} raised {summarise_error(error)}.")
 
 
 def _find(module: ModuleType, name: str, reference: str, key: str) -> Any:
@@ -400,8 +405,3 @@ def _is_of(module: ModuleType, path: Path) -> bool:
 
 def _name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
-
-
-def _summary(error: BaseException) -> str:
-    first = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {first[0].rstrip('.')}" if first else type(error).__name__

@@ -48,6 +48,8 @@ class FaultSettings:
                                       at_least=0)
 
 
+# keys of the trainer that act in a fit of Keras's own, too
+RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 
 

@@ -8,7 +8,17 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.telemetry.records import CEILING, DECLINE, FLOOR, GROWTH, OVERFLOW, Event, GradientSample, StreakCounts
+from mpt_cli.telemetry.records import (
+    CEILING,
+    DECLINE,
+    FLOOR,
+    GROWTH,
+    OVERFLOW,
+    Event,
+    GradientSample,
+    Snapshot,
+    StreakCounts,
+)
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
@@ -179,6 +189,13 @@ class Ledger:
                 self.sample = None if value is None else GradientSample(**value)
             else:
                 setattr(self, name, float(value) if isinstance(value, str) else value)
+
+    def snapshot(self, **others: Any) -> Snapshot:
+        """The state after the last step as a line of the log; `others` are the fields that are not counted here."""
+        return Snapshot(
+            step=self.seen, learning_rate=self.learning_rate, loss_scale=self.scale, scale_counter=self.counter,
+            skipped_steps=self.skipped, consecutive_skips=self.consecutive_skips, applied_steps=self.applied, **others,
+        )  # fmt: skip
 
     @property
     def streaks(self) -> StreakCounts[int]:

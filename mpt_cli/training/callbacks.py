@@ -12,8 +12,9 @@ from typing import Any
 
 import keras
 
-from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.precision.keras_internals import idles_at_batches
+from mpt_cli.settings.checks import REFUSED_CALLBACKS
 from mpt_cli.settings.references import build_object
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Snapshot
@@ -28,8 +29,7 @@ HOOKS = (
     "on_test_begin", "on_test_end",
 )  # fmt: skip
 REFUSED = {
-    keras.callbacks.BackupAndRestore: "Leave it out: resume=auto does it, to the step.",
-    keras.callbacks.ProgbarLogger: "Leave it out: the console shows it.",
+    **{getattr(keras.callbacks, name): remedy for name, remedy in REFUSED_CALLBACKS.items()},
     keras.callbacks.CallbackList: "Give its members one by one.",
 }
 Logs = dict[str, float]
@@ -244,9 +244,8 @@ class Callbacks:
         except MptError:
             raise
         except (Exception, SystemExit) as error:
-            what = f"{type(error).__name__}: {str(error).strip().splitlines()[0].rstrip('.')}" if str(error) else (
-                type(error).__name__)  # fmt: skip
-            raise UserCodeError(f"{KEY}: {type(callback).__name__}.{method} raised {what}.") from error
+            raise UserCodeError(
+                f"{KEY}: {type(callback).__name__}.{method} raised {summarise_error(error)}.") from error
 
 
 _FIELDS = frozenset(Snapshot.__dataclass_fields__)

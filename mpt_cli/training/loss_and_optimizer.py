@@ -20,8 +20,7 @@ from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, h
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.references import (
-    Reference,
-    build_argument,
+    build_kwargs,
     build_object,
     call_user,
     find_keras_class,
@@ -182,7 +181,7 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
     if not reference.is_of_keras:
         return _own_loss(build_object(context.key, value, keras.losses, arguments=2), context)
     kind = _auto_loss(context) if value == "auto" else find_keras_class(context.key, reference.name, keras.losses)
-    kwargs = {"dtype": context.dtype, **_built_kwargs(reference, context.key, keras.losses)}
+    kwargs = {"dtype": context.dtype, **build_kwargs(reference, context.key, keras.losses)}
     if "from_logits" in inspect.signature(kind).parameters:
         kwargs.setdefault("from_logits", context.from_logits)
     elif trainer.from_logits is True:
@@ -191,11 +190,6 @@ def _build_loss(value: Any, trainer: TrainerSettings, context: _LossContext) -> 
     else:
         _check_probabilities(kind, context)
     return call_user(kind, context.key, **kwargs)
-
-
-def _built_kwargs(reference: Reference, key: str, keras_module: Any) -> dict[str, Any]:
-    return {name: build_argument(f"{key}.kwargs.{name}", value, keras_module)
-            for name, value in reference.kwargs.items()}  # fmt: skip
 
 
 def _own_loss(built: Any, context: _LossContext) -> Any:
@@ -242,7 +236,7 @@ def _build_metric(value: Any, loss: Any, context: _LossContext) -> keras.metrics
     kind = _accuracy(loss, context.key) if named else find_keras_class(context.key, reference.name, keras.metrics)
     parameters = inspect.signature(kind).parameters
     arguments = {"name": reference.name, "dtype": context.dtype,
-                 **_built_kwargs(reference, context.key, keras.metrics)}  # fmt: skip
+                 **build_kwargs(reference, context.key, keras.metrics)}  # fmt: skip
     # without `average` the scores F1Score and FBetaScore are one number per class
     missing = [key for key, each in parameters.items() if each.default is each.empty or key == "average"]
     if missing := [key for key in missing if key not in arguments]:
@@ -479,7 +473,11 @@ _BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
     """What `mode` comes to for this model."""
-    needed = computes_in_float16(model)
+    return scaling_for(settings, computes_in_float16(model))
+
+
+def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
+    """What `mode` comes to where something computes in float16, or nothing does."""
     return Scaling(settings.rule_for(needed), settings.on_overflow, needed)
 
 

@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
+from mpt_cli.data.own_batches import class_factors
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
-from mpt_cli.precision.own_step import optimizers_in
+from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings
@@ -103,11 +104,6 @@ def check_trainable(model: Any) -> None:
     if model.run_eagerly:
         raise ConfigError(Problem("model", "must not be compiled with run_eagerly=True: the loop is compiled.", True,
                                   "Leave it out, or use mpt.Recorder with Keras's own fit."))
-
-
-def unwrapped(optimizer: Any) -> Any:
-    """The optimizer inside a wrapper of ours or of Keras's, else itself."""
-    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def rule_of(optimizer: Any) -> ScaleRule | None:
@@ -230,12 +226,10 @@ def _weights(given: DataArguments) -> Any:
         return given.sample_weight
     if given.sample_weight is not None:
         raise ConfigError(Problem("class_weight", "must not be given beside sample_weight, as in Keras's fit."))
-    labels = np.asarray(given.y)
-    labels = labels.argmax(-1) if labels.ndim > 1 and labels.shape[-1] > 1 else labels
-    if labels.size != len(labels):
+    factors = class_factors(np.asarray(given.y), given.class_weight)
+    if factors.size != len(factors):
         raise ConfigError(Problem("class_weight", "is for one label an example.", f"y of shape {np.shape(given.y)}"))
-    of_class = dict(given.class_weight)
-    return np.asarray([of_class.get(int(label), 1.0) for label in labels.reshape(-1)], "float32")
+    return factors.reshape(-1)
 
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:

@@ -11,6 +11,7 @@ from mpt_cli.data.examples import leaves
 from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
+from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.training.progress import Progress
 
@@ -49,7 +50,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
     elif rollbacks:
         explanation += f" That is after {rollback_text} to a good checkpoint."
-    status, exit_code = _status(outcome, verdict)
+    status, exit_code = status_of(outcome, verdict)
     ended_early = outcome.ended_early if status == "finished" else ""
     if ended_early:
         explanation += f" It ended early, in epoch {outcome.progress.epoch}: {ended_early}."
@@ -59,7 +60,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
-    summary = _summary(session, run_dir, _Ending(status, exit_code, verdict, explanation))
+    summary = _summary(session, run_dir, Ending(status, exit_code, verdict, explanation))
     return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change)
 
 
@@ -70,7 +71,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
     if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
         status, exit_code = _STATUSES[SIGINT], INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, _Ending(status, exit_code, judge(session.trainer.signs())[0], explanation))
+    return _summary(session, run_dir, Ending(status, exit_code, judge(session.trainer.signs())[0], explanation))
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
@@ -82,11 +83,11 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
     verdict, _ = judge(session.trainer.signs())
-    return _summary(session, run_dir, _Ending(status, end.exit_code, verdict, explanation))
+    return _summary(session, run_dir, Ending(status, end.exit_code, verdict, explanation))
 
 
-def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
-    """A run that never trained or collapsed is never a success."""
+def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
+    """Status and exit code: a run that never trained or collapsed is never a success."""
     if outcome.stop is not None:
         return "stopped", NUMERICAL
     if outcome.signal is not None:
@@ -94,7 +95,7 @@ def _status(outcome: Outcome, verdict: str) -> tuple[str, int]:
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
 
 
-class _Ending(NamedTuple):
+class Ending(NamedTuple):
     """The first fields of a `Summary`."""
 
     status: str
@@ -103,17 +104,24 @@ class _Ending(NamedTuple):
     explanation: str
 
 
-def _summary(session: "Session", run_dir: Path, ending: _Ending) -> Summary:
-    trainer, ledger = session.trainer, session.trainer.ledger
+def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:
+    """The fields of a `Summary` that tell of the steps and their metrics; no scale where there was no step."""
     seen = ledger.seen > 0
+    return {
+        "steps_seen": ledger.seen, "applied_steps": ledger.applied, "skipped_steps": ledger.skipped,
+        "final_loss_scale": ledger.scale if seen else None, "min_loss_scale": ledger.lowest_scale if seen else None,
+        "max_loss_scale": ledger.highest_scale if seen else None, "metrics": progress.metrics,
+        "best_metrics": progress.best, "epochs_completed": progress.epochs_completed,
+    }  # fmt: skip
+
+
+def _summary(session: "Session", run_dir: Path, ending: Ending) -> Summary:
+    trainer, ledger = session.trainer, session.trainer.ledger
     return Summary(
-        **ending._asdict(), steps_seen=ledger.seen, applied_steps=ledger.applied, skipped_steps=ledger.skipped,
-        final_loss_scale=ledger.scale if seen else None, min_loss_scale=ledger.lowest_scale if seen else None,
-        max_loss_scale=ledger.highest_scale if seen else None, metrics=trainer.progress.metrics,
-        best_metrics=trainer.progress.best, examples_per_second=trainer.stopwatch.examples_per_second,
+        **ending._asdict(), **counted(ledger, trainer.progress),
+        examples_per_second=trainer.stopwatch.examples_per_second,
         peak_memory_bytes=session.peak_memory(), seconds=trainer.stopwatch.run_seconds,
         recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
-        epochs_completed=trainer.progress.epochs_completed,
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
         repeatable=session.assembly.program.repeatable,

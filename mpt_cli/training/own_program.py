@@ -22,6 +22,7 @@ from mpt_cli.precision.own_step import (
     set_own_steps,
     trace_test_step,
     trace_train_step,
+    unwrapped,
 )
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Scaling
@@ -70,7 +71,7 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
             raise ConfigError(Problem(
                 "model.builder", f"{name} is a LossScaleOptimizer already: in a run loss_scale.* says how the loss is "
                 "scaled.", None, "Compile the model with the plain optimizer."))
-        inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+        inner = unwrapped(optimizer)
         if id(inner) not in by_inner:
             by_inner[id(inner)] = wrapped[name] = wrap(inner)
         put(by_inner[id(inner)])

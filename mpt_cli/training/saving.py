@@ -2,16 +2,15 @@
 which the run's own builder makes it anew. Which of the two it will be is known before the first step.
 """
 
-import random
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
 
-from mpt_cli.errors import DataError
+from mpt_cli.data.own_batches import random_state_kept
+from mpt_cli.errors import DataError, summarise_error
 from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
@@ -25,26 +24,14 @@ def saving_obstacle(model: Any) -> str | None:
     Of classes that are not Keras's, each layer, and a subclassed model as a whole, is made once more from its config.
     """
     try:
-        with tensorflow_left_out(), _random_state_kept():
+        with tensorflow_left_out(), random_state_kept():  # layers that are made draw seeds
             keras.saving.serialize_keras_object(model)
             for part in [*layers_of(model), model]:
                 if not type(part).__module__.startswith("keras.") and not hasattr(part, "operations"):
                     type(part).from_config(part.get_config())
     except Exception as error:
-        first = str(error).strip().splitlines()[:1]
-        return f"{type(error).__name__}{': ' + first[0] if first else ''}"
+        return summarise_error(error)
     return None
-
-
-@contextmanager
-def _random_state_kept() -> Iterator[None]:
-    """Layers that are made draw seeds; the run must draw what it would have drawn without."""
-    state, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(of_numpy)
 
 
 def warn_of_saving(model: Any) -> list[str]:
@@ -62,14 +49,7 @@ def save_trained(model: Any, path: Path) -> None:
     if saving_obstacle(model) is None:
         save_for_inference(model, path)
         return
-    place = path.with_suffix(WEIGHTS_SUFFIX)
-    partial = place.with_name(f".{path.stem}.partial{WEIGHTS_SUFFIX}")
-    try:
-        with tensorflow_left_out(), _bare(model), _removed_at_forced_end(partial):
-            model.save_weights(partial)
-        partial.replace(place)
-    except OSError as error:
-        raise DataError(f"{place} can't be written: {error.strerror or error}.") from error
+    _write_whole(model, path.with_suffix(WEIGHTS_SUFFIX), WEIGHTS_SUFFIX, model.save_weights)
 
 
 def save_for_inference(model: Any, path: Path) -> None:
@@ -77,17 +57,18 @@ def save_for_inference(model: Any, path: Path) -> None:
 
     Written beside its place and moved there whole. DataError where it can't be written.
     """
-    partial = path.with_name(f".{path.stem}.partial.keras")
+    _write_whole(model, path, ".keras", model.save)
+
+
+def _write_whole(model: Any, path: Path, suffix: str, save: Callable[[Path], Any]) -> None:
+    """What `save` writes of the bare `model`, at `path` or not at all."""
+    partial = path.with_name(f".{path.name.removesuffix(suffix)}.partial{suffix}")
     try:
-        with tensorflow_left_out(), _bare(model), _removed_at_forced_end(partial):
-            model.save(partial)
+        with tensorflow_left_out(), _bare(model), at_forced_end(lambda _: partial.unlink(missing_ok=True)):
+            save(partial)
         partial.replace(path)
     except OSError as error:
         raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
-
-
-def _removed_at_forced_end(partial: Path) -> AbstractContextManager[None]:
-    return at_forced_end(lambda _: partial.unlink(missing_ok=True))
 
 
 @contextmanager

@@ -267,12 +267,8 @@ class Trainer:
         return metrics if self.ledger.applied_in_epoch else {}
 
     def _snapshot(self, loss: float | None, metrics: dict[str, float]) -> Snapshot:
-        ledger = self.ledger
-        return Snapshot(
-            step=ledger.seen, epoch=self.progress.epoch, loss=loss, learning_rate=ledger.learning_rate,
-            loss_scale=ledger.scale, scale_counter=ledger.counter, skipped_steps=ledger.skipped,
-            consecutive_skips=ledger.consecutive_skips, applied_steps=ledger.applied,
-            examples_per_second=self.stopwatch.window_rate(),
+        return self.ledger.snapshot(
+            epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
             metrics={name: value for name, value in metrics.items() if name != "loss"},
             step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
         )  # fmt: skip

@@ -7,12 +7,11 @@ import traceback
 from pathlib import Path
 
 from mpt_cli.errors import INTERRUPTED, OK, ConfigError, DataError, Problem
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.verbs.parser import MODULE, SCRIPT
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
-HEALTH = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
 _EXAMPLES = """examples:
   mpt run train.py --epochs 3
   mpt run policy=mixed_bfloat16 train.py
@@ -111,7 +110,7 @@ def is_taken(path: str) -> bool:
     """Whether `mpt run` takes this key; what it trains, and on what, is the script's own affair."""
     section, _, name = path.partition(".")
     if section == "trainer":
-        return name in HEALTH
+        return name in RECORDED_TRAINER_KEYS
     return path in SINGLE_KEYS or (section in SECTIONS and path not in ("policy.head", "policy.overrides",
                                                                         "policy.float8"))  # fmt: skip
 
@@ -120,7 +119,8 @@ def _foreign(word: str) -> Problem | None:
     path, _, value = word.partition("=")
     if is_taken(path):
         return None
-    known = [*(f"{section}.…" for section in SECTIONS), *SINGLE_KEYS, *(f"trainer.{name}" for name in HEALTH)]
+    of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
+    known = [*(f"{section}.…" for section in SECTIONS), *SINGLE_KEYS, *of_trainer]
     return Problem(path, "is the script's own affair.", value, f"mpt run takes {', '.join(known)}.")
 
 

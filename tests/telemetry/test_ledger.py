@@ -289,3 +289,9 @@ def test_a_scale_that_falls_without_an_overflow_declines():
     assert kinds(Ledger(LedgerOptions(min_scale=1.0)).absorb(block_of(steps), 1)) == [
         (1, "decline"), (2, "decline"), (2, "floor"), (3, "growth"),
     ]  # fmt: skip
+
+
+def test_the_columns_of_the_optimizers_step_log_are_those_of_the_records():
+    from mpt_cli.precision import step_log
+
+    assert (step_log.FLOATS, step_log.INTS) == (FLOAT_FIELDS, INT_FIELDS)
