@@ -93,7 +93,9 @@ def _settings(overrides: list[str]) -> Settings:
     from mpt_cli.settings.overrides import parse_overrides
 
     given = parse_overrides(overrides)
-    problems = [*given.problems, *(p for word in overrides if (p := _foreign(word)) is not None)]
+    problems = list(given.problems)
+    told = {problem.key for problem in problems}
+    problems += [p for word in overrides if (p := _foreign(word)) is not None and p.key not in told]
     choices = {group: str(choice.name) for group, choice in given.choices.items()}
     problems += [fault for choice in given.choices.values() if (fault := choice.problem()) is not None]
     if problems:
