@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
 from mpt_cli.settings.schema import Settings
@@ -74,9 +75,7 @@ def running_platform() -> Platform:
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        gpus = tf.config.list_physical_devices("GPU")
-        names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
-        return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
+        return _tensorflow_platform(tf.config.list_physical_devices("GPU"))
     import jax
 
     names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
@@ -142,7 +141,6 @@ def _hidden_output() -> Iterator[None]:
 
 
 def _tensorflow(settings: Settings) -> Platform:
-    import keras
     import tensorflow as tf
 
     gpus = tf.config.list_physical_devices("GPU")
@@ -157,8 +155,7 @@ def _tensorflow(settings: Settings) -> Platform:
     if settings.distribute.name != "none" and not gpus:
         logical = [tf.config.LogicalDeviceConfiguration()] * (settings.distribute.devices or 1)
         tf.config.set_logical_device_configuration(tf.config.list_physical_devices("CPU")[0], logical)
-    names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
-    return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
+    return _tensorflow_platform(gpus)
 
 
 def _jax(settings: Settings) -> Platform:
@@ -200,6 +197,14 @@ def emulated_operations() -> tuple[str, ...]:
     import jax
 
     return ("float16 attention",) if getattr(jax.nn.dot_product_attention, "was_used", False) else ()
+
+
+def _tensorflow_platform(gpus: list[Any]) -> Platform:
+    import keras
+    import tensorflow as tf
+
+    names = [tf.config.experimental.get_device_details(gpu).get("device_name", gpu.name) for gpu in gpus]
+    return _platform(f"tensorflow {tf.__version__}, keras {keras.__version__}", names)
 
 
 def _platform(backend: str, gpus: list[str]) -> Platform:
