@@ -17,8 +17,8 @@ from mpt_cli.data.own_batches import (
     is_batch_source,
     open_batches,
     warn_of_workers,
-    weighted_by_class,
 )
+from mpt_cli.data.prepare import weighted_by_class
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, load_tfrecord, read_tf_dataset, tensorflow_seeded
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of

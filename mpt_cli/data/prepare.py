@@ -2,12 +2,13 @@
 check that all pass.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, all_arrays, leaves, map_arrays
+from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, Stream, all_arrays, leaves, map_arrays
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 
@@ -301,3 +302,36 @@ def prepare_examples(examples: Examples, target: TargetSpec, where: str, is_batc
     """Examples as `to_numbers` left them, checked and with their targets in final form."""
     check_examples(examples, target, where, is_batch)
     return replace(examples, y=final_targets(examples.y, target))
+
+
+def weighted_by_class(data: Examples | Stream, weights: dict[int, float]) -> Any:
+    """The same with a weight for each example by its class, as Keras's `class_weight`; classes left out have 1.
+
+    Targets are class numbers, or rows of which the largest entry says the class. DataError where there is more than one
+    target, or where there are weights already.
+    """
+    if isinstance(data, Stream):
+        return data.mapped(lambda batch, number: _weighted(batch, weights))
+    return _weighted(data, weights)
+
+
+def _weighted(examples: Examples, weights: dict[int, float]) -> Examples:
+    if not isinstance(examples.y, np.ndarray):
+        raise DataError("trainer.class_weight needs one target whose classes it can weight. Give sample weights.")
+    if examples.sample_weight is not None:
+        raise DataError("trainer.class_weight and sample weights of the data can't be used together. Multiply them in "
+                        "the loader.")
+    return Examples(examples.x, examples.y, class_factors(examples.y, weights))
+
+
+def class_factors(y: Array, weights: Mapping[int, float]) -> Array:
+    """The weight of the class of each target, float32; 1 for a class that `weights` leave out.
+
+    >>> class_factors(np.array([[0, 1], [1, 0]]), {1: 5.0}).tolist()
+    [5.0, 1.0]
+    """
+    if y.ndim > 1:
+        y = y.argmax(axis=-1) if y.shape[-1] > 1 else y[..., 0]
+    classes, inverse = np.unique(np.round(y).astype(np.int64), return_inverse=True)
+    factors = np.array([weights.get(int(each), 1.0) for each in classes], np.float32)
+    return factors[inverse].reshape(y.shape)

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
-from mpt_cli.data.own_batches import class_factors
+from mpt_cli.data.prepare import class_factors
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
