@@ -79,8 +79,8 @@ def all_cells(backends: list[str], sections: list[str]) -> list[Cell]:
 
 def measure(cell: Cell) -> dict[str, float]:
     """Build the model and take its first steps, in this process."""
+    from mpt_cli.engine.backend import prepare_backend
     from mpt_cli.settings import load_settings
-    from mpt_cli.training.backend import prepare_backend
 
     builder, shape, arguments = cell.model()
     settings = load_settings([

@@ -15,11 +15,11 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet, Examples
+from mpt_cli.engine.backend import Platform
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.sink import Telemetry, TelemetryFiles
 from mpt_cli.training.assembly import build_under_policy
-from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.session import Session, prepare

@@ -22,8 +22,8 @@ def seconds_each(work: Callable[[], object], times: int) -> float:
 
 
 def main(backend: str, recipe: str = "digits_resnet") -> None:
+    from mpt_cli.engine.backend import prepare_backend
     from mpt_cli.settings import load_settings
-    from mpt_cli.training.backend import prepare_backend
 
     settings = load_settings([f"conf={recipe}", "policy=float32", f"backend={backend}"])
     platform = prepare_backend(settings)

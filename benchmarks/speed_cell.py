@@ -67,7 +67,7 @@ def cell_settings(task: dict[str, Any], policy: str) -> Settings:
 
 
 def build_cell(task: dict[str, Any], policy: str, folder: Path) -> Any:
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     settings = cell_settings(task, policy)
     platform = prepare_backend(settings)

@@ -31,8 +31,8 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Steps per second of the three in every round, and what telemetry and samples take by their own clocks."""
     cell = build_cell(task, task["policy"], folder)
     from benchmarks.contenders import file_telemetry, mpt_turn, prepared
+    from mpt_cli.engine.gradient_samples import FIRST_SAMPLE_STEP
     from mpt_cli.telemetry.sink import Telemetry
-    from mpt_cli.training.gradient_samples import FIRST_SAMPLE_STEP
 
     unsampled = with_trainer(cell, gradient_health_every_steps=None)
     naive = with_trainer(unsampled, steps_per_execution=1, log_every_steps=1)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
+from mpt_cli.engine import backend
+from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
@@ -15,9 +17,7 @@ from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
-from mpt_cli.training.distribution import Distribution, undistributed
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
 
@@ -94,9 +94,9 @@ def best_epoch(kept: Checkpoint) -> BestEpoch:
 def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dict[str, float]:
     """Loss and metrics of the saved model over the `train` or `validation` split of the data in `settings`."""
     assert settings.seed is not None
+    from mpt_cli.engine.feed import BatchPlan, build_feed
+    from mpt_cli.engine.loop import build_engine
     from mpt_cli.training.assembly import call_capacity, policy_of, put_to_evaluation
-    from mpt_cli.training.engine import build_engine
-    from mpt_cli.training.feed import BatchPlan, build_feed
 
     data = SettingsProgram(settings).load_data()
     examples = _split(data, split)

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from mpt_cli.engine import backend
+from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.evaluation import TrainedModel, check_model, load_trained, model_file
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
-from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import CheckpointStore
-from mpt_cli.training.distribution import undistributed
 
 EXPORT_SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
 EXPORTERS = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}

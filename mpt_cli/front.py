@@ -9,16 +9,22 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
+from mpt_cli.compare.run import CompareSettings, start_compare
+from mpt_cli.diagnose.preparation import on_one_device
+from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.job import Reporters, train_program
+from mpt_cli.job import Reporters, train_program, with_drawn_seed
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
-from mpt_cli.settings.load import build_settings
+from mpt_cli.settings.load import build_settings, load_settings
 from mpt_cli.settings.loss_scale import AUTO
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings, unknown_key_problem
 from mpt_cli.settings.variants import GivenData
 from mpt_cli.signals import raise_for
+from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.report import results_dict
+from mpt_cli.sweep.run import Options, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
 
@@ -220,10 +226,6 @@ def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, qu
 
     A list in a mapping holds values to try: `sweep("conf=digits_mlp", {"seed": [0, 1], "trainer.epochs": 2})`.
     """
-    from mpt_cli.sweep.progress import Screen
-    from mpt_cli.sweep.report import results_dict
-    from mpt_cli.sweep.run import Options, start_sweep
-
     found, code = start_sweep(_as_words(words), Options(jobs, None, objective), Screen(None if quiet else sys.stdout))
     return {**results_dict(found), "exit_code": code}
 
@@ -232,10 +234,6 @@ def compare(
     *words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False
 ) -> "Comparison":  # fmt: skip
     """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline."""
-    from mpt_cli.compare.run import CompareSettings, start_compare
-    from mpt_cli.sweep.progress import Screen
-    from mpt_cli.sweep.run import Options
-
     screen = Screen(None if quiet else sys.stdout)
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
@@ -245,11 +243,6 @@ def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quie
 
     It prepares the backend as a run does, so Keras must not be loaded on another one.
     """
-    from mpt_cli.diagnose.preparation import on_one_device
-    from mpt_cli.job import with_drawn_seed
-    from mpt_cli.settings import load_settings
-    from mpt_cli.training.backend import prepare_backend
-
     def say(text: str) -> None:
         if not quiet:
             print(text, flush=True)

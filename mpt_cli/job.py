@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
+from mpt_cli.engine import backend
+from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
@@ -32,9 +34,7 @@ from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.training import backend
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure
 from mpt_cli.training.program import Program, SettingsProgram
 

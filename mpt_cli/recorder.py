@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import yaml
 
+from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
 from mpt_cli.errors import BUG, ConfigError, Problem
 from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
@@ -33,7 +34,6 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, 
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
-from mpt_cli.training.backend import memory_in_use, peak_memory, running_platform
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
 from mpt_cli.training.outcome import Ending, Outcome, counted, status_of

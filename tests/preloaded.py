@@ -203,8 +203,8 @@ def _line(link: socket.socket) -> str:
 
 def _import_frameworks(backend: str) -> None:
     """As `mpt` sets the variables before it imports Keras, in the servers' own environment only."""
+    from mpt_cli.engine.backend import cache_folder
     from mpt_cli.settings import load_settings
-    from mpt_cli.training.backend import cache_folder
 
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if backend == "jax":

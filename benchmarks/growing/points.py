@@ -68,7 +68,7 @@ def measure(task: dict[str, Any], value: float, folder: Path) -> dict[str, Any]:
     backend, jit = task["backend"], task["jit"]
     settings = load_settings([*COMMON, *WORDS[task["section"]](value, str(folder)), f"backend={backend}",
                               f"trainer.jit_compile={jit}"])  # fmt: skip
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     platform = prepare_backend(settings)
     from benchmarks.contenders import Cell, file_telemetry, mpt_turn

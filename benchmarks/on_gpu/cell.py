@@ -42,7 +42,7 @@ class Contenders:
             turn(1)
         facts: dict[str, Any] = {"seconds_to_first_epoch": time.perf_counter() - started}
         if not self.facts:
-            from mpt_cli.training.backend import peak_memory
+            from mpt_cli.engine.backend import peak_memory
 
             facts["peak_bytes"] = peak_memory()
         self.facts[scaling] = facts
@@ -121,7 +121,7 @@ def _device_loop(backend: str) -> Callable[..., Callable[[Any], None]]:
 
 def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """A row per scaling, the device and what the model costs."""
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     settings = load_settings(task["words"])
     platform = prepare_backend(settings)

@@ -16,7 +16,7 @@ COMPUTE = {"float32": "float32", "mixed_float16": "float16", "mixed_bfloat16": "
 
 
 def main(task: dict[str, Any]) -> dict[str, Any]:
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     settings = load_settings(task["words"])
     platform = prepare_backend(settings)

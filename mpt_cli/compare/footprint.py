@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import MptError
 from mpt_cli.jobs.executor import call, module_command
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.distribution import undistributed
 
 LIMIT_SECONDS = 600.0
 TILE = 8  # tensor cores multiply in tiles: a float16 dimension that is no multiple of 8 leaves part of them idle
@@ -34,7 +34,7 @@ def examine_runs(runs: Sequence[Path], cwd: Path) -> dict[str, Any]:
 def measure_runs(paths: Sequence[str]) -> dict[str, Any]:
     """What this process finds; imports Keras on the backend of the first run."""
     all_settings = {path: stored_settings(RunDirectory.open(path)) for path in paths}
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     platform = prepare_backend(undistributed(next(iter(all_settings.values()))))
     found: dict[str, Any] = {"device": platform.device, "kind": "gpu" if platform.gpus else "cpu", "runs": {}}

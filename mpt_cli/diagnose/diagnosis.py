@@ -6,13 +6,13 @@ from math import floor, log2
 
 from mpt_cli.diagnose.examination import Examination, Point, Request
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
+from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
-from mpt_cli.training.backend import Platform
 
 ROUNDS = 3  # attempts at finding the layers to keep in float32
 

@@ -21,6 +21,8 @@ from mpt_cli.diagnose.safe_windows import (
     common_window,
     holds_non_finite,
 )
+from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.feed import Piece
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
@@ -29,9 +31,7 @@ from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics, build_under_policy, compile_model
-from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
-from mpt_cli.training.feed import Piece
 from mpt_cli.training.loss_and_optimizer import build_optimizer
 from mpt_cli.training.program import SettingsProgram
 

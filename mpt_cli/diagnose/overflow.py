@@ -27,6 +27,8 @@ from mpt_cli.diagnose.passes import (
     weights_of,
 )
 from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.faults import build_injector
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
@@ -35,9 +37,7 @@ from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
-from mpt_cli.training.backend import Platform
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
-from mpt_cli.training.faults import build_injector
 from mpt_cli.training.program import SettingsProgram
 
 

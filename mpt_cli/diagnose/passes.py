@@ -17,12 +17,12 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from mpt_cli.engine.loop import StepWrapper
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, gradient_statistics
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
 from mpt_cli.precision.keras_internals import calls_through, inner_layers
-from mpt_cli.training.engine import StepWrapper
 
 Tensor = Any
 GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and, where it has a second row, of the value itself

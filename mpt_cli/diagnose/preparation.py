@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
 from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import OVERFLOW, SCHEMA_VERSION
-from mpt_cli.training.distribution import undistributed
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:

@@ -11,18 +11,18 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
-from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
-from mpt_cli.runs.machine import visible_gpus
-from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination
-from mpt_cli.training.distribution import (
+from mpt_cli.engine.distribution import (
     PROCESS_VARIABLE,
     ProcessInfo,
     broadcast_from_rank0,
     find_process_info,
     is_connected,
 )
+from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
+from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
+from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination
 
 
 def must_launch(settings: Settings) -> bool:
@@ -86,7 +86,7 @@ def _release(settings: Settings) -> None:
     process_info = find_process_info(settings)
     if process_info is None or process_info.coordinator is not None or is_connected():
         return
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     prepare_backend(settings)
     broadcast_from_rank0({"trains": False})

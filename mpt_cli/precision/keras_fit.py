@@ -11,7 +11,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.precision.keras_internals import loss_tracker, optimizer_values_in_fit
-from mpt_cli.precision.optimizer import LossScaleOptimizer
+from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.scale_state import TALLY
 
 Tensor = Any
@@ -117,15 +117,12 @@ def _check_replicas(model: Any) -> None:
 
 
 def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
-    from mpt_cli.precision import step_tensorflow
-
-    return step_tensorflow.train_step(model, data)[0]
+    logs: dict[str, Tensor] = backend_step().train_step(model, data)[0]
+    return logs
 
 
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
-    from mpt_cli.precision import step_jax
-
-    logs, new_state, _ = step_jax.train_step(model, step_jax.TrainState(*state), data)
+    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data)
     return logs, tuple(new_state)
 
 

@@ -3,6 +3,7 @@ for, and how a step is applied or skipped.
 """
 
 import warnings
+from importlib import import_module
 from typing import Any
 
 import keras
@@ -109,9 +110,13 @@ Tensor = Any
 def build_unscaled_flag() -> UnscaledFlag:
     if keras.backend.backend() != "tensorflow":
         return UnscaledFlag()
-    from mpt_cli.precision import step_tensorflow
+    flag: UnscaledFlag = backend_step().UnscaledVariable()
+    return flag
 
-    return step_tensorflow.UnscaledVariable()
+
+def backend_step() -> Any:
+    """The module with the steps of the running backend: `step_tensorflow` or `step_jax`."""
+    return import_module(f"mpt_cli.precision.step_{keras.backend.backend()}")
 
 
 @keras.saving.register_keras_serializable("mpt")
@@ -247,10 +252,8 @@ class LossScaleOptimizer(
         check_counting(self.count_skipped_steps, self.inner_optimizer)
         self.scale_state = self.scale_state or ScaleState(self.rule)
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import step_tensorflow
-
-            step_tensorflow.check_accumulation(self.inner_optimizer)
-            step_tensorflow.track_in_checkpoints(self, self.scale_state)
+            backend_step().check_accumulation(self.inner_optimizer)
+            backend_step().track_in_checkpoints(self, self.scale_state)
         self._build_inner(var_list)
         self._trainable_variables = list(var_list)
         self.built = True
@@ -315,9 +318,7 @@ class LossScaleOptimizer(
         if keras.backend.backend() != "tensorflow":
             self.build(variables)
             return
-        from mpt_cli.precision import step_tensorflow
-
-        step_tensorflow.build_outside(lambda: self.build(variables))
+        backend_step().build_outside(lambda: self.build(variables))
 
     def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
@@ -333,8 +334,6 @@ class LossScaleOptimizer(
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
-        from mpt_cli.precision import step_jax
-
         variables = self._trainable_variables
         for name, received, own in (
             ("optimizer_variables", optimizer_variables, self.variables), ("grads", grads, variables),
@@ -345,15 +344,12 @@ class LossScaleOptimizer(
                                  f"{len(received)}.")
         with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
             measured = self.measure(grads, variables)
-        gradients = step_jax.StepGradients(list(grads), variables, measured)
-        return step_jax.stateless_apply(self, optimizer_variables, gradients, trainable_variables)
+        step = backend_step()
+        gradients = step.StepGradients(list(grads), variables, measured)
+        applied: tuple[list[Tensor], list[Tensor]] = step.stateless_apply(
+            self, optimizer_variables, gradients, trainable_variables
+        )
+        return applied
 
     def _apply_where_finite(self, grads: list[Tensor], variables: list[Any], unscaled: Any) -> None:
-        if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import step_tensorflow
-
-            step_tensorflow.apply(self, grads, variables, unscaled)
-        else:
-            from mpt_cli.precision import step_jax
-
-            step_jax.apply(self, grads, variables, unscaled)
+        backend_step().apply(self, grads, variables, unscaled)

@@ -23,7 +23,7 @@ from keras import ops
 
 from mpt_cli.precision.keras_fit import state_to_keep
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.optimizer import LossScaleOptimizer
+from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 
 Tensor = Any
 COLUMNS = ("loss_scale", "applied_steps", "skipped_steps")  # of each further optimizer, as NAME/ATTRIBUTE
@@ -233,23 +233,15 @@ def trace_train_step(
         for name, optimizer in optimizers.items():
             stack.enter_context(_watched(optimizer, uses[name]))
         if keras.backend.backend() == "tensorflow":
-            from mpt_cli.precision import step_tensorflow
-
-            return step_tensorflow.trace(model.train_step, batch), uses
-        from mpt_cli.precision import step_jax
-
-        return step_jax.trace(model, model.train_step, batch, with_optimizer=True), uses
+            return backend_step().trace(model.train_step, batch), uses
+        return backend_step().trace(model, model.train_step, batch, with_optimizer=True), uses
 
 
 def trace_test_step(model: Any, batch: Any) -> Any:
     """What the model's test_step returns for a batch like this; nothing is computed."""
     if keras.backend.backend() == "tensorflow":
-        from mpt_cli.precision import step_tensorflow
-
-        return step_tensorflow.trace(model.test_step, batch)
-    from mpt_cli.precision import step_jax
-
-    return step_jax.trace(model, model.test_step, batch, with_optimizer=False)
+        return backend_step().trace(model.test_step, batch)
+    return backend_step().trace(model, model.test_step, batch, with_optimizer=False)
 
 
 @contextmanager

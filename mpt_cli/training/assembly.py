@@ -11,6 +11,12 @@ import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare import warn_of_float_labels
+from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.distribution import build_distribution
+from mpt_cli.engine.faults import build_injector, slowed, warn_of_fault
+from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
+from mpt_cli.engine.loop import Engine, build_engine
+from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model
 from mpt_cli.precision import (
@@ -28,11 +34,6 @@ from mpt_cli.precision.keras_internals import build_for_batch
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
-from mpt_cli.training.backend import Platform
-from mpt_cli.training.distribution import build_distribution
-from mpt_cli.training.engine import Engine, build_engine
-from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
-from mpt_cli.training.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.training.loss_and_optimizer import (
     build_loss_and_metrics,
     build_optimizer,
@@ -50,7 +51,6 @@ from mpt_cli.training.own_program import (
     wrap_author_optimizers,
 )
 from mpt_cli.training.saving import warn_of_saving
-from mpt_cli.training.xla import JitChoice, check_layers, choose_jit
 
 if TYPE_CHECKING:
     from mpt_cli.training.program import Program

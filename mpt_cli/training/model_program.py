@@ -15,6 +15,7 @@ from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
 from mpt_cli.data.prepare import class_factors
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
+from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
@@ -22,7 +23,6 @@ from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.backend import Platform, running_platform
 from mpt_cli.training.program import Program
 
 Array = NDArray[Any]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
+from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import GIVEN, PYTHON
-from mpt_cli.training.backend import Platform, prepare_backend
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
+from mpt_cli.engine.distribution import ProcessGroup, check_same_data
+from mpt_cli.engine.gradient_samples import GradientSampler
+from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
@@ -24,7 +28,6 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
-from mpt_cli.training.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.training.callbacks import (
     Callbacks,
     batch_callbacks,
@@ -45,8 +48,6 @@ from mpt_cli.training.checkpoint import (
     collect_weights,
     restore_state,
 )
-from mpt_cli.training.distribution import ProcessGroup, check_same_data
-from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.loss_and_optimizer import (
     build_optimizer,
     describe_objects,
@@ -58,7 +59,6 @@ from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
-from mpt_cli.training.xla import try_xla
 
 
 @dataclass(frozen=True)

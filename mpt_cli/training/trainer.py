@@ -4,18 +4,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
+from mpt_cli.engine.backend import memory_in_use
+from mpt_cli.engine.distribution import ProcessGroup
+from mpt_cli.engine.feed import Feed, Piece
+from mpt_cli.engine.gradient_samples import GradientSampler
+from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.signals import Interruption
 from mpt_cli.telemetry.health import HealthRules, Signs, Stop, observe
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.training.backend import memory_in_use
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
-from mpt_cli.training.distribution import ProcessGroup
-from mpt_cli.training.engine import TRAINING, Engine
-from mpt_cli.training.feed import Feed, Piece
-from mpt_cli.training.gradient_samples import GradientSampler
 from mpt_cli.training.outcome import Outcome
 from mpt_cli.training.progress import Progress, Stopwatch
 

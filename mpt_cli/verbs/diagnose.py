@@ -82,7 +82,7 @@ def _measure(
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
-    from mpt_cli.training.backend import prepare_backend
+    from mpt_cli.engine.backend import prepare_backend
 
     platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
     from mpt_cli.diagnose.advice import diagnosis_content
@@ -156,9 +156,9 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
     from mpt_cli.diagnose.preparation import DiagnosisDirectory, find_overflow, on_one_device
+    from mpt_cli.engine.backend import prepare_backend
     from mpt_cli.runs.directory import RunDirectory
     from mpt_cli.runs.resume import stored_settings
-    from mpt_cli.training.backend import prepare_backend
 
     run = RunDirectory.open(run_dir)
     overflow = find_overflow(run, arguments.step)

@@ -55,7 +55,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
 def _choose_backend(name: str) -> None:
     """Have Keras imported on this backend; ConfigError where that can't be."""
-    from mpt_cli.training.backend import check_installed
+    from mpt_cli.engine.backend import check_installed
 
     check_installed(name)
     keras = sys.modules.get("keras")

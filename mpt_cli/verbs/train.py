@@ -80,8 +80,8 @@ def _format_ending(status: str, explanation: str) -> str:
 
 def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overrides: list[str]) -> int | None:
     """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
+    from mpt_cli.engine.distribution import check_process_info, find_process_info
     from mpt_cli.jobs import launch
-    from mpt_cli.training.distribution import check_process_info, find_process_info
 
     if launch.must_launch(settings):
         from mpt_cli.job import with_seed_of_run

@@ -23,7 +23,7 @@ def run(tmp_path, monkeypatch):
     """A run directory with best weights of epoch 3, at step 60."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(evaluation, "check_model", lambda _: None)
-    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
+    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: None)
     monkeypatch.setattr(evaluation, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("recipe: stub\ndefaults:\n  - model: mlp\n")
@@ -81,7 +81,7 @@ def test_a_model_that_is_missing_or_damaged_is_said_before_keras_is_imported(ver
     model = tmp_path / "model.keras"
     if content:
         model.write_bytes(content(_zipped(model)))
-    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras would be imported"))
+    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: pytest.fail("Keras would be imported"))
     assert main([verb, str(tmp_path)]) == 3
     assert said in capsys.readouterr().err
 

@@ -24,7 +24,7 @@ class Model:
 @pytest.fixture
 def export(tmp_path, monkeypatch):
     monkeypatch.setattr(exporting, "check_model", lambda _: None)
-    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: None)
+    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
 
@@ -64,7 +64,7 @@ def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, 
 def run_without_keras(tmp_path, monkeypatch):
     """The words for an export of a run, where Keras must not be needed."""
     monkeypatch.setattr(exporting, "check_model", lambda _: None)
-    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
+    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
     Path("run", "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")

@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch):
 
     monkeypatch.setattr(evaluation, "check_model", lambda _: None)
     monkeypatch.setattr(export, "check_model", lambda _: None)
-    monkeypatch.setattr("mpt_cli.training.backend.prepare_backend", prepare)
+    monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", prepare)
     (tmp_path / "config.yaml").write_text(resolved_yaml(load_settings(TWO)))
     return str(tmp_path)
 

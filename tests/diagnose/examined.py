@@ -8,9 +8,9 @@ from backends import BACKEND
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
 from mpt_cli.diagnose.examination import Request
+from mpt_cli.engine.backend import Platform
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.backend import Platform
 
 NETS = Path(__file__).with_name("nets.py")
 PLATFORM = Platform(BACKEND, "CPU", ("CPU",), 0)

@@ -10,9 +10,9 @@ import threading
 
 import numpy as np
 
+from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.training.backend import prepare_backend
 
 
 def main() -> None:

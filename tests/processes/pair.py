@@ -6,8 +6,8 @@ from typing import Any
 
 from preloaded import start_program
 
+from mpt_cli.engine.distribution import ProcessInfo
 from mpt_cli.jobs.launch import free_port
-from mpt_cli.training.distribution import ProcessInfo
 
 TINY = ["conf=digits_mlp", "model.hidden_units=[16]", "backend=jax"]
 TWO = ["distribute=data_parallel", "distribute.processes=2"]

@@ -7,8 +7,8 @@ import pytest
 from pair import TINY, TWO, two_seen
 from preloaded import mpt
 
+from mpt_cli.engine.distribution import check_same_data
 from mpt_cli.errors import DataError
-from mpt_cli.training.distribution import check_same_data
 
 slow = pytest.mark.slow
 OF_ITS_OWN = """import os

@@ -15,12 +15,12 @@ from pair import TINY, TWO, two_seen
 from preloaded import mpt, start_program
 
 from mpt_cli.cli import main
+from mpt_cli.engine.distribution import ProcessInfo, check_process_info, find_process_info
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs import launch
 from mpt_cli.jobs.launch import free_port
 from mpt_cli.runs.directory import write_json
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.training.distribution import ProcessInfo, check_process_info, find_process_info
 
 slow = pytest.mark.slow
 

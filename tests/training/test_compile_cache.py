@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from backends import only_on
 
+from mpt_cli.engine import backend as compile_cache
+from mpt_cli.engine.backend import cache_folder, drop_oldest, use_compile_cache
 from mpt_cli.settings import load_settings
-from mpt_cli.training import backend as compile_cache
-from mpt_cli.training.backend import cache_folder, drop_oldest, use_compile_cache
 
 KILLED = 2**22 + 1  # beyond the largest process number of Linux
 

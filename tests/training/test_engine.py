@@ -7,15 +7,15 @@ from backends import BACKEND
 from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_run
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.loop import build_engine, metric_vector
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import LoggedSteps
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.distribution import Distribution
-from mpt_cli.training.engine import build_engine, metric_vector
-from mpt_cli.training.feed import BatchPlan, build_feed
 
 # On TensorFlow each operation is one kernel, in the loop as in `fit`, once graph rewriting is off (it fuses
 # the two graphs differently; measured: 3e-6). XLA on JAX does so too. Over 12 steps that is some float32 roundings.

@@ -11,6 +11,7 @@ from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale, Step
 from tiny import JITS, TinyRun, tiny_data, tiny_run
 
+from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
@@ -19,7 +20,6 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.outcome import Outcome
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 

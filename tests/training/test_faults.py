@@ -9,6 +9,10 @@ from preloaded import mpt
 from tiny import TinyRun, compile_tiny, sgd, tiny_data, tiny_model
 
 from mpt_cli.data.examples import DataSet, Examples, Stream
+from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.faults import build_injector, slowed, warn_of_fault
+from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.loop import build_engine
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
@@ -16,10 +20,6 @@ from mpt_cli.settings.schema import FaultSettings
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.training.assembly import build_metrics
 from mpt_cli.training.checkpoint import collect_state
-from mpt_cli.training.distribution import Distribution
-from mpt_cli.training.engine import build_engine
-from mpt_cli.training.faults import build_injector, slowed, warn_of_fault
-from mpt_cli.training.feed import BatchPlan, build_feed
 
 
 def data_set(x: Examples, dtype: str = "float32") -> DataSet:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.data.examples import Examples, Stream, map_arrays
+from mpt_cli.engine import feed as feed_module
+from mpt_cli.engine.feed import BatchPlan, ChunkFeed, Feed, ResidentFeed, build_feed, byte_size
 from mpt_cli.errors import DataError
-from mpt_cli.training import feed as feed_module
-from mpt_cli.training.feed import BatchPlan, ChunkFeed, Feed, ResidentFeed, build_feed, byte_size
 
 
 class HostEngine:

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
+from mpt_cli.engine.backend import framework_errors
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
-from mpt_cli.training.backend import framework_errors
 from mpt_cli.training.checkpoint import NoStore
 from mpt_cli.training.program import SettingsProgram
 

@@ -12,6 +12,7 @@ from reference import ReferenceScale
 from tiny import JITS, TinyRun, tiny_data, tiny_run
 
 from mpt_cli.data.examples import Examples
+from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
@@ -21,7 +22,6 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks.jsonl_csv import JsonlSink
 from mpt_cli.training.checkpoint import collect_state, restore_state
-from mpt_cli.training.feed import BatchPlan, build_feed
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 STEPS = 30  # an epoch of batches of 4

@@ -5,7 +5,7 @@ import pytest
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.data.tf_data import TfDataset, open_tf_stream
-from mpt_cli.training.feed import first_batch, shuffle_check
+from mpt_cli.engine.feed import first_batch, shuffle_check
 
 WARNING = ("data: the dataset gives its examples in another order, or others, each time it is read. A resumed run "
            "can't repeat that: of the epoch it goes on with, it leaves some out and sees some twice. Leave shuffling "

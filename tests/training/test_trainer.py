@@ -11,13 +11,13 @@ import pytest
 from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
+from mpt_cli.engine.feed import Piece
 from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, Scaling, StopLimits
 from mpt_cli.telemetry.sink import Sink, Telemetry
-from mpt_cli.training.feed import Piece
 from mpt_cli.training.outcome import Outcome
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 

@@ -13,6 +13,7 @@ import pytest
 from backends import BACKEND
 from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
+from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings.loss_scale import LossScaleSettings
@@ -20,7 +21,6 @@ from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, count_steps, metric_names
-from mpt_cli.training.backend import memory_in_use, peak_memory
 from mpt_cli.training.loss_and_optimizer import describe_scaling, resolve_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.progress import Progress, Stopwatch, is_better
 from mpt_cli.training.saving import save_for_inference

@@ -9,15 +9,15 @@ from backends import BACKEND, only_on
 from preloaded import mpt
 from tiny import compile_tiny, sgd, tiny_data, tiny_model
 
+from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.loop import build_engine
+from mpt_cli.engine.xla import check_layers, choose_jit, numbers_per_step, try_xla, xla_pays
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.settings.schema import BackendSettings, DistributeSettings, Settings, TrainerSettings
 from mpt_cli.training.assembly import build_metrics
-from mpt_cli.training.backend import Platform
-from mpt_cli.training.distribution import Distribution
-from mpt_cli.training.engine import build_engine
-from mpt_cli.training.feed import BatchPlan, build_feed
-from mpt_cli.training.xla import check_layers, choose_jit, numbers_per_step, try_xla, xla_pays
 
 layers = keras.layers
 CPU = Platform("tensorflow", "CPU", ("CPU",), gpus=0)

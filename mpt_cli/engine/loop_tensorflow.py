@@ -7,12 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import StepRecord
-from mpt_cli.precision.own_step import optimizers_of
-from mpt_cli.precision.step_tensorflow import own_test_step, train_step
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
-from mpt_cli.training.engine import (
+from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.engine.loop import (
     EVALUATION,
     GRADIENTS,
     TRAINING,
@@ -28,7 +24,11 @@ from mpt_cli.training.engine import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.precision.finite import all_finite
+from mpt_cli.precision.keras_fit import StepRecord
+from mpt_cli.precision.own_step import optimizers_of
+from mpt_cli.precision.step_tensorflow import own_test_step, train_step
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 Tensor = Any
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.data.examples import Batch, BatchStream, Examples, Stream, all_arrays, fingerprint_arrays, leaves
-from mpt_cli.training.engine import BatchIndices, Engine
+from mpt_cli.engine.loop import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
 WAIT_SECONDS = 0.1  # for data, between two looks whether to wait on

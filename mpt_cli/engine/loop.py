@@ -10,12 +10,12 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.engine.distribution import Distribution
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
 from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits, StreakCounts
-from mpt_cli.training.distribution import Distribution
 
 BatchIndices = NDArray[np.int32]
 StepWrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -233,10 +233,10 @@ def build_engine(
 ) -> Engine:
     """The engine of the running backend for a built `model`; `step_wrapper` is put around its training step."""
     if keras.backend.backend() == "tensorflow":
-        from mpt_cli.training.engine_tensorflow import TensorFlowEngine
+        from mpt_cli.engine.loop_tensorflow import TensorFlowEngine
 
         return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
-    from mpt_cli.training.engine_jax import JaxEngine
+    from mpt_cli.engine.loop_jax import JaxEngine
 
     return JaxEngine(model, jit_compile, distribution.mesh, step_wrapper)
 

@@ -12,11 +12,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
+from mpt_cli.engine.feed import Piece
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.keras_internals import predict_in_training, training_loss
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.training.feed import Piece
 
 Tensor = Any
 SMALLEST_NORMAL = 2.0**-14  # of float16

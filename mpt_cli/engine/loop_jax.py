@@ -16,13 +16,9 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.precision.finite import all_finite
-from mpt_cli.precision.keras_fit import metrics_of
-from mpt_cli.precision.own_step import metric_variables
-from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
-from mpt_cli.telemetry.records import LoggedSteps, StopLimits
-from mpt_cli.training.distribution import replicate_array
-from mpt_cli.training.engine import (
+from mpt_cli.engine.distribution import replicate_array
+from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.engine.loop import (
     GRADIENTS,
     TRAINING,
     BatchIndices,
@@ -38,7 +34,11 @@ from mpt_cli.training.engine import (
     row_lengths,
     update_streaks,
 )
-from mpt_cli.training.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.precision.finite import all_finite
+from mpt_cli.precision.keras_fit import metrics_of
+from mpt_cli.precision.own_step import metric_variables
+from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
+from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 Tensor = Any
 

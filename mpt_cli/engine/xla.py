@@ -7,12 +7,12 @@ from typing import Any
 
 import keras
 
+from mpt_cli.engine.backend import Platform
+from mpt_cli.engine.feed import Feed
+from mpt_cli.engine.loop import Engine, convolves
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import layers_of
 from mpt_cli.settings.schema import Settings
-from mpt_cli.training.backend import Platform
-from mpt_cli.training.engine import Engine, convolves
-from mpt_cli.training.feed import Feed
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
-from mpt_cli.training.distribution import ProcessInfo, check_device_count, connect, find_process_info
 
 
 @dataclass(frozen=True)
