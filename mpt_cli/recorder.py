@@ -23,6 +23,7 @@ from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
+from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
@@ -171,6 +172,7 @@ class _Session:
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
+        self.all_finite = backend_step().compiled(all_finite)
         self.stack = ExitStack()
         self.run = RunDirectory.create(place, settings.recipe)
         self._open(verbose)
@@ -264,7 +266,7 @@ class _Session:
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
         self._take(logs)
-        signs = replace(self._signs(), weights_are_finite=bool(all_finite([v.value for v in self._weights()])))
+        signs = replace(self._signs(), weights_are_finite=bool(self.all_finite([v.value for v in self._weights()])))
         self._obey(self.health.check_epoch(signs))
         metrics = {name: float(value) for name, value in logs.items()}
         self.progress.record(metrics)
