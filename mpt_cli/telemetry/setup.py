@@ -65,7 +65,8 @@ def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
         return []
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False))]
-    return [PlainConsole(StreamLines(stream))]
+    lines = StreamLines(stream)
+    return [PlainConsole(lines, bars=lines.has_bars)]
 
 
 def _is_live_terminal(stream: TextIO) -> bool:
