@@ -30,10 +30,11 @@ from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge, observe
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
+from mpt_cli.telemetry.signs import observe
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
 from mpt_cli.training.outcome import Ending, Outcome, counted, status_of
@@ -299,7 +300,8 @@ class _Session:
         return log.read(ring, tally, self.watch.offset + self.watch.taken)
 
     def _signs(self) -> Any:
-        return observe(self.ledger, self.telemetry.tally, self.scaling, self.progress.metrics)
+        progress = self.progress
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
 
     def _obey(self, stop: Stop | None) -> None:
         if stop is None or self.stop is not None:

@@ -30,8 +30,8 @@ settles; 1 of 1 steps so far
                                 learning                    grows
  epoch  step    loss  accuracy      rate    scale  changes     in  skipped  examples/s    time
 0.00/3    30  0.5000    0.8750      0.25   16384        ▂▁     28        3       1,234
-        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: normal while the scale \
-settles; 4 of 32 steps so far
+        step 32: gradients overflowed (inf in dense/kernel), step skipped, scale 16384 → 8192: the scale had settled \
+before; 4 of 32 steps so far
                                     val_  learning                    grows
  epoch  step    loss  accuracy  accuracy      rate    scale  changes     in  skipped  examples/s    time
    1/3    40  0.5000              0.9375      0.25   16384       ▃▂▁     28        3       1,234   4.0 s

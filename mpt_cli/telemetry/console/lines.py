@@ -19,16 +19,7 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import (
-    BEYOND,
-    CAUSES,
-    CHRONIC_SHARE,
-    CHRONIC_SKIPS,
-    COLLAPSED,
-    FORWARD,
-    Signs,
-    is_at_floor,
-)
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -42,6 +33,7 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
+from mpt_cli.telemetry.signs import Signs, is_at_floor, may_still_settle
 
 LABEL_WIDTH = 13
 
@@ -183,12 +175,13 @@ class Narrator:
         self._pending: list[Event] = []
         self._bounds_told: set[str] = set()
         self._scaling = Scaling()
+        self._total_steps: int | None = None
         self._skipped = 0
         self._growth_step = float("inf")  # of the first growth
         self._told_step = 0
 
     def start(self, header: RunHeader) -> None:
-        self._scaling = header.scaling
+        self._scaling, self._total_steps = header.scaling, header.total_steps
 
     def add(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
@@ -256,8 +249,10 @@ class Narrator:
             return ": more often than normal"
         if not any(event.moves_scale for event in skips):
             return ""
-        grown = self._growth_step < last
-        return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"
+        if self._growth_step < last:
+            return ": normal, the scale had grown as far as it can"
+        is_early = may_still_settle(last - self._skipped, self._total_steps or last)
+        return ": normal while the scale settles" if is_early else ": the scale had settled before"
 
     def _signs(self, skips: list[Event]) -> Signs:
         """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
