@@ -27,6 +27,7 @@ from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
@@ -211,7 +212,9 @@ class _Session:
             return
         self._is_announced = True
         self.ledger.rules = self._ledger_options()  # a subclassed model has its variables only now
-        self.telemetry.start(self._header([name for name in metric_names if name != "loss"]))
+        header = self._header([name for name in metric_names if name != "loss"])
+        write_json(self.run.header_json, header_dict(header))
+        self.telemetry.start(header)
         for sentence in self.missing:
             self.telemetry.message(f"not recorded: {sentence}")
 

@@ -14,7 +14,7 @@ from preloaded import mpt, start_mpt
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
-             "checkpoints", "model.keras", "console.log", "preprocessing.json"}  # fmt: skip
+             "checkpoints", "model.keras", "console.log", "preprocessing.json", "header.json"}  # fmt: skip
 
 
 def strict_lines(path):

@@ -182,6 +182,7 @@ class LiveConsole(Sink):
     """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells the seconds that epochs take; of a run that another process trains it follows its lines."""
         self._console = console
         self._clock = clock
         self._narrator = Narrator(NARRATE_SECONDS)

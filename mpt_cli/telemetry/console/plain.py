@@ -102,6 +102,11 @@ class PlainConsole(Sink):
     def close(self) -> None:
         self._tell(at_once=True)
 
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads what is written, as far as is known."""
+        return bool(getattr(self._write_line, "is_open", True))
+
     def _write_row(self, snapshot: Snapshot, seconds: float | None) -> None:
         assert self._table is not None
         self._write_lines(self._table.row(snapshot, seconds, EXTENT))
@@ -139,6 +144,11 @@ class StreamLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody reads, as far as is known."""
+        return self._open
 
     @property
     def has_bars(self) -> bool:
