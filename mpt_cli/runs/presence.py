@@ -112,5 +112,5 @@ class _RuleOfElsewhere(ScaleRule):
 def _rule_from(mode: str, numbers: Mapping[str, Any]) -> ScaleRule:
     try:
         return mode_settings(mode).rule_class(**numbers)
-    except (PluginError, TypeError, ValueError):
+    except (PluginError, IndexError, TypeError, ValueError):
         return _RuleOfElsewhere()
