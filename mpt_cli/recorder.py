@@ -28,13 +28,15 @@ from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge, observe
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
+from mpt_cli.telemetry.signs import observe
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
 from mpt_cli.training.outcome import Ending, Outcome, counted, status_of
@@ -212,7 +214,9 @@ class _Session:
             return
         self._is_announced = True
         self.ledger.rules = self._ledger_options()  # a subclassed model has its variables only now
-        self.telemetry.start(self._header([name for name in metric_names if name != "loss"]))
+        header = self._header([name for name in metric_names if name != "loss"])
+        write_json(self.run.header_json, header_dict(header))
+        self.telemetry.start(header)
         for sentence in self.missing:
             self.telemetry.message(f"not recorded: {sentence}")
 
@@ -301,7 +305,8 @@ class _Session:
         return log.read(ring, tally, self.watch.offset + self.watch.taken)
 
     def _signs(self) -> Any:
-        return observe(self.ledger, self.telemetry.tally, self.scaling, self.progress.metrics)
+        progress = self.progress
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
 
     def _obey(self, stop: Stop | None) -> None:
         if stop is None or self.stop is not None:

@@ -148,7 +148,7 @@ def test_at_any_moment_up_to_the_second_epoch(backend, number, tmp_path):
     words = [*DEEP, "model.kwargs={blocks: 16}", f"backend={backend}", "backend.compile_cache=null"]
     started = time.monotonic()
     first = start_mpt("train", *words, "trainer.epochs=2", "run_dir=first", cwd=tmp_path, fresh=True)
-    until(first, "epoch 2/")
+    until(first, " 2/2 ")
     whole = time.monotonic() - started
     assert first.communicate(timeout=60) and first.returncode == 0
     draw = random.Random(f"{backend} {number}")
