@@ -39,7 +39,7 @@ from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.signs import observe
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
-from mpt_cli.training.outcome import Ending, Outcome, counted, status_of
+from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of
 from mpt_cli.training.progress import Progress
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
@@ -335,13 +335,13 @@ class _Session:
             explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
             verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
         status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
-        self._end(Ending(status, exit_code, verdict, explanation))
+        self._end(Conclusion(status, exit_code, verdict, explanation))
 
     def fail(self, error: BaseException | None) -> None:
         words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
-        self._end(Ending("failed", BUG, judge(self._signs())[0], words))
+        self._end(Conclusion("failed", BUG, judge(self._signs())[0], words))
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: Conclusion) -> None:
         self._announce([])
         summary = Summary(
             **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
