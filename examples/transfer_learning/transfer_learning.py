@@ -1,4 +1,4 @@
-"""Transfer learning: a base trained on one task, frozen under a new head for another."""
+"""Transfer learning: a base that was trained before, frozen under a new head, and then its top block with it."""
 
 import keras
 import numpy as np
@@ -20,13 +20,21 @@ def load_shapes(examples=256, seed=0):
     return (x[:split], labels[:split]), (x[split:], labels[split:])
 
 
-def build_model(input_shape, num_classes):
-    base = keras.Sequential([
+def build_base(input_shape):
+    return keras.Sequential([
         keras.Input(input_shape),
-        layers.Conv2D(8, 3, activation="relu"),
-        layers.BatchNormalization(),
+        layers.Conv2D(8, 3, use_bias=False, name="stem"),
+        layers.BatchNormalization(name="stem_norm"),
+        layers.ReLU(),
+        layers.Conv2D(8, 3, use_bias=False, name="top_conv"),
+        layers.BatchNormalization(name="top_norm"),
+        layers.ReLU(),
         layers.GlobalMaxPooling2D(),
     ], name="base")  # fmt: skip
+
+
+def build_model(input_shape, num_classes):
+    """`keras.applications` would give the base with its weights; this one is small and fresh."""
     inputs = keras.Input(input_shape)
-    features = base(inputs, training=False)  # its statistics stay as they are, also when it is trained on
-    return keras.Model(inputs, layers.Dense(num_classes)(features))
+    features = layers.Dropout(0.1)(build_base(input_shape)(inputs))
+    return keras.Model(inputs, layers.Dense(num_classes, name="head")(features))

@@ -130,6 +130,15 @@ class Engine(ABC):
         self._compiled = {key for key in self._compiled if key[0] != TRAINING}
         self._make_training()
 
+    def rebuild(self) -> None:
+        """Compile everything again: other layers of the model are trained, by another optimizer."""
+        self.forget_last_call()
+        self._make_functions()
+
+    @abstractmethod
+    def _make_functions(self) -> None:
+        """All that is compiled, not called yet."""
+
     @abstractmethod
     def _make_training(self) -> None:
         """The compiled training loop, not called yet."""

@@ -46,8 +46,6 @@ class TensorFlowEngine(Engine):
         self.strategy, self.jit_compile = strategy, jit_compile
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._make_functions()
-        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
-        self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _make_functions(self) -> None:
         self._compiled.clear()
@@ -56,6 +54,8 @@ class TensorFlowEngine(Engine):
         self._gradients = self._function(self._gradients_of)
         self._compare = self._function(partial(compare_gradients, self.model))
         self._all_finite = self._function(self._weights_all_finite)
+        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
+        self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)

@@ -12,7 +12,7 @@ from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
-    GIVEN,
+    PYTHON,
     Builder,
     Images,
     KerasDataset,
@@ -480,7 +480,7 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
 def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
     optimizer, rates = settings.optimizer, [phase.learning_rate for phase in settings.phases]
     own = None not in rates and optimizer.learning_rate != _default(optimizer, "learning_rate")
-    if own and settings.optimizer.name not in GIVEN:
+    if own and optimizer.name != PYTHON:
         yield Problem("optimizer.learning_rate", "must be left out: each phase has a learning rate of its own.",
                       optimizer.learning_rate, "Take it back with ~optimizer.learning_rate.")
     for index, rate in enumerate(rates):

@@ -30,7 +30,8 @@ FALLING_WORDS = (
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
-    `metrics` are those of the last epoch line, `best` the best value each had.
+    `metrics` are those of the last epoch line, `best` the best value each had. `phase` counts from 0; `*_before_phase`
+    are completed epochs and applied steps when it began.
     """
 
     epoch: int = 0
@@ -38,6 +39,9 @@ class Progress:
     epochs_completed: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
+    phase: int = 0
+    epochs_before_phase: int = 0
+    applied_before_phase: int = 0
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
@@ -46,6 +50,12 @@ class Progress:
             name: {metric: float(value) for metric, value in position[name].items()} for name in ("metrics", "best")
         }
         return cls(**{**position, **numbers})
+
+    def begin_phase(self, applied: int) -> None:
+        """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
+        self.phase += 1
+        self.epochs_completed, self.step_in_epoch = self.epoch, 0
+        self.epochs_before_phase, self.applied_before_phase = self.epoch, applied
 
     def record(self, metrics: dict[str, float]) -> set[str]:
         """Take `metrics` as the latest, and as the best where they are; returns the names of those."""
@@ -148,6 +158,11 @@ class Stopwatch:
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
         return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+
+    def forget_programs(self) -> None:
+        """What is called from now on is compiled anew, and may take longer or shorter."""
+        self._seen.clear()
+        self._step_seconds = None
 
     @property
     def is_unused(self) -> bool:
