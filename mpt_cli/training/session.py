@@ -274,7 +274,9 @@ def _describe_optimizer(parts: Assembly) -> str:
     if parts.author_compiled:
         return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
-    notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
+    every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
+    rate = None if every_phase_has_one else optimizer.learning_rate
+    notes = [] if rate is None else [f"learning rate {rate:g}"]
     if optimizer.schedule.object is not None:
         notes.append(f"schedule {optimizer.schedule.object}")
     elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:

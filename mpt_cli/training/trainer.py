@@ -135,6 +135,11 @@ class Trainer:
         is_last = self.progress.phase == len(self.plan.lengths) - 1
         return (is_last and self._phase_is_over()) or self._steps_left() == 0 or self._must_stop()
 
+    @property
+    def phases_completed(self) -> int | None:
+        """How many phases lie behind the run; None where it has none."""
+        return self.progress.phase + self._phase_is_over() if self.plan.epochs_of_phases else None
+
     def _phase_is_over(self) -> bool:
         return self._epochs_of_phase(self.progress.epochs_completed) >= self._length() or bool(self.callbacks.ended)
 

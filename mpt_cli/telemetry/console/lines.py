@@ -57,7 +57,9 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     rows += [("loss", header.loss), ("optimizer", header.optimizer)]
     rows += [("callbacks", header.callbacks)]
     rows += [("backend", header.backend), ("device", header.device)]
-    rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
+    rows += [("execution", header.execution), ("length", length)]
+    rows += [(f"phase {number}", line) for number, line in enumerate(header.phases, start=1)]
+    rows += [("writes to", header.run_dir)]
     rows += [("warning", warning) for warning in header.warnings]
     return [(label, text) for label, text in rows if text]
 
@@ -68,17 +70,24 @@ def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
 
 def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[str]:
     """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
-    parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {format_number(snapshot.loss)}"]
+    parts = [*phase_parts(snapshot, header), f"epoch {snapshot.epoch}/{header.epochs}"]
+    parts += [f"loss {format_number(snapshot.loss)}"]
     parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     if header.scaling.scales:
         parts += [f"scale {format_scale(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
     return [*parts, *rate_parts(snapshot.examples_per_second), format_seconds(seconds)]
 
 
+def phase_parts(snapshot: Snapshot, header: RunHeader) -> list[str]:
+    """Empty in a run without phases."""
+    return [] if snapshot.phase is None else [f"phase {snapshot.phase}/{len(header.phases)}"]
+
+
 def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
     """One logged interval where there is no live screen."""
     total = f"/{format_count(header.total_steps)}" if header.total_steps else ""
-    parts = [f"step {format_count(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
+    parts = [f"step {format_count(snapshot.step)}{total}", *phase_parts(snapshot, header)]
+    parts.append(f"epoch {snapshot.epoch}/{header.epochs}")
     parts.append(f"loss {format_number(snapshot.loss)}")
     parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
     parts.append(f"learning rate {snapshot.learning_rate:.3g}")
