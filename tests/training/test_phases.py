@@ -12,6 +12,7 @@ from backends import BACKEND, ROOT
 
 from mpt_cli import job
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.evaluation import evaluate
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
@@ -38,7 +39,8 @@ def lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
 
 
 def weights(model: Any) -> dict[str, np.ndarray]:
-    return {v.path: np.asarray(v.numpy()) for v in model.weights}
+    """By layer and name: models that are loaded have other paths."""
+    return {"/".join(v.path.split("/")[-2:]): np.asarray(v.numpy()) for v in model.weights}
 
 
 def saved(run_dir: Path) -> dict[str, np.ndarray]:
@@ -119,21 +121,31 @@ KILLS = {"in the first": lambda patch: kill_at_step(patch, 5), "at the border": 
          "in the change": lambda patch: kill_at_border(patch, True), "in the second": lambda patch: kill_at_step(patch, 15)}
 
 
+# the loss scale grows in both phases, averages are kept, and a callback has a state
+KILLED = [
+    TWO, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.initial_scale=2**10", "loss_scale.growth_steps=4",
+    "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true", "trainer.steps_per_execution=1",
+    "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=loss",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("phases") / "whole"
+    assert train(folder, *KILLED).applied_steps == 20
+    return RunDirectory(folder)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("place", KILLS)
-def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, place):
-    words = [TWO, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.initial_scale=2**10",
-             "loss_scale.growth_steps=4", "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true",
-             "trainer.steps_per_execution=1", "trainer.early_stopping.patience=1",
-             "trainer.early_stopping.monitor=loss"]  # fmt: skip
-    whole = train(tmp_path / "whole", *words)
+def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, whole, place):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         KILLS[place](patch)
-        train(tmp_path / "killed", *words)
-    summary = train(tmp_path / "killed", *words, "resume=auto")
+        train(tmp_path / "killed", *KILLED)
+    summary = train(tmp_path / "killed", *KILLED, "resume=auto")
 
-    assert summary.status == "finished" and summary.applied_steps == whole.applied_steps > 10
-    assert first_difference(RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")) is None
+    assert (summary.status, summary.applied_steps) == ("finished", 20)
+    assert first_difference(whole, RunDirectory(tmp_path / "killed")) is None
     begun = [event for event in lines(tmp_path / "killed", "events") if event["kind"] == "phase"]
     assert [(event["phase"], event["epoch"]) for event in begun] == [(2, 3)]
 
@@ -203,12 +215,11 @@ def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
 
 def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
     """A learning rate that ruins the second phase."""
-    words = TWO.replace("learning_rate: 0.01", "learning_rate: 5")
-    summary = train(tmp_path / "run", words, "trainer.monitor=loss")
-    from mpt_cli.evaluation import evaluate
-
+    words = TWO.replace("learning_rate: 0.01", "learning_rate: 2")
+    summary = train(tmp_path / "run", words, "trainer.monitor=loss", "policy=float32")
     metrics, best = evaluate(str(tmp_path / "run"), "train", best=True)
-    assert summary.applied_steps == 20 and best.epoch <= 2 < 3
+
+    assert summary.applied_steps == 20 and best is not None and best.epoch <= 2
     assert metrics["loss"] < 1 < summary.metrics["loss"]
 
 
