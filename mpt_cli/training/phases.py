@@ -49,7 +49,7 @@ class Phases:
         self.settings, self.model, self.scaling = settings, model, scaling
         self.all = settings.phases or [PhaseSettings(epochs=settings.trainer.epochs)]
         self.index = 0
-        self.take_up: Callable[[Optimizers], None] = _build
+        self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
         self._flags = trained_flags(model)
         self._author = _author_optimizer(model) if len(self.all) > 1 else None
@@ -116,14 +116,11 @@ class Phases:
         (name, before), = optimizers_of(self.model).items()
         optimizer = self.build_optimizer()
         self.model.optimizer = optimizer
+        assert self.take_up is not None
         self.take_up({name: optimizer})
         kept = {name: np.asarray(variable.numpy()) for name, variable in scale_variables(before).items()}
         for name, variable in scale_variables(optimizer).items():
             variable.assign(kept[name])
-
-
-def _build(optimizers: Optimizers) -> None:
-    raise AssertionError("a phase is entered before the first was")
 
 
 def _author_optimizer(model: Any) -> Any:
