@@ -74,8 +74,8 @@ class Engine(ABC):
     whether the weights are finite.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, jit_compile: bool) -> None:
+        self.model, self.jit_compile = model, jit_compile
         self._names: list[str] = []  # of what a training step reports, known once that is computed
         self._metric_names: list[str] = []  # of the metrics: the same, unless the model's own step reports
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since

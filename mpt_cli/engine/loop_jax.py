@@ -58,12 +58,11 @@ class JaxEngine(Engine):
     def __init__(
         self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, jit_compile)
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
-        self._jit_compile = jit_compile
         self._compile = jax.jit if jit_compile else _as_it_is
         self._make_functions()
 
@@ -73,7 +72,7 @@ class JaxEngine(Engine):
         self._make_training()
         self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
-        self._gradients = jax.jit(lambda *given: self._gradients_of(*given)) if self._jit_compile else self._gradients_of
+        self._gradients = jax.jit(lambda *given: self._gradients_of(*given)) if self.jit_compile else self._gradients_of
         self._compare = jax.jit(lambda *given: compare_gradients(self.model, *given))
         self._begin = jax.jit(lambda *given: self._first_carry(*given), donate_argnums=0)
         self._end = jax.jit(lambda state: self._look_back(state))

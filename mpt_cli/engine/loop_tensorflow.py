@@ -42,8 +42,8 @@ class TensorFlowEngine(Engine):
     def __init__(
         self, model: Any, jit_compile: bool, strategy: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        super().__init__(model)
-        self.strategy, self.jit_compile = strategy, jit_compile
+        super().__init__(model, jit_compile)
+        self.strategy = strategy
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._make_functions()
 

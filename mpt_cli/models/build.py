@@ -17,7 +17,6 @@ from mpt_cli.models.keras_file import damage_of
 from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
 from mpt_cli.models.shapes import Shapes, check_fit, plain_message
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision import layers_of
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import Builder, ModelSettings, Saved

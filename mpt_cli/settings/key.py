@@ -129,7 +129,7 @@ INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
 def section_of_list(hint: Any) -> type | None:
     """The dataclass whose list `hint` is, None for any other type."""
     inner = get_args(hint) if get_origin(hint) is list else ()
-    return inner[0] if inner and is_dataclass(inner[0]) else None
+    return next((part for part in inner if isinstance(part, type) and is_dataclass(part)), None)
 
 
 def default_of(declared: "Field[Any]") -> Any:
