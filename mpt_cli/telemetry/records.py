@@ -111,8 +111,8 @@ class Event:
     nan: int = 0
     inf: int = 0
     variable: str | None = None  # the first variable whose gradient was not finite
-    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken; of
-    # a phase what it trains
+    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken;
+    # of a phase what it trains
     cause: str | None = None
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
     optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute

@@ -378,8 +378,8 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _model_variables(model: Any) -> dict[str, Any]:
-    """Weights are those that were made to be trained, in whatever phase of the run: which layers are frozen now, or were
-    when the file of a model was written, does not name them otherwise."""
+    """Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in the file of
+    a model, does not change their names."""
     from mpt_cli.precision.keras_internals import made_to_be_trained  # imports Keras
 
     weights = made_to_be_trained(model)

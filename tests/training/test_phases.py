@@ -61,9 +61,10 @@ def fitted_twice(ema: bool = False) -> tuple[dict[str, np.ndarray], dict[str, np
     (x, y), _ = program.load_data()
     model = program.build_model((6,), 2)
     start, base = weights(model), model.get_layer("base")
-    for rate, layers, trained in ((0.05, [base], False), (0.01, [base.get_layer("top"), base.get_layer("top_norm")], True)):
-        for layer in layers:
-            layer.trainable = trained
+    base.trainable = False
+    for rate in (0.05, 0.01):
+        if rate == 0.01:
+            base.get_layer("top").trainable = base.get_layer("top_norm").trainable = True
         optimizer = keras.optimizers.Adam(rate, use_ema=ema, ema_momentum=0.5)
         model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
                       jit_compile=BACKEND == "jax")  # fmt: skip
