@@ -10,9 +10,10 @@ from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules, Signs, Stop, observe
+from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
+from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
@@ -129,7 +130,11 @@ class Trainer:
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
-        return observe(self.ledger, self.telemetry.tally, self.health.scaling, self.progress.metrics)
+        watch, progress = self.stopwatch, self.progress
+        return observe(
+            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
+        )  # fmt: skip
 
     def _is_over(self) -> bool:
         is_last = self.progress.phase == len(self.plan.lengths) - 1
@@ -192,7 +197,10 @@ class Trainer:
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
-        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
+        if self._must_stop():
+            return None
+        with self.stopwatch.waiting():
+            return self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins

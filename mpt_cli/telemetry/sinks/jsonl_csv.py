@@ -3,7 +3,7 @@
 import csv
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,34 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
         del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+
+
+_OWN_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
+_OF_THE_LINE = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
+
+
+def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
+    own = {name: line[name] for name in _OWN_FIELDS if name in line}
+    names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
+    metrics = {name: float(line[name]) for name in names if line[name] is not None}
+    numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
+    return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
+
+
+def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
+    found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
+    if found["norm"] is None:
+        return None
+    return GradientSample(line["step"], **{name: None if value is None else float(value)
+                                           for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
+
+
+def event_from(line: Mapping[str, Any]) -> Event:
+    """The event that a line of events.jsonl tells of."""
+    names = Event.__dataclass_fields__
+    found = {name: value for name, value in line.items() if name in names}
+    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
 
 
 class JsonlSink(Sink):
