@@ -74,8 +74,8 @@ class Engine(ABC):
     whether the weights are finite.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, jit_compile: bool) -> None:
+        self.model, self.jit_compile = model, jit_compile
         self._names: list[str] = []  # of what a training step reports, known once that is computed
         self._metric_names: list[str] = []  # of the metrics: the same, unless the model's own step reports
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since
@@ -132,6 +132,15 @@ class Engine(ABC):
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
         self._compiled = {key for key in self._compiled if key[0] != TRAINING}
         self._make_training()
+
+    def rebuild(self) -> None:
+        """Compile everything again: other layers of the model are trained, by another optimizer."""
+        self.forget_last_call()
+        self._make_functions()
+
+    @abstractmethod
+    def _make_functions(self) -> None:
+        """All that is compiled, not called yet."""
 
     @abstractmethod
     def _make_training(self) -> None:

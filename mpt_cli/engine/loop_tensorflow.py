@@ -42,12 +42,10 @@ class TensorFlowEngine(Engine):
     def __init__(
         self, model: Any, jit_compile: bool, strategy: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        super().__init__(model)
-        self.strategy, self.jit_compile = strategy, jit_compile
+        super().__init__(model, jit_compile)
+        self.strategy = strategy
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._make_functions()
-        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
-        self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _make_functions(self) -> None:
         self._compiled.clear()
@@ -57,6 +55,8 @@ class TensorFlowEngine(Engine):
         self._gradients = self._function(self._gradients_of)
         self._compare = self._function(partial(compare_gradients, self.model))
         self._all_finite = self._function(self._weights_all_finite)
+        self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
+        self._results = tf.function(self._keras_metrics, autograph=False)
 
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)

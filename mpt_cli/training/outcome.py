@@ -124,7 +124,7 @@ def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
         recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
-        repeatable=session.assembly.program.repeatable,
+        phases_completed=trainer.phases_completed, repeatable=session.assembly.program.repeatable,
     )  # fmt: skip
 
 
