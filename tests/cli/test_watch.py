@@ -241,8 +241,8 @@ def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) ->
 
 
 def test_a_header_with_a_mode_that_is_not_installed_here_can_be_read() -> None:
-    texts = {name: "" for name in ("recipe", "description", "run_dir", "policy", "loss_scale", "model", "data",
-                                   "optimizer", "backend", "device", "execution")}  # fmt: skip
+    names = "recipe description run_dir policy loss_scale model data optimizer backend device execution"
+    texts = dict.fromkeys(names.split(), "")
     header = header_from({**texts, "epochs": 1, "steps_per_epoch": None, "total_steps": None, "later": 1,
                           "scaling": {"mode": "theirs", "numbers": {"rate": 2}}})  # fmt: skip
     assert header.scaling.scales and header.scaling.growth_steps is None
