@@ -183,8 +183,10 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
 
 def _without_effect(start: Start, session: "Session") -> list[str]:
-    before = None if start.checkpoint is None else str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.assembly.scaling.mode, before)
+    if start.checkpoint is None:
+        return unused_changes(start.changes, session.assembly.scaling.mode, None)
+    before = str(start.checkpoint.position["scaling_mode"])
+    return unused_changes(start.changes, session.assembly.scaling.mode, before, session.assembly.phases.index)
 
 
 def follow(settings: Settings) -> None:

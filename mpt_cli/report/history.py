@@ -83,7 +83,7 @@ def json_object(line: str) -> dict[str, Any] | None:
 
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
-              "consecutive_skips", "applied_steps"}  # fmt: skip
+              "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
 
 

@@ -32,7 +32,8 @@ FALLING_WORDS = (
 class Progress:
     """`epoch` counts from 1 and is the one being trained or, with `step_in_epoch` 0, the last that was completed.
 
-    `metrics` are those of the last epoch line, `best` the best value each had, `val_loss` is how that one went.
+    `metrics` are those of the last epoch line, `best` the best value each had, `val_loss` is how that one went. `phase`
+    counts from 0; `*_before_phase` are completed epochs and applied steps when it began.
     """
 
     epoch: int = 0
@@ -41,6 +42,9 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
     best: dict[str, float] = field(default_factory=dict)
     val_loss: LossTrend = field(default_factory=LossTrend)
+    phase: int = 0
+    epochs_before_phase: int = 0
+    applied_before_phase: int = 0
 
     @classmethod
     def from_position(cls, position: dict[str, Any]) -> Self:
@@ -50,6 +54,12 @@ class Progress:
         }
         trend = {"val_loss": LossTrend.from_position(position["val_loss"])} if "val_loss" in position else {}
         return cls(**{**position, **numbers, **trend})
+
+    def begin_phase(self, applied: int) -> None:
+        """The next phase begins, with a new epoch; one that a callback has ended in its middle counts as completed."""
+        self.phase += 1
+        self.epochs_completed, self.step_in_epoch = self.epoch, 0
+        self.epochs_before_phase, self.applied_before_phase = self.epoch, applied
 
     def record(self, metrics: dict[str, float]) -> set[str]:
         """Take `metrics` as the latest, and as the best where they are; returns the names of those."""
@@ -165,6 +175,11 @@ class Stopwatch:
         if self._step_seconds is None:
             return 1  # of a model that nobody has timed a step may take long
         return max(1, min(most, int(TARGET_SECONDS / max(self._step_seconds, 1e-6))))
+
+    def forget_programs(self) -> None:
+        """What is called from now on is compiled anew, and may take longer or shorter."""
+        self._seen.clear()
+        self._step_seconds = None
 
     @property
     def is_unused(self) -> bool:

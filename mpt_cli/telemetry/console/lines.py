@@ -50,7 +50,9 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     rows += [("loss", header.loss), ("optimizer", header.optimizer)]
     rows += [("callbacks", header.callbacks)]
     rows += [("backend", header.backend), ("device", header.device)]
-    rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
+    rows += [("execution", header.execution), ("length", length)]
+    rows += [(f"phase {number}", line) for number, line in enumerate(header.phases, start=1)]
+    rows += [("writes to", header.run_dir)]
     rows += [("warning", warning) for warning in header.warnings]
     return [(label, text) for label, text in rows if text]
 

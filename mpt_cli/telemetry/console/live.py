@@ -112,7 +112,8 @@ def progress_rows(header: RunHeader, position: RunPosition, width: int) -> Rende
 
 def value_cells(header: RunHeader, snapshot: Snapshot, changes: str = "") -> list[tuple[str, str, str]]:
     """Label, value and style of everything a person watches."""
-    values = [("loss", format_number(snapshot.loss), "bold")]
+    values = [] if snapshot.phase is None else [("phase", f"{snapshot.phase}/{len(header.phases)}", "")]
+    values += [("loss", format_number(snapshot.loss), "bold")]
     values += [(name, format_number(value), "") for name, value in beside_loss(snapshot)]
     values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
     values += _scale_cells(header, snapshot, changes)

@@ -28,7 +28,7 @@ LEAST_TEXT_WIDTH = 24  # beside the epochs, where there is room for a sentence
 # What a screen that is too narrow does without, first to last; epoch and loss always stay. Of several columns of a
 # kind the last leaves first; "further" metrics are those after the first two.
 LEAVING = ("learning rate", "step", "time", "examples/s", "of optimizers", "further metrics", "further val_ metrics",
-           "changes", "grows in", "metrics", "skipped", "val_ metrics", "scale")  # fmt: skip
+           "changes", "grows in", "metrics", "phase", "skipped", "val_ metrics", "scale")  # fmt: skip
 FIRST_METRICS = 2
 STAYS = len(LEAVING)
 OF_OPTIMIZERS = ("loss_scale/", "skipped_steps/", "applied_steps/")
@@ -113,6 +113,7 @@ def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
 def row_cells(snapshot: Snapshot, header: RunHeader, seconds: float | None, previous: Snapshot | None) -> list[Cell]:
     """A row of the table in order of its columns; `seconds` are the epoch's, None within one."""
     cells = [Cell("epoch", format_epoch(snapshot, header))]
+    cells += [] if snapshot.phase is None else [Cell("phase", f"{snapshot.phase}/{len(header.phases)}", "phase")]
     total = format_count(header.total_steps) if header.total_steps else ""
     cells.append(Cell("step", format_count(snapshot.step), "step", width=len(total)))
     cells.append(Cell("loss", fit_number(snapshot.loss), style="bold", width=NUMBER_WIDTH))

@@ -22,6 +22,8 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
     none), then the metrics by name (a field's name wins)."""
     own = {**vars(snapshot)}
     metrics, sample = own.pop("metrics"), own.pop("gradients")
+    if snapshot.phase is None:
+        del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
 
@@ -86,8 +88,9 @@ class JsonlSink(Sink):
 
     def _line_of(self, event: Event) -> str:
         fields = {**asdict(event), **self._common}
-        if event.optimizer is None:
-            del fields["optimizer"]  # there is only one
+        for name in ("optimizer", "phase"):
+            if fields[name] is None:
+                del fields[name]  # there is only one
         return strict_json(fields)
 
     def write_error(self) -> str | None:
@@ -112,7 +115,7 @@ class JsonlSink(Sink):
             self._events.close()
 
 
-OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients")),
+OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
                *(f"gradient_{name}" for name in GRADIENT_FIELDS))  # fmt: skip
 
 
@@ -132,7 +135,7 @@ class CsvSink(Sink):
         self._attempt = header.attempt
         self._columns = _existing_columns(self._file.path)
         if not self._columns:
-            self._columns = ["schema_version", "attempt", *OWN_COLUMNS]
+            self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
             self._columns += [name for name in header.metric_names if name not in self._columns]
             self._file.add(lambda: _csv_row(self._columns))
             self._file.flush()
