@@ -234,7 +234,7 @@ def _weights(given: DataArguments) -> Any:
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:
     """DataError where the arrays are not of one length."""
-    found = _as_keras(Examples(*(None if part is None else map_arrays(np.asarray, _plain(part)) for part in parts)))
+    found = _as_keras(Examples(*map(as_arrays, parts)))
     lengths = {name: len(array) for name, array in [*leaves(found.x, "x"), *leaves(found.y, "y")]}
     if found.sample_weight is not None:
         lengths["sample_weight"] = len(found.sample_weight)
@@ -244,21 +244,12 @@ def _examples(parts: tuple[Any, ...], where: str) -> Examples:
     return found
 
 
-def _plain(part: Any) -> Any:
-    """Lists of arrays as tuples: Keras takes both, and tells them from a list of numbers."""
-    if isinstance(part, dict):
-        return {name: _plain(value) for name, value in part.items()}
-    is_several = isinstance(part, (tuple, list)) and part and all(hasattr(value, "shape") for value in part)
-    return tuple(_plain(value) for value in part) if is_several else part
-
-
 def _as_keras(examples: Examples) -> Examples:
     """Floats in Keras's floatx, as its `fit` has them; all else as it is."""
 
     def cast(array: Any) -> Any:
-        array = np.asarray(array)
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    weight = None if examples.sample_weight is None else cast(examples.sample_weight)
-    return Examples(map_arrays(cast, _plain(examples.x)), map_arrays(cast, _plain(examples.y)), weight)
+    parts = examples.x, examples.y, examples.sample_weight
+    return Examples(*(map_arrays(lambda array: on_values(cast, array), part) for part in parts))
 
