@@ -46,7 +46,9 @@ def shape_text(shape: Any) -> str:
         return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
     if shape and isinstance(shape[0], (tuple, dict)):
         return ", ".join(shape_text(part) for part in shape)
-    return "x".join(str(size) for size in shape) or "a number"
+    if shape == (None,):
+        return "any length"
+    return "x".join("?" if size is None else str(size) for size in shape) or "a number"
 
 
 def input_shape(x: Any) -> Any:
@@ -133,7 +135,8 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
-    drawn = replace(raw, train=train, validation=validation, preprocessing=_divisors(raw, raw.train.x) | raw.preprocessing)
+    done = _divisors(raw, raw.train.x) | raw.preprocessing
+    drawn = replace(raw, train=train, validation=validation, preprocessing=done)
     return _described(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
 
 

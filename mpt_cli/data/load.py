@@ -43,8 +43,8 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
     sample_weight may be dicts, lists or tuples of arrays, x also ragged or sparse. A tf.data.Dataset that is batched, a
-    PyDataset and a generator give batches, which stay as they are; a dataset of single examples is batched here. uint8 inputs
-    stay 0 to 255, as in Keras's `fit`.
+    PyDataset and a generator give batches, which stay as they are; a dataset of single examples is batched here. uint8
+    inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
     arguments = _loader_arguments(function, settings, seed)

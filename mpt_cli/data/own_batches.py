@@ -19,8 +19,8 @@ from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
 def as_arrays(value: Any) -> Any:
-    """Lists and tuples of arrays, which Keras takes for several inputs, as tuples; framework tensors as NumPy arrays, and
-    ragged and sparse ones as `Rows`.
+    """Lists and tuples of arrays, which Keras takes for several inputs, as tuples; framework tensors as NumPy arrays,
+    and ragged and sparse ones as `Rows`.
 
     A list or tuple of numbers is one array.
 
@@ -47,7 +47,7 @@ def _one_array(value: Any) -> Any:
 def _holds_arrays(value: Any) -> bool:
     if isinstance(value, (tuple, list)):
         return any(map(_holds_arrays, value))
-    return hasattr(value, "shape") and value.shape != () or isinstance(value, dict)
+    return (hasattr(value, "shape") and value.shape != ()) or isinstance(value, dict)
 
 
 def is_batch_source(value: Any) -> bool:

@@ -20,9 +20,10 @@ _PIXEL_MAX = 255
 def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Examples:
     """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
-    uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
-    for other objects, complex numbers, and text in targets.
+    uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens.
+    bool becomes 0 and 1. A float64 that float32 can't hold becomes inf, which `check_examples` reports. Text among the
+    inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
+    text, ragged and sparse tensors in targets.
     """
     x = map_arrays(lambda a: _as_input(a, f"{where}: x"), examples.x)
     y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
@@ -192,6 +193,8 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
 
 def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
     """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    if data.targets_as_given:
+        return []  # the loss that the user named knows
     by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
     if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
         return []

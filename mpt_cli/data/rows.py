@@ -203,7 +203,7 @@ def joined(parts: Sequence[Any], length: int | None = None) -> Any:
 def _joined_rows(parts: Sequence[Any], missing: int) -> Rows:
     lengths = np.concatenate([*(np.diff(part.splits) for part in parts), np.zeros(missing, np.int64)])
     values = np.concatenate([part.values for part in parts])
-    whole = replace(parts[0], values=values, splits=np.concatenate([[0], np.cumsum(lengths)]))
+    whole: Rows = replace(parts[0], values=values, splits=np.concatenate([[0], np.cumsum(lengths)]))
     if isinstance(whole, Sparse):
         whole = replace(whole, columns=np.concatenate([part.columns for part in parts]))
     return whole

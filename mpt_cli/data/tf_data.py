@@ -12,8 +12,6 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, leaves
 from mpt_cli.data.paths import matching_files
@@ -111,7 +109,8 @@ def is_batched(spec: tuple[Any, ...], where: str, ends_in_batch: bool = False) -
 
     shapes: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec)]
     inputs: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec[0])]
-    if any(not shape for shape in shapes) or any(getattr(part, "ragged_rank", 1) == 0 for part in tf.nest.flatten(spec)):
+    rows_alone = any(getattr(part, "ragged_rank", 1) == 0 for part in tf.nest.flatten(spec))
+    if rows_alone or any(not shape for shape in shapes):
         return False
     if all(shape[0] is None for shape in shapes):
         return True
@@ -214,15 +213,16 @@ def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -
 
     `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
     """
-    count = int(dataset.cardinality())
-    return BatchStream(read=_BatchPasses(dataset, again, where), steps=count if count >= 0 else None, endless=count == -1)
+    count = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
+    steps = count if count >= 0 else None
+    return BatchStream(read=_BatchPasses(dataset, again, where), steps=steps, endless=count == -1)
 
 
 class _BatchPasses:
     """Pass after pass over a dataset: one that shuffles draws another order for each.
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
-    is made. The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
+    is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.) The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
     """
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
@@ -280,9 +280,9 @@ def _read_portions(source: TfDataset, portions: Any) -> Iterator[Examples]:
     import tensorflow as tf
 
     try:
-        for element in portions.as_numpy_iterator():
+        for element in portions:
             parts = element if isinstance(element, tuple) else (element,)
-            yield Examples(*(_as_arrays(part) for part in (*parts, None, None)[:3]))
+            yield Examples(*map(_as_arrays, parts), *[None] * (2 - len(parts)))
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise DataError(f"{source.where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
@@ -295,7 +295,7 @@ def _as_arrays(part: Any) -> Any:
     rows = as_rows(part)
     if rows is not None:
         return rows
-    return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part
+    return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part.numpy()
 
 
 def _length(source: TfDataset) -> float | None:
@@ -324,7 +324,8 @@ def _joined(parts: list[Examples]) -> Examples:
 
 def _memory_bytes(part: Examples) -> int:
     """Size as it will be in memory: inputs that are pixels grow fourfold to float32."""
-    return sum(array.size * max(4, array.itemsize) for _, array in leaves((part.x, part.y), ""))
+    arrays = [array for _, array in leaves((part.x, part.y), "")]
+    return sum(array.nbytes * max(1, 4 // array.dtype.itemsize) for array in arrays)
 
 
 def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:

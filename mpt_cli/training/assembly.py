@@ -152,7 +152,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
 
 
 def _check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
-    """ConfigError where both the source and the first layers of the model would scale pixels, and nobody asked for it."""
+    """ConfigError where both source and model would scale pixels, and nobody asked for it."""
     layer = first_scaling(model)
     if layer and "divided_by" in data.preprocessing and getattr(settings.data, "scale_pixels", None) == "auto":
         raise ConfigError(Problem(
