@@ -121,7 +121,7 @@ def is_batched(spec: tuple[Any, ...], where: str, ends_in_batch: bool = False) -
     if len(inputs[0]) >= 3 and all(len(part.shape) == 1 for part in tf.nest.flatten(spec[1:])):
         return True
     raise DataError(f"{where}: it isn't clear whether elements of shape {', '.join(map(str, shapes))} are examples or "
-                    f"batches. Batch without drop_remainder: dataset.batch(n) or dataset.rebatch(n).")
+                    f"batches. Batch without drop_remainder, as the last step: dataset.batch(n).")
 
 
 _KEEP_ELEMENTS = ("Prefetch", "Map", "Shuffle", "Repeat", "Take", "Skip", "Cache", "Options", "Rebatch", "Zip")
@@ -222,7 +222,8 @@ class _BatchPasses:
     """Pass after pass over a dataset: one that shuffles draws another order for each.
 
     So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
-    is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.) The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
+    is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
+    The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
     """
 
     def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
