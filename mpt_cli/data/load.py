@@ -19,6 +19,7 @@ from mpt_cli.data.own_batches import (
     warn_of_workers,
 )
 from mpt_cli.data.prepare import weighted_by_class
+from mpt_cli.data.rows import as_rows
 from mpt_cli.data.tf_data import (
     as_tf_dataset,
     is_tf_dataset,
@@ -175,7 +176,7 @@ def _is_part(value: Any) -> bool:
 def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Stream:
     if is_tf_dataset(value):
         return read_tf_dataset(as_tf_dataset(value, title), settings.limit)
-    if isinstance(value, (np.ndarray, dict)):
+    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not None:
         return Examples(as_arrays(value), None)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
         return Examples(*map(as_arrays, value))
