@@ -23,13 +23,13 @@ def load_masks(examples=96, seed=0):
 def build_model(input_shape):
     inputs = keras.Input(input_shape)
     x = layers.Rescaling(1 / 255)(inputs)
-    x = layers.Activation("relu")(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x)))
+    x = layers.Activation("relu")(layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same", use_bias=False)(x)))
     skips = []
     for filters in (16, 24):  # down
         skips.append(x)
-        x = layers.SeparableConv2D(filters, 3, padding="same")(x)
+        x = layers.SeparableConv2D(filters, 3, padding="same", use_bias=False)(x)
         x = layers.MaxPooling2D(2)(layers.Activation("relu")(layers.BatchNormalization()(x)))
     for filters, skip in zip((16, 8), reversed(skips), strict=True):  # up
-        x = layers.UpSampling2D(2)(layers.Conv2DTranspose(filters, 3, padding="same")(x))
+        x = layers.UpSampling2D(2)(layers.Conv2DTranspose(filters, 3, padding="same", use_bias=False)(x))
         x = layers.Concatenate()([layers.Activation("relu")(layers.BatchNormalization()(x)), skip])
     return keras.Model(inputs, layers.Conv2D(CLASSES, 3, padding="same", activation="softmax")(x))

@@ -59,7 +59,8 @@ def build_model(input_shape, blocks=2):
     x = PatchEncoder((IMAGE // PATCH) ** 2, WIDTH)(Patches(PATCH)(augmentation(inputs)))
     for _ in range(blocks):
         y = layers.LayerNormalization(epsilon=1e-6)(x)
-        x = layers.Add()([x, layers.MultiHeadAttention(num_heads=2, key_dim=WIDTH, dropout=0.1)(y, y)])
+        attention = layers.MultiHeadAttention(num_heads=2, key_dim=WIDTH, dropout=0.1, use_bias=False)
+        x = layers.Add()([x, attention(y, y)])
         y = layers.LayerNormalization(epsilon=1e-6)(x)
         y = layers.Dropout(0.1)(layers.Dense(2 * WIDTH, activation="gelu")(y))
         x = layers.Add()([x, layers.Dense(WIDTH)(y)])
