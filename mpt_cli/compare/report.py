@@ -42,7 +42,7 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
         TableColumn("precision", lambda entry: entry.label, is_number=False),
         *([seeds] if found.seeds > 1 else []),
         TableColumn(name, lambda entry: format_number(entry.mean("metrics", name))),
-        TableColumn("difference", lambda entry: _difference_cell(entry, "metrics", name)),
+        TableColumn("difference", _paired_cell),
         TableColumn("best", lambda entry: format_number(entry.mean("best_metrics", name))),
         TableColumn("best diff.", lambda entry: _difference_cell(entry, "best_metrics", name)),
         TableColumn("skipped", _skipped_cell),
@@ -53,6 +53,15 @@ def columns(found: Comparison) -> list[TableColumn[Entry]]:
         TableColumn("activations", lambda entry: _bytes_cell(entry.footprint.get("activations_bytes"))),
         TableColumn("verdict", lambda entry: entry_verdict(found, entry), is_number=False),
     ]
+
+
+def _paired_cell(entry: Entry) -> str:
+    """Of the objective to the baseline, over the seeds both finished; ± half the 95 % interval, ? for one seed."""
+    quality = entry.quality
+    if quality is None or quality.difference is None:
+        return "-"
+    half = "" if quality.interval is None else f" ± {format_number((quality.interval[1] - quality.interval[0]) / 2)}"
+    return f"{'' if quality.difference < 0 else '+'}{format_number(quality.difference)}{half or ' ± ?'}"
 
 
 def _difference_cell(entry: Entry, group: str, name: str) -> str:
@@ -134,10 +143,14 @@ def _style(entry: Entry) -> str:
 
 
 _METHOD = (
-    ("difference", "to the baseline: the configuration in float32 with the same other values, in the mean over seeds"),
+    ("difference", "to the baseline: the configuration in float32 with the same other values, seed by seed: their mean "
+     "± half of its 95% interval (Student's t); ± ? where the seeds show no spread"),
+    ("best diff.", "the same of the best epochs, mean less mean"),
     ("step", "batch size over the median of the speeds logged in the run; compiling is left out"),
     ("speed-up", "step time of the baseline over that of the configuration, seed by seed: median (lowest … highest); "
      "with a ? where other programs kept the cores busy"),
+    ("verdict", "equal: two one-sided t tests show the mean difference to be within the tolerance; better or worse: "
+     "its 95% interval leaves out 0; unclear: neither is shown"),
     ("memory", "the most in use: of the GPU where there is one, else of the whole process, libraries included"),
     ("weights", "variables of the model; mixed policies keep them in float32"),
     ("activations", "outputs of all innermost layers for one batch, in the dtypes they have under the policy, found by "

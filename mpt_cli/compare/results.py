@@ -20,6 +20,7 @@ from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import as_number, read_lines
 from mpt_cli.runs.directory import write_json
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, read_job
+from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
 from mpt_cli.telemetry.format import format_number
 
@@ -27,51 +28,65 @@ SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics b
 SHARE_TOLERANCE = 0.01  # one percentage point
 RELATIVE_TOLERANCE = 0.05  # of the baseline's value, for losses and errors
 EQUAL, WORSE, BETTER, UNCLEAR, UNKNOWN = "equal", "worse", "better", "unclear", "unknown"
-ONE_SEED_FACTOR = 5.0  # with one seed, only a difference of this many tolerances is taken for an effect
+FEWEST_SEEDS = 3  # proposed where one seed shows no spread: two leave an interval 13 times the standard error wide
+_SAME = 1e-6  # of a figure: what two float32 figures of the same computation may differ by
 
 
 @dataclass(frozen=True)
 class Quality:
-    """`difference` is to the baseline, the mean over the seeds; `kind` one of the five words above."""
+    """`difference` is to the baseline, the mean over the seeds; `kind` one of the five words above.
+
+    `interval` is that of 95 %, None where the spread is not known (one seed). `seeds_to_decide` is how many seeds
+    would show the quality to be equal, better or worse; None where it is shown, or nothing can be said of it.
+    """
 
     kind: str
     difference: float | None
     margin: float
     seeds: int
+    interval: tuple[float, float] | None = None
+    deviation: float | None = None
+    seeds_to_decide: int | None = None
+    is_same: bool = False
 
 
 def compare_quality(
-    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None
+    objective: Objective, pairs: Sequence[tuple[float, float]], tolerance: float | None = None, is_same: bool = False
 ) -> Quality:
     """From the (baseline, other) values of each seed.
 
-    Equal: the mean difference is within the margin, which is the tolerance or, where that is more, the range of the
-    baseline's own values over the seeds. With one seed a difference beyond it is unclear until it is ONE_SEED_FACTOR
-    times as large. A value that is not finite is worse than any that is.
+    Equal: the mean difference is shown to be within the tolerance. Better, worse: it is shown to differ from 0, and
+    not to be within the tolerance. Else it is unclear, as it always is with one seed. What is shown is wrong in at most
+    5 % of the cases (`mpt_cli.sweep.paired`). A value that is not finite is worse than any that is. `is_same` says that
+    all metrics of all seeds are those of the baseline: of two seeds or more, they are equal.
 
-    >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.975)]).kind
+    >>> compare_quality(Objective("val_accuracy", falls=False), [(0.98, 0.979), (0.97, 0.971), (0.98, 0.980)]).kind
     'equal'
-    >>> compare_quality(Objective("val_loss", falls=True), [(0.10, 0.12), (0.11, 0.12)]).kind
+    >>> compare_quality(Objective("val_loss", falls=True), [(0.10, 0.13), (0.11, 0.14), (0.10, 0.131)]).kind
     'worse'
+    >>> compare_quality(Objective("val_loss", falls=True), [(0.10, 0.14)]).kind
+    'unclear'
     """
     if not pairs:
         return Quality(UNKNOWN, None, 0.0, 0)
     bases = [base for base, _ in pairs]
-    difference = statistics.fmean(other - base for base, other in pairs)
     if not all(map(math.isfinite, bases)):
-        return Quality(UNKNOWN, difference, math.nan, len(pairs))
-    margin = max(default_tolerance(objective, bases) if tolerance is None else tolerance, max(bases) - min(bases))
-    if not math.isfinite(difference):
-        return Quality(WORSE, difference, margin, len(pairs))
-    return Quality(_quality_kind(objective, difference, margin, len(pairs)), difference, margin, len(pairs))
+        return Quality(UNKNOWN, None, math.nan, len(pairs))
+    margin = default_tolerance(objective, bases) if tolerance is None else tolerance
+    if not all(math.isfinite(other) for _, other in pairs):
+        return Quality(WORSE, statistics.fmean(other - base for base, other in pairs), margin, len(pairs))
+    found = PairedDifference.of(pairs)
+    kind = EQUAL if is_same and found.seeds > 1 else _quality_kind(objective, found, margin)
+    wanted = found.seeds_to_decide(margin) if kind == UNCLEAR else None
+    return Quality(kind, found.mean, margin, found.seeds, found.interval(), found.deviation, wanted, is_same)
 
 
-def _quality_kind(objective: Objective, difference: float, margin: float, seeds: int) -> str:
-    if abs(difference) <= margin:
+def _quality_kind(objective: Objective, found: PairedDifference, margin: float) -> str:
+    if found.is_within(margin):
         return EQUAL
-    if seeds == 1 and abs(difference) <= ONE_SEED_FACTOR * margin:
+    if not found.is_zero_left_out:
         return UNCLEAR
-    return WORSE if (difference > 0) == objective.falls else BETTER
+    return WORSE if (found.mean > 0) == objective.falls else BETTER
 
 
 def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
@@ -83,10 +98,12 @@ def default_tolerance(objective: Objective, bases: Sequence[float]) -> float:
 def format_rule(objective: Objective, margins: Sequence[float], seeds: int) -> str:
     """The rule, and what so many seeds can show."""
     margin = format_number(max((margin for margin in margins if math.isfinite(margin)), default=None))
-    words = f"Equal quality: {objective.name} within {margin} of the baseline"
+    words = (f"Equal quality: the mean difference of {objective.name} over the seeds is shown to be within {margin} of "
+             "the baseline; better or worse: it is shown to differ from 0, each with an error rate of 5%; else it is "
+             "unclear")  # fmt: skip
     if seeds > 1:
-        return f"{words} in the mean over {seeds} seeds, or within the range of the baseline's own seeds."
-    return f"{words}. One seed can't tell the effect of a precision from chance: --seeds 3 can."
+        return f"{words}."
+    return f"{words}. One seed shows no spread and so neither: --seeds {FEWEST_SEEDS} can."
 
 
 FEWEST_WINDOWS = 5  # lines of metrics.jsonl with a speed; of fewer, the mean of the run says more than their median
@@ -326,7 +343,16 @@ def _hold_against(entry: Entry, baseline: Entry, objective: Objective, tolerance
     values = [(objective.value(baseline.jobs[seed].summary), objective.value(entry.jobs[seed].summary))
               for seed in shared]  # fmt: skip
     pairs = [(base, other) for base, other in values if base is not None and other is not None]
-    entry.quality = compare_quality(objective, pairs, tolerance)
+    is_same = all(_are_same(baseline.jobs[seed].summary, entry.jobs[seed].summary) for seed in shared)
+    entry.quality = compare_quality(objective, pairs, tolerance, is_same)
+
+
+def _are_same(baseline: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether all metrics, of which the loss is one, agree to the digits of float32: the same was computed."""
+    own, base = other.get("metrics", {}), baseline.get("metrics", {})
+    values = [(as_number(own[name]), as_number(base.get(name))) for name in own]
+    return "loss" in own and all(left is not None and right is not None and math.isclose(left, right, rel_tol=_SAME)
+                                 for left, right in values)  # fmt: skip
 
 
 def _time_against(entry: Entry, baseline: Entry, noise: dict[str, float]) -> None:

@@ -1,9 +1,20 @@
 """What a comparison says in plain sentences: the verdict, why a narrower precision is no faster, and what to doubt."""
 
 from mpt_cli.compare.footprint import TILE
-from mpt_cli.compare.results import BETTER, EQUAL, UNKNOWN, Comparison, Entry, format_rule
+from mpt_cli.compare.results import (
+    BETTER,
+    EQUAL,
+    FEWEST_SEEDS,
+    UNCLEAR,
+    UNKNOWN,
+    Comparison,
+    Entry,
+    Quality,
+    format_rule,
+)
 from mpt_cli.runs.machine import cpu_features
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
+from mpt_cli.sweep.paired import MOST_SEEDS
 from mpt_cli.telemetry.format import format_count, format_number, format_share
 
 
@@ -129,11 +140,36 @@ def overall(found: Comparison) -> str:
         best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
         assert best.speed is not None
         return f"{best.label} pays: {format_factor(best.speed.factor)} faster at {_quality_kind(best)} quality."
+    unclear = [entry for entry in found.compared if _quality_kind(entry) == UNCLEAR and _is_surely_faster(found, entry)]
+    if unclear:
+        return " ".join(map(_undecided, unclear))
     if any(entry.is_disturbed for entry in found.compared):
         return f"Which is faster can't be told: other programs kept the cores busy. {_qualities(found)}"
     baselines = ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
     narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
+    if not any(_is_surely_faster(found, entry) for entry in found.compared):
+        return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
     return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {baselines}."
+
+
+def _undecided(entry: Entry) -> str:
+    assert entry.speed is not None and entry.quality is not None
+    faster = format_factor(entry.speed.factor)
+    return (f"{entry.label} is {faster} faster; whether its quality is equal is not shown by "
+            f"{_count_seeds(entry.quality.seeds)}: {_remedy(entry.quality)}.")  # fmt: skip
+
+
+def _count_seeds(seeds: int) -> str:
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
+def _remedy(quality: Quality) -> str:
+    """How many seeds would tell."""
+    if quality.interval is None:
+        return f"--seeds {max(FEWEST_SEEDS, 2 * quality.seeds)} shows the spread"
+    if quality.seeds_to_decide is None:
+        return f"more than {MOST_SEEDS:,} would be needed, or a wider --tolerance"
+    return f"about {quality.seeds_to_decide} would tell (--seeds {quality.seeds_to_decide})"
 
 
 def sentences(found: Comparison) -> list[str]:
@@ -173,8 +209,11 @@ def format_factor(factor: float) -> str:
 
 def pays(found: Comparison, entry: Entry) -> bool:
     """Whether it is faster at no loss of quality, as far as this can be told."""
-    is_as_good = _quality_kind(entry) in (EQUAL, BETTER)
-    return is_as_good and _is_timed(found, entry) and entry.speed is not None and entry.speed.is_faster
+    return _quality_kind(entry) in (EQUAL, BETTER) and _is_surely_faster(found, entry)
+
+
+def _is_surely_faster(found: Comparison, entry: Entry) -> bool:
+    return _is_timed(found, entry) and entry.speed is not None and entry.speed.is_faster
 
 
 def _is_timed(found: Comparison, entry: Entry) -> bool:
@@ -220,10 +259,21 @@ def _quality_kind(entry: Entry) -> str:
 
 
 def _difference(found: Comparison, entry: Entry) -> str:
-    if entry.quality is None or entry.quality.difference is None:
+    """In brackets: the mean, how sure it is, and what would be needed to tell."""
+    quality = entry.quality
+    if quality is None or quality.difference is None:
         return ""
-    sign = "" if entry.quality.difference < 0 else "+"
-    return f" ({found.objective.name} {sign}{format_number(entry.quality.difference)})"
+    if quality.is_same:
+        return f" (the same results in {_count_seeds(quality.seeds)})"
+    words = f"{found.objective.name} {_signed(quality.difference)}"
+    if quality.interval is not None:
+        low, high = quality.interval
+        words += f", 95% interval {_signed(low)} … {_signed(high)} over {_count_seeds(quality.seeds)}"
+    return f" ({words}{'; ' + _remedy(quality) if quality.kind == UNCLEAR else ''})"
+
+
+def _signed(value: float) -> str:
+    return f"{'' if value < 0 else '+'}{format_number(value)}"
 
 
 def _qualities(found: Comparison) -> str:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -22,6 +23,7 @@ from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.recipes import shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
+from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
 from mpt_cli.telemetry.format import format_seconds
 
@@ -314,6 +316,19 @@ class SweepResults:
             return None
         return min(first.finished, key=lambda result: self.objective.sort_key(self.objective.value(result.summary)))
 
+    @cached_property
+    def lead(self) -> Lead:
+        """What the seeds show of the first configuration beside each of the other ranked ones, in order of rank."""
+        values = [_by_seed(row, self.objective) for row in self.ranked]
+        return read_lead(values[0] if values else {}, values[1:], self._is_ahead)
+
+    def _is_ahead(self, difference: float) -> bool:
+        return (difference < 0) == self.objective.falls
+
+    @property
+    def ranked(self) -> list[Configuration]:
+        return [row for row in self.configurations if row.rank is not None]
+
     @property
     def keys(self) -> list[str]:
         """The varied keys, without the seed that several runs of one row share."""
@@ -376,6 +391,11 @@ def _configuration(overrides: dict[str, str], members: list[JobResult], objectiv
     mean = statistics.fmean(values)
     deviation = statistics.stdev(values) if len(values) > 1 and is_sound else None
     return Configuration(overrides, members, mean, deviation)
+
+
+def _by_seed(row: Configuration, objective: Objective) -> dict[str, float]:
+    values = {result.job.overrides.get(SEED, ""): objective.value(result.summary) for result in row.finished}
+    return {seed: value for seed, value in values.items() if value is not None}
 
 
 def _skips(row: Configuration) -> float:

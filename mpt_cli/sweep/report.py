@@ -5,6 +5,7 @@ with its pictures.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     SweepResults,
 )
+from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_scale, format_seconds
 from mpt_cli.telemetry.palette import CurveStyle, distinct_style
@@ -49,7 +51,8 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
     objective = [TableColumn(found.objective.name, _format_objective)]
     seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
-    return [TableColumn("rank", lambda row: str(row.rank or "-")), *keys, *objective, *seeds, *_NUMERICS]
+    behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
+    return [TableColumn("rank", lambda row: str(row.rank or "-")), *keys, *objective, *seeds, *behind, *_NUMERICS]
 
 
 def narrow(
@@ -88,6 +91,18 @@ def _format_objective(row: Configuration) -> str:
 
 def _format_count(row: Configuration) -> str:
     return str(len(row.results)) if row.is_complete else f"{len(row.finished)} of {len(row.results)}"
+
+
+def _format_behind(found: SweepResults, row: Configuration) -> str:
+    """The mean difference, ± half of its interval at the level that all comparisons share; ≈ where not told apart."""
+    place = next((place for place, other in enumerate(found.ranked[1:]) if other is row), None)
+    behind = None if place is None else found.lead.behind[place]
+    if behind is None:
+        return "-"
+    mark = "≈ " if place in found.lead.together else ""
+    interval = behind.interval(1 - LEVEL / behind.comparisons)
+    half = "?" if interval is None else format_number((interval[1] - interval[0]) / 2)
+    return f"{mark}{'' if behind.mean < 0 else '+'}{format_number(behind.mean)} ± {half}"
 
 
 def _override(key: str) -> Callable[[Configuration], str]:
@@ -166,6 +181,8 @@ _NUMERICS = (
 )
 
 
+MOST_NAMED = 4  # configurations that a sentence names
+FEWEST_SEEDS = 3  # that show a spread worth the name
 MOST_FAILURES = 20  # on the console; the files have all
 
 
@@ -192,8 +209,34 @@ def best_lines(found: SweepResults) -> list[str]:
     best = found.best
     if best is None:
         return [_line("best", "none: no job finished")]
-    reached = f"{found.objective.name} {format_number(found.objective.value(best.summary))}"
-    return [_line("best", f"{best.job.name}, {reached}"), _line("", best.job.command)]
+    title = "best" if found.lead.is_shown else "first"
+    return [_line(title, f"{best.job.name}, {_reached(found, best)}"), _line("", best.job.command),
+            _line("", lead_sentence(found))]  # fmt: skip
+
+
+def _reached(found: SweepResults, best: JobResult) -> str:
+    """What the job came to, and its configuration over the seeds: the luckiest seed alone would promise too much."""
+    own = f"{found.objective.name} {format_number(found.objective.value(best.summary))}"
+    row = found.ranked[0]
+    return own if len(row.finished) == 1 else f"{own} ({_format_objective(row)} over its {len(row.finished)} seeds)"
+
+
+def lead_sentence(found: SweepResults) -> str:
+    """Whether the first is the best, or from which others it is not told apart and what would tell."""
+    lead, rows = found.lead, found.ranked
+    count, others = len(rows[0].finished), len(lead.behind)
+    if not others:
+        return "The only configuration: what sets its seeds apart is chance."
+    if lead.is_shown:
+        return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
+    named = [_label(rows[place + 1].results[0], SEED) or "the other" for place in lead.together]
+    rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
+    apart = f"Not told apart from {'; '.join(named[:MOST_NAMED])}{rest}"
+    if count == 1:
+        return f"{apart}: one seed shows no spread; 'seed=range({FEWEST_SEEDS})' does."
+    if lead.seeds is None:
+        return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
+    return f"{apart} by {count} seeds; about {lead.seeds} would tell ('seed=range({lead.seeds})')."
 
 
 def failure_lines(found: SweepResults) -> list[str]:
@@ -227,7 +270,8 @@ def markdown(found: SweepResults) -> str:
     table = markdown_table(columns(found), found.configurations)
     parts = [f"# Sweep {found.sweep.path.name}", counts_sentence(found), table]
     if found.best is not None:
-        parts.append(f"Best: {found.best.job.name}\n\n    {found.best.job.command}")
+        title = "Best" if found.lead.is_shown else "First"
+        parts.append(f"{title}: {found.best.job.name}. {lead_sentence(found)}\n\n    {found.best.job.command}")
     parts += [f"{result.job.name} {result.status}: {result.reason or 'the sweep ended before it'}\n\n"
               f"    {result.job.command}" for result in _not_good(found)]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -350,14 +394,14 @@ def write_sweep_page(found: SweepResults, path: Path) -> None:
 def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "") -> str:
     """The whole page as text."""
     best, count = found.best, len(found.results)
-    score = "" if best is None else format_number(found.objective.value(best.summary))
+    title = "Best" if found.lead.is_shown else "First"
     return render_page(
         "sweep.html",
         f"Sweep {found.sweep.path.name}",
         drawings,
-        headline="No job finished." if best is None else f"Best: {best.job.name}, {found.objective.name} {score}",
-        kind="bad" if best is None else "good",
-        counts=counts_sentence(found),
+        headline="No job finished." if best is None else f"{title}: {best.job.name}, {_reached(found, best)}",
+        kind="bad" if best is None else "good" if found.lead.is_shown else "",
+        counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
         configurations=_configurations_table(found),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
@@ -429,6 +473,9 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "is_complete": found.is_complete,
         "counts": _counts(found),
         "best": None if best is None else {**_job_dict(found, best), "overrides": best.job.overrides},
+        "best_is_shown": best is not None and found.lead.is_shown,
+        "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
+        "seeds_to_decide": found.lead.seeds,
         "configurations": [_configuration_dict(row) for row in found.configurations],
         "jobs": [{**_job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
         "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],

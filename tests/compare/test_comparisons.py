@@ -24,21 +24,45 @@ def cells(found, label: str) -> dict[str, str]:
     return {column.title: column.cell(entry) for column in columns(found)}
 
 
+SPREAD = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.949, 0.961, 0.938], "mixed_bfloat16": [0.951, 0.96, 0.942]}
+
+
 def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(outcomes, tmp_path):
-    outcomes.accuracy = {"float32": [0.95], "mixed_float16": [0.945]}
+    outcomes.accuracy = SPREAD
     outcomes.rate = {"float32": 1000.0, "mixed_float16": 250.0, "mixed_bfloat16": 1900.0}
-    outcomes.accuracy["mixed_bfloat16"] = [0.955]
-    found, code = outcomes.compare(THREE)
+    found, code = outcomes.compare(THREE, seeds=3)
     assert code == 0 and overall(found) == "mixed_bfloat16 pays: 1.9× faster at equal quality."
+    # mean -0.002/3, deviation 0.0015275, t of two degrees of freedom 4.3027: ± 0.0037945
     assert sentences(found)[0].startswith(
-        "mixed_float16 does not pay on this device: 0.25× the speed of float32, equal quality (val_accuracy -0.0050)")
+        "mixed_float16 does not pay on this device: 0.25× the speed of float32, equal quality (val_accuracy -6.67e-04, "
+        "95% interval -0.0045 … +0.0031 over 3 seeds).")  # fmt: skip
     assert "computes float16 no faster: matmul at 0.25× and conv at 0.25× the speed of float32." in sentences(found)[0]
     shown = cells(found, "mixed_bfloat16")
     assert (shown["val_accuracy"], shown["difference"], shown["step"], shown["speed-up"]) == (
-        "0.9550", "+0.0050", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second
+        "0.9510", "+0.0010 ± 0.0025", "26.3 ms", "1.9×")  # fmt: skip  # 50 examples at 1900 a second
     assert (shown["skipped"], shown["memory"], shown["activations"], shown["weights"]) == (
         "0", "1.0 GiB", "500 B", "1000 B")  # fmt: skip
     assert shown["verdict"] == "equal, faster; healthy" and cells(found, "float32")["verdict"] == "baseline; healthy"
+
+
+def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
+    outcomes.accuracy = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.93, 0.97, 0.92]}
+    outcomes.rate = {"mixed_float16": 5000.0}
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16", "compare_dir=c"], seeds=3)
+    told = "about 26 would tell (--seeds 26)"
+    assert overall(found) == ("mixed_float16 is 5.0× faster; whether its quality is equal is not shown by 3 seeds: "
+                              f"{told}.")  # fmt: skip
+    assert f"unclear quality (val_accuracy -0.0100, 95% interval -0.0530 … +0.0330 over 3 seeds; {told})" in (
+        sentences(found)[0])  # fmt: skip
+    [row] = json.loads((tmp_path / "c" / "results.json").read_text())["configurations"][1:]
+    assert row["quality"]["kind"] == "unclear" and row["quality"]["seeds_to_decide"] == 26
+    assert row["quality"]["interval"] == pytest.approx([-0.0530, 0.0330], abs=1e-4)
+    assert told in (tmp_path / "c" / "report.html").read_text()
+
+
+def test_the_very_same_figures_of_several_seeds_are_equal(outcomes):
+    found, _ = outcomes.compare(THREE, seeds=2)
+    assert "equal quality (the same results in 2 seeds)" in sentences(found)[0]
 
 
 def test_files_hold_what_the_table_shows(outcomes, tmp_path):
@@ -58,9 +82,10 @@ def test_files_hold_what_the_table_shows(outcomes, tmp_path):
 
 def test_one_seed_and_one_round_are_said_to_be_few(outcomes):
     found, _ = outcomes.compare(THREE)
-    assert any("One seed can't tell the effect of a precision from chance" in line for line in sentences(found))
+    assert any("One seed shows no spread and so neither: --seeds 3 can." in line for line in sentences(found))
     assert any("Each was timed once" in line for line in sentences(found))
-    assert overall(found).startswith("On this device none pays (mixed_float16, mixed_bfloat16): none is faster")
+    assert overall(found) == ("On this device none pays (mixed_float16, mixed_bfloat16): none is faster. Quality "
+                              "against the baseline: mixed_float16 unclear, mixed_bfloat16 unclear.")  # fmt: skip
 
 
 def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp_path):
@@ -69,7 +94,8 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
     found, code = outcomes.compare(THREE)
     assert code == 4 and cells(found, "mixed_float16")["verdict"] == "failed"
     assert "mixed_float16 did not finish: All went well." in sentences(found)
-    assert overall(found) == "mixed_bfloat16 pays: 3.0× faster at equal quality."
+    assert overall(found) == ("mixed_bfloat16 is 3.0× faster; whether its quality is equal is not shown by one seed: "
+                              "--seeds 3 shows the spread.")  # fmt: skip
     outcomes.code, outcomes.started = {}, []
     found, code = outcomes.resume(tmp_path / "c")
     assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
@@ -97,12 +123,14 @@ def test_without_its_baseline_nothing_is_compared(outcomes):
 
 
 def test_worse_quality_never_pays(outcomes):
-    outcomes.accuracy = {"float32": [0.95], "mixed_float16": [0.5]}
+    outcomes.accuracy = {"float32": [0.95, 0.96, 0.97], "mixed_float16": [0.5, 0.51, 0.52]}
+    outcomes.accuracy["mixed_float16"][1] = 0.5
     outcomes.rate = {"mixed_float16": 5000.0}
-    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"])
-    assert overall(found).startswith("On this device none pays")
+    found, _ = outcomes.compare(["conf=digits_mlp", "policy=float32,mixed_float16"], seeds=3)
+    assert overall(found).startswith("On this device none pays (mixed_float16): none is faster at equal quality.")
+    # differences -0.45, -0.46, -0.45: 0.0057735 / sqrt(3) * 4.3027 = 0.01434
     assert sentences(found)[0] == ("mixed_float16 is faster, but not surely as good: 5.0× the speed of float32 at "
-                                   "worse quality (val_accuracy -0.4500).")  # fmt: skip
+                                   "worse quality (val_accuracy -0.4533, 95% interval -0.4677 … -0.4390 over 3 seeds).")
 
 
 def test_without_float32_the_first_is_the_baseline_and_this_is_said(outcomes):
@@ -122,7 +150,8 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(THREE, workers=3)
     assert overall(found).startswith("Speed was not compared, as jobs ran at the same time. Quality against the")
-    assert "3 at a time" in " ".join(sentences(found)) and cells(found, "mixed_float16")["verdict"] == "equal; healthy"
+    assert "3 at a time" in " ".join(sentences(found))
+    assert cells(found, "mixed_float16")["verdict"] == "unclear; healthy"
 
 
 def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, tmp_path, monkeypatch):
@@ -148,8 +177,9 @@ def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
     found.directory.noise_json.write_text(json.dumps(shares))
     found = read_comparison(found.directory)
     assert overall(found) == ("Which is faster can't be told: other programs kept the cores busy. Quality against the "
-                              "baseline: mixed_float16 equal, mixed_bfloat16 equal.")  # fmt: skip
-    assert sentences(found)[0] == "mixed_float16: equal quality (val_accuracy +0.0000); its speed was not judged."
+                              "baseline: mixed_float16 unclear, mixed_bfloat16 unclear.")  # fmt: skip
+    assert sentences(found)[0] == ("mixed_float16: unclear quality (the same results in one seed); its speed was not "
+                                   "judged.")  # fmt: skip
     assert any("001-policy-float32 (80%)" in line for line in sentences(found))
     assert cells(found, "mixed_float16")["speed-up"] == "5.0× ?"
 
@@ -172,7 +202,7 @@ def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path)
     with (tmp_path / "out").open("w") as stream:
         print_comparison(found, Screen(stream))
     lines = (tmp_path / "out").read_text().splitlines()
-    assert lines[0].startswith("precision       val_accuracy  difference") and lines[4] == ""
+    assert lines[0].startswith("precision       val_accuracy   difference") and lines[4] == ""
     assert lines[5] == overall(found) and lines[-1] == "page  c/report.html"
 
 

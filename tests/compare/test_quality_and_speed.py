@@ -3,9 +3,12 @@
 import json
 import math
 
+import numpy as np
 import pytest
+from scipy.special import stdtrit
 
 from mpt_cli.compare.results import StepTime, compare_quality, format_rule, speed_up, step_time
+from mpt_cli.sweep.paired import POWER, PairedDifference, t_quantile
 from mpt_cli.sweep.plan import Objective
 
 ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", falls=True)
@@ -14,15 +17,19 @@ ACCURACY, LOSS = Objective("val_accuracy", falls=False), Objective("val_loss", f
 @pytest.mark.parametrize(
     ("objective", "pairs", "kind"),
     [
-        (ACCURACY, [(0.98, 0.971)], "equal"),  # within a percentage point
-        (ACCURACY, [(0.98, 0.96)], "unclear"),  # two points, of one seed
-        (ACCURACY, [(0.98, 0.92)], "worse"),  # six
-        (ACCURACY, [(0.90, 0.97)], "better"),
-        (ACCURACY, [(0.98, 0.96), (0.98, 0.96)], "worse"),
-        (ACCURACY, [(0.95, 0.96), (0.99, 0.94)], "equal"),  # the baseline's own seeds are 0.04 apart
-        (LOSS, [(1.00, 1.04)], "equal"),  # within 5 %
-        (LOSS, [(1.0, 1.1), (1.0, 1.1)], "worse"),
-        (LOSS, [(1.0, 0.9), (1.0, 0.9)], "better"),
+        (ACCURACY, [(0.98, 0.98)], "unclear"),  # one seed has no spread, whatever the difference
+        (ACCURACY, [(0.98, 0.5)], "unclear"),
+        (ACCURACY, [(0.98, 0.979), (0.97, 0.971), (0.99, 0.989)], "equal"),  # ± 0.0019 (90 %) about -0.0003
+        (ACCURACY, [(0.98, 0.975), (0.97, 0.971), (0.99, 0.980)], "unclear"),  # -0.0047 ± 0.0093
+        (ACCURACY, [(0.95, 0.91), (0.99, 0.95), (0.97, 0.931)], "worse"),  # the baseline's seeds are 4 points apart
+        (ACCURACY, [(0.90, 0.97), (0.91, 0.98), (0.90, 0.971)], "better"),
+        (ACCURACY, [(0.98, 0.978), (0.97, 0.968), (0.99, 0.9879)], "equal"),  # differs surely, but within a point
+        (ACCURACY, [(0.98, 0.96), (0.98, 0.96)], "unclear"),  # twice the same: no known spread
+        (ACCURACY, [(0.98, 0.96)] * 6, "worse"),  # 2 / 2**6 is below 5 %
+        (ACCURACY, [(0.98, 0.975)] * 5, "equal"),  # 1 / 2**5 is below 5 %
+        (LOSS, [(1.00, 1.01), (1.1, 1.12), (0.9, 0.905)], "equal"),  # within 5 %
+        (LOSS, [(1.0, 1.1), (1.0, 1.12), (1.0, 1.11)], "worse"),
+        (LOSS, [(1.0, 0.9), (1.0, 0.88), (1.0, 0.89)], "better"),
         (LOSS, [(1.0, math.nan)], "worse"),
         (LOSS, [(math.nan, 1.0)], "unknown"),
         (LOSS, [], "unknown"),
@@ -33,15 +40,67 @@ def test_what_counts_as_equal(objective, pairs, kind):
 
 
 def test_the_tolerance_can_be_chosen():
-    assert compare_quality(ACCURACY, [(0.98, 0.96)], tolerance=0.03).kind == "equal"
-    assert compare_quality(LOSS, [(1.0, 1.001)], tolerance=0.0).kind == "worse"
+    pairs = [(0.98, 0.96), (0.97, 0.951), (0.99, 0.969)]
+    assert compare_quality(ACCURACY, pairs, tolerance=0.03).kind == "equal"
+    assert compare_quality(ACCURACY, pairs, tolerance=0.0).kind == "worse"
+
+
+def test_eight_seeds_that_are_each_four_points_worse_are_worse_and_never_equal():
+    bases = [0.90, 0.93, 0.95, 0.88, 0.91, 0.96, 0.92, 0.94]  # their range, 8 points, is no margin
+    pairs = [(base, base - 0.04 + 0.001 * (place % 3)) for place, base in enumerate(bases)]
+    assert compare_quality(ACCURACY, pairs).kind == "worse"
+
+
+def test_the_very_same_results_are_equal_from_two_seeds_on():
+    pair = (0.97, 0.97)
+    assert [compare_quality(ACCURACY, [pair] * count, is_same=True).kind for count in (1, 2)] == ["unclear", "equal"]
 
 
 def test_one_seed_says_what_it_can_not_tell():
-    assert format_rule(ACCURACY, [0.01], 1) == (
-        "Equal quality: val_accuracy within 0.0100 of the baseline. One seed can't tell the effect of a precision from "
-        "chance: --seeds 3 can.")  # fmt: skip
-    assert "in the mean over 3 seeds" in format_rule(ACCURACY, [0.01], 3)
+    rule = "is shown to be within 0.0100 of the baseline; better or worse: it is shown to differ from 0"
+    assert rule in format_rule(ACCURACY, [0.01], 3)
+    assert format_rule(ACCURACY, [0.01], 1).endswith("One seed shows no spread and so neither: --seeds 3 can.")
+
+
+def shares(seeds: int, true: float, deviation: float, steps: int = 0) -> dict[str, float]:
+    """Of 2,000 comparisons whose baselines are 3 points apart; with `steps`, each is a share of so many examples."""
+    random = np.random.default_rng([seeds, round(-1e4 * true), round(1e4 * deviation), steps])
+    bases = random.normal(0.9, 0.03, (2000, seeds))
+    others = bases + random.normal(true, deviation, bases.shape)
+    if steps:
+        bases, others = np.round(bases * steps) / steps, np.round(others * steps) / steps
+    pairs = np.stack([bases, others], axis=-1).astype("float32").tolist()
+    found = [compare_quality(ACCURACY, [(base, other) for base, other in one]).kind for one in pairs]
+    assert set(found) <= {"equal", "worse", "better", "unclear"}
+    return {kind: found.count(kind) / len(found) for kind in ("equal", "worse", "better", "unclear")}
+
+
+MOST_WRONG = 0.05 + 3 * math.sqrt(0.05 * 0.95 / 2000)  # nominal, and three standard errors of the simulation
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("seeds", "steps"), [(2, 0), (3, 0), (3, 360), (5, 360), (10, 0)])
+def test_wrong_verdicts_are_as_rare_as_is_said_at_any_number_of_seeds(seeds, steps):
+    without_effect = shares(seeds, 0.0, 0.03, steps)
+    assert without_effect["worse"] + without_effect["better"] <= MOST_WRONG
+    at_the_margin = shares(seeds, -0.01, 0.003, steps)
+    assert at_the_margin["equal"] <= MOST_WRONG
+    three_points_worse = shares(seeds, -0.03, 0.03, steps)
+    assert three_points_worse["equal"] <= 0.02 and three_points_worse["better"] <= 0.025 + 0.01
+
+
+def test_an_effect_that_is_there_is_found_with_as_many_seeds_as_are_said():
+    differences = (-0.05, -0.03, -0.01, 0.0, -0.06)  # mean -0.03, deviation 0.0255
+    wanted = PairedDifference(differences).seeds_to_decide(0.01)
+    assert wanted == 8  # ((0.84162 + 2.3646) * 0.025495 / 0.03) ** 2 = 7.42, where 2.3646 is t of 7 at 0.975
+    deviation = PairedDifference(differences).deviation
+    assert shares(wanted, -0.03, deviation)["worse"] == pytest.approx(POWER, abs=0.05)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 9, 200])
+def test_quantiles_of_t_are_those_of_scipy(freedom):
+    for probability in (0.9, 0.95, 0.975, 0.9995):
+        assert t_quantile(probability, freedom) == pytest.approx(stdtrit(freedom, probability), rel=1e-8)
 
 
 def test_the_step_time_is_the_median_of_the_logged_speeds(tmp_path):

@@ -6,13 +6,15 @@ import math
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
-from mpt_cli.sweep.report import columns, narrow, pictures, write_results
+from mpt_cli.sweep.paired import read_lead
+from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
 
@@ -43,6 +45,76 @@ def test_a_failed_seed_is_counted_and_named(stubs):
     assert (shown["n"], shown["rank"]) == ("2 of 3", "2")
     assert shown["verdict"] == "1 failed: never trained, 2 healthy"
     assert found.best is not None and found.best.job.overrides["loss_scale.initial_scale"] == "2**15"
+
+
+def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
+    stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
+    found, _ = stubs.start(GRID)
+    assert best_lines(found)[0] == ("best       005-initial_scale-32768_seed-1, val_accuracy 0.9590 (0.9550 ± 0.0046 "
+                                    "over its 3 seeds)")  # fmt: skip
+    assert best_lines(found)[2].strip() == "The best of 2 configurations, shown over 3 seeds at 5%."
+    # differences -0.050, -0.049, -0.051: 0.001 / sqrt(3) * 4.3027
+    assert cells(found, "2**8")["to the first"] == "-0.0500 ± 0.0025"
+    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert content["best_is_shown"] is True and content["not_told_apart"] == []
+
+
+def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
+    stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
+    found, _ = stubs.start(GRID)
+    # differences -0.03, +0.01, -0.01, deviation 0.02: ((0.84162 + 2.03) * 0.02 / 0.01) ** 2 is about 34
+    told = ("Not told apart from initial_scale 2**8 by 3 seeds; about 34 would tell ('seed=range(34)').")
+    assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
+    assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
+    assert f"First: 006-initial_scale-32768_seed-2. {told}" in (tmp_path / "s" / "results.md").read_text()
+    assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
+    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
+    assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
+
+
+def test_with_one_seed_none_is_called_best(stubs):
+    stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
+    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
+    assert best_lines(found)[0].startswith("first      002-epochs-2")
+    assert best_lines(found)[2].strip() == ("Not told apart from epochs 3; epochs 1: one seed shows no spread; "
+                                            "'seed=range(3)' does.")  # fmt: skip
+
+
+def test_seeds_of_one_configuration_have_no_best(stubs):
+    stubs.values = {1: 0.5, 2: 0.9}
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    assert best_lines(found)[2].strip() == "The only configuration: what sets its seeds apart is chance."
+
+
+def test_what_diverged_is_behind_without_any_spread(stubs):
+    stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
+    found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2", "sweep_dir=s"],
+                           objective="val_accuracy:min")  # fmt: skip
+    assert found.lead.is_shown and found.lead.behind == (None,)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("configurations", "seeds"), [(2, 3), (5, 3), (12, 5)])
+def test_of_equal_configurations_one_is_called_best_no_more_often_than_is_said(configurations, seeds):
+    random, trials = np.random.default_rng(configurations), 1000
+    wrong = 0
+    for values in random.normal(0.9, 0.02, (trials, configurations, seeds)):
+        ordered = values[np.argsort(-values.mean(axis=1))].tolist()
+        first, *others = [{str(seed): value for seed, value in enumerate(row)} for row in ordered]
+        wrong += read_lead(first, others, lambda difference: difference > 0).is_shown
+    assert wrong / trials <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / trials)
+
+
+@pytest.mark.slow
+def test_the_true_best_is_among_those_not_told_apart():
+    random, missed, trials = np.random.default_rng(0), 0, 1000
+    for values in random.normal([[0.91], [0.905], *[[0.90]] * 4], 0.01, (trials, 6, 4)):
+        order = np.argsort(-values.mean(axis=1)).tolist()
+        first, *others = [{str(seed): value for seed, value in enumerate(values[place].tolist())} for place in order]
+        found = read_lead(first, others, lambda difference: difference > 0)
+        missed += 0 not in [order[0], *(order[1 + place] for place in found.together)]
+    assert missed / trials <= 0.05
 
 
 def test_nan_is_never_the_best_and_has_no_rank(stubs, tmp_path):

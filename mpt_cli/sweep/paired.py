@@ -1,0 +1,212 @@
+"""What runs of the same seeds show of two configurations: whether one is better, whether both are equal as far as it
+matters, or neither, and how many seeds would tell; and which of several configurations are behind the first.
+
+The runs are paired by their seed, and what is judged is the mean of the differences. Two questions are asked of it,
+each answered wrongly in at most LEVEL of the cases, at any number of seeds:
+
+- equal: two one-sided t tests against a margin (D. J. Schuirmann, "A comparison of the two one-sided tests procedure
+  and the power approach for assessing the equivalence of average bioavailability", 1987). It is the same as that the
+  interval of 1 - 2 LEVEL lies between the margins.
+- better or worse: the two-sided paired t test, that is that the interval of 1 - LEVEL leaves out 0.
+
+Several configurations are held against the one that has come out first, so that the level is shared among the
+comparisons (Bonferroni): each of them may have been the first by chance.
+"""
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Self
+
+LEVEL = 0.05
+POWER = 0.8  # the chance of a verdict that "how many seeds would tell" asks for
+MOST_SEEDS = 1000  # more are not proposed
+_FLOAT32 = 2.0**-20  # a few roundings of a sum in float32
+
+
+@dataclass(frozen=True)
+class PairedDifference:
+    """The differences of an objective, other less baseline, one for each seed; each a finite number.
+
+    `resolution` is what equal figures may differ by, being float32; `comparisons` among how many the level is shared.
+
+    >>> found = PairedDifference.of([(0.95, 0.929), (0.96, 0.941), (0.94, 0.920)])
+    >>> found.is_zero_left_out, found.is_within(0.01), found.is_within(0.03)
+    (True, False, True)
+    """
+
+    differences: tuple[float, ...]
+    resolution: float = 0.0
+    comparisons: int = 1
+
+    @classmethod
+    def of(cls, pairs: Sequence[tuple[float, float]], comparisons: int = 1) -> Self:
+        """From (baseline, other) of each seed, finite numbers."""
+        resolution = _FLOAT32 * max(abs(value) for pair in pairs for value in pair)
+        return cls(tuple(other - base for base, other in pairs), resolution, comparisons)
+
+    @property
+    def seeds(self) -> int:
+        return len(self.differences)
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.differences) / self.seeds
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample, n - 1; None for one seed, which shows no spread."""
+        if self.seeds == 1:
+            return None
+        mean = self.mean
+        return math.sqrt(math.fsum((each - mean) ** 2 for each in self.differences) / (self.seeds - 1))
+
+    @property
+    def has_known_spread(self) -> bool:
+        """Not with one seed; nor where all differences are the same, as accuracies over few examples may be: they come
+        in steps, and the spread is anything below one.
+        """
+        return self.deviation is not None and self.deviation > self.resolution
+
+    def interval(self, confidence: float = 1 - LEVEL) -> tuple[float, float] | None:
+        """Of the mean difference, by Student's t; None where the spread is not known."""
+        if not self.has_known_spread:
+            return None
+        assert self.deviation is not None
+        half = t_quantile((1 + confidence) / 2, self.seeds - 1) * self.deviation / math.sqrt(self.seeds)
+        return self.mean - half, self.mean + half
+
+    @property
+    def is_zero_left_out(self) -> bool:
+        """Whether the mean differs from 0, shown at the level."""
+        level = LEVEL / self.comparisons
+        if not self.has_known_spread:
+            return abs(self.mean) > self.resolution and _sign_tells(self.seeds, level / 2)
+        low, high = self.interval(1 - level) or (-math.inf, math.inf)
+        return low > 0 or high < 0
+
+    def is_within(self, margin: float) -> bool:
+        """Whether the mean is nearer to 0 than the margin, shown at the level."""
+        if not self.has_known_spread:
+            return abs(self.mean) < margin - self.resolution and _sign_tells(self.seeds, LEVEL)
+        low, high = self.interval(1 - 2 * LEVEL) or (-math.inf, math.inf)
+        return -margin < low and high < margin
+
+    def seeds_to_decide(self, margin: float | None = None) -> int | None:
+        """How many seeds would show the one or the other in POWER of the cases, if mean and spread are as they look.
+
+        Without a margin only a difference counts. None where the spread is not known, or MOST_SEEDS would not do.
+        """
+        if not self.has_known_spread:
+            return None
+        return next((count for count in range(self.seeds + 1, MOST_SEEDS + 1)
+                     if self._power(count, margin) >= POWER), None)  # fmt: skip
+
+    def _power(self, seeds: int, margin: float | None) -> float:
+        """Of the likelier verdict. The spread is taken for known, so that it is a little too high for few seeds."""
+        error = (self.deviation or 0.0) / math.sqrt(seeds)
+        shift = abs(self.mean) / error
+        differs = _normal(shift - t_quantile(1 - LEVEL / self.comparisons / 2, seeds - 1))
+        if margin is None:
+            return differs
+        limit = t_quantile(1 - LEVEL, seeds - 1)
+        equal = _normal(margin / error - shift - limit) + _normal(margin / error + shift - limit) - 1
+        return max(differs, equal)
+
+
+def _sign_tells(seeds: int, level: float) -> bool:
+    """Whether as many differences on one side are a proof by themselves, whatever their spread (the sign test)."""
+    return 0.5**seeds <= level
+
+
+def _normal(value: float) -> float:
+    return statistics.NormalDist().cdf(value)
+
+
+def t_probability(value: float, freedom: int) -> float:
+    """Of Student's t below `value`, for a whole number of degrees of freedom: the finite series of M. Abramowitz and
+    I. A. Stegun, "Handbook of Mathematical Functions", 26.7.3 and 26.7.4.
+
+    >>> round(t_probability(12.7062, 1), 5), round(t_probability(-2.0, 2), 5)
+    (0.975, 0.09175)
+    """
+    angle = math.atan(value / math.sqrt(freedom))
+    sine, cosine = math.sin(angle), math.cos(angle)
+    is_odd = freedom % 2 == 1
+    term, total = (cosine, 0.0) if is_odd else (1.0, 0.0)
+    for step in range(2 + is_odd, freedom + 1, 2):
+        total += term
+        term *= cosine * cosine * (step - 1) / step
+    share = 2 / math.pi * (angle + sine * total) if is_odd else sine * total
+    return (1 + share) / 2
+
+
+@cache
+def t_quantile(probability: float, freedom: int) -> float:
+    """The value below which Student's t is with `probability`, above 0.5.
+
+    >>> round(t_quantile(0.975, 1), 4), round(t_quantile(0.95, 9), 4)
+    (12.7062, 1.8331)
+    """
+    low, high = 0.0, 1.0
+    while t_probability(high, freedom) < probability:
+        low, high = high, 2 * high
+    while high - low > 1e-10 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if t_probability(middle, freedom) < probability else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What is shown of the first of several configurations.
+
+    `behind` has for each of the others, in the order given, its difference to the first where at least one seed is
+    shared; `together` which of them are not told apart from the first; `seeds` how many would tell all of those,
+    None where it can't be said.
+    """
+
+    behind: tuple[PairedDifference | None, ...]
+    together: tuple[int, ...]
+    seeds: int | None
+
+    @property
+    def is_shown(self) -> bool:
+        """Whether the first is the best, shown at the level; never of one that nothing was held against."""
+        return bool(self.behind) and not self.together
+
+
+Values = Mapping[str, float]  # of an objective, by seed
+
+
+def read_lead(first: Values, others: Sequence[Values], is_ahead: Callable[[float], bool]) -> Lead:
+    """Holds the first against each of the others; `is_ahead` says of a difference, other less first, that the other
+    is the better one. A value that is not finite is behind any that is.
+
+    >>> steady, close = {"0": 0.95, "1": 0.96, "2": 0.94}, {"0": 0.94, "1": 0.97, "2": 0.93}
+    >>> far = {"0": 0.70, "1": 0.71, "2": 0.695}
+    >>> read_lead(steady, [close, far], lambda difference: difference > 0).together
+    (0,)
+    """
+    behind = tuple(_differences(first, other, len(others)) for other in others)
+    together = tuple(place for place, found in enumerate(behind)
+                     if not _is_lost(others[place]) and not _is_behind(found, is_ahead))  # fmt: skip
+    wanted = [found.seeds_to_decide() if found else None for found in (behind[place] for place in together)]
+    known = [count for count in wanted if count is not None]
+    return Lead(behind, together, max(known) if known and len(known) == len(wanted) else None)
+
+
+def _differences(first: Values, other: Values, comparisons: int) -> PairedDifference | None:
+    pairs = [(first[seed], other[seed]) for seed in first if seed in other]
+    sound = [pair for pair in pairs if all(map(math.isfinite, pair))]
+    return PairedDifference.of(sound, comparisons) if sound else None
+
+
+def _is_lost(values: Values) -> bool:
+    return not values or not all(map(math.isfinite, values.values()))
+
+
+def _is_behind(found: PairedDifference | None, is_ahead: Callable[[float], bool]) -> bool:
+    return found is not None and found.is_zero_left_out and not is_ahead(found.mean)
