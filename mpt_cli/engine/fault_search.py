@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mpt_cli.engine.feed import Piece
 from mpt_cli.precision import layers_of
 from mpt_cli.precision.keras_internals import calls_through, predict_in_training
-from mpt_cli.telemetry.records import FORWARD, OVERFLOW, Event
+from mpt_cli.telemetry.records import FORWARD_PASS, OVERFLOW, Event
 
 Tensor = Any
 DATA, LOSS = "data", "loss"  # where no layer did it
@@ -122,7 +122,7 @@ class FaultSearch:
         return [self._named(event, piece, event.step - first_step) for event in events]
 
     def _named(self, event: Event, piece: Piece, place: int) -> Event:
-        if event.kind != OVERFLOW or event.cause != FORWARD or not self._works:
+        if event.kind != OVERFLOW or event.cause != FORWARD_PASS or not self._works:
             return event
         self._met += 1
         if self._met > ALWAYS and self._met & (self._met - 1):

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import format_count, format_scale, format_share
-from mpt_cli.telemetry.records import GROWTH, NEVER, OVERFLOW, ROLLBACK, Event, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.records import (
+    FORWARD_PASS,
+    GROWTH,
+    NEVER,
+    OVERFLOW,
+    ROLLBACK,
+    Event,
+    Scaling,
+    StopLimits,
+    StreakCounts,
+)
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
@@ -23,12 +33,16 @@ if TYPE_CHECKING:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite.
+    those whose loss was already not finite, `nan_steps` of those whose loss was finite and whose gradients held nan and
+    no inf, which an overflow seldom leaves. `uncured_steps` are those of the latter at a scale at which a step had been
+    applied before: it was not the scale.
 
     `latest` are the last events themselves, for a post-mortem.
     """
 
     skip_steps: list[int] = field(default_factory=list)
+    nan_steps: list[int] = field(default_factory=list)
+    uncured_steps: list[int] = field(default_factory=list)
     first_growth_step: int | None = None
     growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
@@ -36,6 +50,8 @@ class EventTally:
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
+    _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
+    _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -43,10 +59,9 @@ class EventTally:
 
     def _add_one(self, event: Event) -> None:
         self.latest.append(event)
+        self._note_applied(event)
         if event.kind == OVERFLOW:
-            self.skip_steps.append(event.step)
-            if event.cause == "forward":
-                self.forward_steps.append(event.step)
+            self._add_skip(event)
         elif event.kind == GROWTH:
             self.growths += 1
             if self.first_growth_step is None:
@@ -54,13 +69,31 @@ class EventTally:
         elif event.kind == ROLLBACK:
             self.rollbacks.append(event)
         scales = [event.scale_before, event.scale_after]
+        self._last_steps[event.optimizer] = event.step
         self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
         self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
+
+
+    def _note_applied(self, event: Event) -> None:
+        """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
+        if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
+            highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
+            self._applied_scales[event.optimizer] = highest
+
+    def _add_skip(self, event: Event) -> None:
+        self.skip_steps.append(event.step)
+        if event.cause == FORWARD_PASS:
+            self.forward_steps.append(event.step)
+        elif event.nan and not event.inf:
+            self.nan_steps.append(event.step)
+            if event.scale_before <= self._applied_scales.get(event.optimizer, 0.0):
+                self.uncured_steps.append(event.step)
 
 
 NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
+THIRD_TIME = 3  # once and twice may be chance, or the scale
 
 
 @dataclass(frozen=True)
@@ -72,6 +105,8 @@ class Signs:
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
+    nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
+    uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     scale: float | None = None  # None before the first step
@@ -130,6 +165,13 @@ class Signs:
         return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
 
 
+    def is_nan(self, skips: int) -> bool:
+        """Whether most of the latest `skips` skipped steps had nan and no inf, three or more of them."""
+        latest = set(self.skip_steps[-skips:]) if skips else set()
+        count = len(latest.intersection(self.nan_steps))
+        return count >= THIRD_TIME and 2 * count > len(latest)
+
+
 def is_at_floor(scaling: Scaling, scale: float) -> bool:
     """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
 
@@ -151,6 +193,8 @@ def observe(ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapp
         applied_steps=ledger.applied,
         skip_steps=() if applies else tally.skip_steps,
         forward_steps=() if applies else tally.forward_steps,
+        nan_steps=() if applies else tally.nan_steps,
+        uncured_steps=() if applies else tally.uncured_steps,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=ledger.scale if ledger.seen else None,
@@ -202,7 +246,7 @@ DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer
 LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
 KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
 
-FORWARD, FIXED, BEYOND = "forward pass", "fixed too high", "beyond any scale"
+FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
 UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients"
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
@@ -216,6 +260,16 @@ CAUSES = {
         "data, a learning rate that is too high, or a layer that overflows float16 (policy.overrides can keep it in "
         "float32).",
         hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
+    ),
+    NAN: Cause(
+        lambda signs, skips: signs.is_nan(skips),
+        remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
+        "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
+        "gradient is not defined at 0, a masked logarithm.",
+        explanation="the gradients held nan and no inf, of a finite loss, which lowering the scale did not cure: a bug "
+        "of the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
+        "gradient is not defined at 0, a masked logarithm.",
+        hint="nan without inf for the third time, which lowering the scale does not cure: a bug of the model or data",
     ),
     FIXED: Cause(
         lambda signs, _: not signs.scaling.moves,
@@ -283,7 +337,7 @@ CAUSES = {
         change=CLIP,
     ),
 }
-OVERFLOW_CAUSES = (FORWARD, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+OVERFLOW_CAUSES = (FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (UNSCALED, FIXED_LOW, LOW, NO_ROOM)
 
 
@@ -303,6 +357,7 @@ def _as_sentence(text: str) -> str:
 HEALTHY = "healthy"
 WARM_UP = "warm-up skips only"
 CHRONIC = "chronic overflow"
+BAD_VALUES = "bad values"  # of the model or data, that no scale causes or cures
 COLLAPSED = "collapsed"
 TOO_LOW = "scale too low to matter"
 NEVER_TRAINED = "never trained"
@@ -345,7 +400,7 @@ def _ends_at_floor(signs: Signs) -> str | None:
     if streak < FLOOR_STREAK or not signs.is_near_floor(1):
         return None
     words = f"The scale fell to its floor, {format_scale(signs.scale)}, and steps still overflowed: "
-    return words + _explain(signs, streak, (FORWARD, BEYOND))
+    return words + _explain(signs, streak, (FORWARD, NAN, BEYOND))
 
 
 def _ends_in_skips(signs: Signs) -> str | None:
@@ -354,7 +409,7 @@ def _ends_in_skips(signs: Signs) -> str | None:
     if streak < LONGEST_SETTLING_SKIPS:
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(signs)}: "
-    return words + _explain(signs, streak, (FORWARD, FIXED, BEYOND))
+    return words + _explain(signs, streak, (FORWARD, NAN, FIXED, BEYOND))
 
 
 def _ends_overflowing(signs: Signs) -> str | None:
@@ -367,9 +422,20 @@ def _ends_overflowing(signs: Signs) -> str | None:
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(signs, late_skips, (FORWARD, FIXED, TOO_HIGH))
+    cause = find_cause(signs, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
     advice = CAUSES[cause].explain(signs)
-    return words + (f"In most of them {advice}" if cause == FORWARD else _as_sentence(advice))
+    return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
+
+
+def _ends_with_bad_values(signs: Signs) -> str | None:
+    """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
+    found = next((pair for pair in ((FORWARD, signs.forward_steps), (NAN, signs.uncured_steps))
+                  if len(pair[1]) >= THIRD_TIME), None)  # fmt: skip
+    if found is None:
+        return None
+    cause, steps = found
+    words = f"{format_count(len(steps))} of {format_count(signs.steps_seen)} steps, the last {format_count(steps[-1])},"
+    return f"{words} were skipped though the scale was not to blame: {CAUSES[cause].explain(signs)}"
 
 
 def _ends_flushed(signs: Signs) -> str | None:
@@ -545,6 +611,7 @@ RULES = (
         skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
         evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
     ),
+    HealthRule(BAD_VALUES, _ends_with_bad_values),
     HealthRule(
         TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.telemetry.records import (
-    BACKWARD,
+    BACKWARD_PASS,
     CEILING,
     DECLINE,
     FLOOR,
-    FORWARD,
+    FORWARD_PASS,
     GROWTH,
     OVERFLOW,
     Event,
@@ -337,7 +337,7 @@ def _overflow(block: StepRecords, i: int, variables: tuple[str, ...]) -> Event:
         0, 0, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
         nan=int(block.nan[i]), inf=int(block.inf[i]),
         variable=variable, layer=None if variable is None else variable.rpartition("/")[0] or None,
-        cause=BACKWARD if is_backward else FORWARD,
+        cause=BACKWARD_PASS if is_backward else FORWARD_PASS,
         fault=("inf" if block.holds_inf[i] else "nan") if is_known else None,
     )  # fmt: skip
 

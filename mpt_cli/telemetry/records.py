@@ -14,7 +14,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
-FORWARD, BACKWARD = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
+FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 NEVER = 2**30  # a step or count that is not reached
