@@ -55,7 +55,8 @@ def fit(
         callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
         run_dir: where the run writes; None for runs/MODEL/TIME.
         resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
-        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}.
+        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}; with "phases",
+            each of which compiles the model anew with its optimizer, `epochs` is left out.
 
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
@@ -64,7 +65,9 @@ def fit(
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_trainable, read_given
 
     check_trainable(model)
-    tree = {"epochs": epochs, "batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
+    tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
+    if epochs != 1 or "phases" not in (settings or {}):
+        tree["epochs"] = epochs
     data = read_given(DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split))
     asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
@@ -160,6 +163,8 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
         return Problem(path, "is decided by the arguments of fit, not by `settings`.", value)
     if (problem := unknown_key_problem(path, value)) is not None:
         return problem
+    if path.startswith("phases."):
+        return Problem(path, "must be given with the whole list, as phases.", value)
     *holders, name = path.split(".")
     for holder in holders:
         tree = tree.setdefault(holder, {})

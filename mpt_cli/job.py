@@ -14,6 +14,7 @@ from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
+from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
@@ -143,7 +144,9 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
         # from here on a signal leaves a run with a summary
         with session.trainer.interruption, at_forced_end(partial(_cut_short, session, start.run, telemetry)):
             _write_record(start, session, environment)
-            telemetry.start(session.header(start.run.path, start.attempt))
+            header = session.header(start.run.path, start.attempt)
+            write_json(start.run.header_json, header_dict(header))
+            telemetry.start(header)
             return _run(session, start.run, telemetry, command_line)
 
 
@@ -180,8 +183,10 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
 
 
 def _without_effect(start: Start, session: "Session") -> list[str]:
-    before = None if start.checkpoint is None else str(start.checkpoint.position["scaling_mode"])
-    return unused_changes(start.changes, session.assembly.scaling.mode, before)
+    if start.checkpoint is None:
+        return unused_changes(start.changes, session.assembly.scaling.mode, None)
+    before = str(start.checkpoint.position["scaling_mode"])
+    return unused_changes(start.changes, session.assembly.scaling.mode, before, session.assembly.phases.index)
 
 
 def follow(settings: Settings) -> None:

@@ -23,20 +23,23 @@ from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
+from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge, observe
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
+from mpt_cli.telemetry.signs import observe
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
-from mpt_cli.training.outcome import Ending, Outcome, counted, status_of
+from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of
 from mpt_cli.training.progress import Progress
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
@@ -171,6 +174,7 @@ class _Session:
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
+        self.all_finite = backend_step().compiled(all_finite)
         self.stack = ExitStack()
         self.run = RunDirectory.create(place, settings.recipe)
         self._open(verbose)
@@ -210,7 +214,9 @@ class _Session:
             return
         self._is_announced = True
         self.ledger.rules = self._ledger_options()  # a subclassed model has its variables only now
-        self.telemetry.start(self._header([name for name in metric_names if name != "loss"]))
+        header = self._header([name for name in metric_names if name != "loss"])
+        write_json(self.run.header_json, header_dict(header))
+        self.telemetry.start(header)
         for sentence in self.missing:
             self.telemetry.message(f"not recorded: {sentence}")
 
@@ -264,7 +270,7 @@ class _Session:
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
         self._take(logs)
-        signs = replace(self._signs(), weights_are_finite=bool(all_finite([v.value for v in self._weights()])))
+        signs = replace(self._signs(), weights_are_finite=bool(self.all_finite([v.value for v in self._weights()])))
         self._obey(self.health.check_epoch(signs))
         metrics = {name: float(value) for name, value in logs.items()}
         self.progress.record(metrics)
@@ -299,7 +305,8 @@ class _Session:
         return log.read(ring, tally, self.watch.offset + self.watch.taken)
 
     def _signs(self) -> Any:
-        return observe(self.ledger, self.telemetry.tally, self.scaling, self.progress.metrics)
+        progress = self.progress
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
 
     def _obey(self, stop: Stop | None) -> None:
         if stop is None or self.stop is not None:
@@ -328,13 +335,13 @@ class _Session:
             explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
             verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
         status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
-        self._end(Ending(status, exit_code, verdict, explanation))
+        self._end(Conclusion(status, exit_code, verdict, explanation))
 
     def fail(self, error: BaseException | None) -> None:
         words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
-        self._end(Ending("failed", BUG, judge(self._signs())[0], words))
+        self._end(Conclusion("failed", BUG, judge(self._signs())[0], words))
 
-    def _end(self, ending: Ending) -> None:
+    def _end(self, ending: Conclusion) -> None:
         self._announce([])
         summary = Summary(
             **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,

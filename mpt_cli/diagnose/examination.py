@@ -148,8 +148,8 @@ def build_copy(settings: Settings, data: DataSet) -> Any:
 
 def build_update_rule(parts: Assembly, shadow: Any) -> Any:
     """The run's optimizer for `shadow`, unwrapped; each of its steps is an update, also where the run accumulates."""
-    rule = replace(parts.settings.optimizer, gradient_accumulation_steps=None)
-    optimizer = build_optimizer(rule, parts.schedule_steps)
+    rule = replace(parts.phases.optimizer_settings, gradient_accumulation_steps=None)
+    optimizer = build_optimizer(rule, parts.phases.schedule_steps)
     optimizer.build(shadow.trainable_variables)
     return optimizer
 

@@ -38,6 +38,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
+from mpt_cli.training.phases import check_phase, enter_phase
 from mpt_cli.training.program import SettingsProgram
 
 
@@ -61,14 +62,35 @@ def replay(
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
+    _check_phase(run, checkpoint, overflow)
     if checkpoint is not None:
-        restore_state(parts.model, checkpoint.arrays)
+        _take_up(parts, checkpoint, len(overflow.borders))
         stepper = _stepper_at(parts, checkpoint)
     origin = f"from the checkpoint of step {stepper.step}" if checkpoint else "from its beginning"
     say(f"{run.path}: training again {origin} up to step {overflow.step}")
     from_step = stepper.step
     stepper.train_to(overflow.step - 1)
     return ReplayedRun(run, overflow, parts, stepper, from_step)
+
+
+def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
+    """The state of `checkpoint`; from the last one of the phase before, what the change to `phase` makes of it."""
+    enter_phase(parts, check_phase(parts.phases, checkpoint))
+    restore_state(parts.model, checkpoint.arrays)
+    if phase != parts.phases.index:
+        if parts.settings.optimizer.use_ema:
+            parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+        enter_phase(parts, phase)
+
+
+def _check_phase(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
+    """DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
+    borders = overflow.borders
+    phase = 0 if checkpoint is None else int(checkpoint.position["progress"].get("phase", 0))
+    begins = checkpoint is not None and phase + 1 == len(borders) and checkpoint.step == borders[-1]
+    if phase != len(borders) and not begins:
+        raise DataError(f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
+                        "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them.")
 
 
 def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:

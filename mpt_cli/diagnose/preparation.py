@@ -17,7 +17,7 @@ from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write
 from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import OVERFLOW, SCHEMA_VERSION
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -39,11 +39,13 @@ class OverflowEvent:
     loss_scale: float
     variable: str | None
     cause: str | None
+    borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
 
 
 def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent:
     """The last step of the run that overflowed, or the given one; DataError or ConfigError where there is none."""
-    found = [line for line in _read_events(run.events_jsonl) if line.get("kind") == OVERFLOW]
+    events = _read_events(run.events_jsonl)
+    found = [line for line in events if line.get("kind") == OVERFLOW]
     if not found:
         measures = shell_command("diagnose", conf_override(run.config_yaml))
         raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none, so no layer is bad; "
@@ -55,7 +57,8 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent:
         raise ConfigError(Problem("--step", "must be a step that overflowed.", step,
                                   f"They are {', '.join(steps[:MOST_STEPS_NAMED])}{more}."))  # fmt: skip
     line = chosen[-1]
-    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"))
+    borders = tuple(e["step"] - 1 for e in events if e.get("kind") == PHASE and e["step"] <= line["step"])
+    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders)
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

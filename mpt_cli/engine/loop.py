@@ -74,8 +74,8 @@ class Engine(ABC):
     whether the weights are finite.
     """
 
-    def __init__(self, model: Any) -> None:
-        self.model = model
+    def __init__(self, model: Any, jit_compile: bool) -> None:
+        self.model, self.jit_compile = model, jit_compile
         self._names: list[str] = []  # of what a training step reports, known once that is computed
         self._metric_names: list[str] = []  # of the metrics: the same, unless the model's own step reports
         self._latest: LoopCall | None = None  # the last call, where nothing has changed since
@@ -91,13 +91,16 @@ class Engine(ABC):
 
     def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
         """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
-        return (function, *shape) not in self._compiled
+        return self._program(function, shape) not in self._compiled
+
+    def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        return (function, *shape)
 
     def _called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
         """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
         if not self.compiles(function, shape):
             return nullcontext()
-        self._compiled.add((function, *shape))
+        self._compiled.add(self._program(function, shape))
         return self.compiling(function)
 
     @abstractmethod
@@ -129,6 +132,15 @@ class Engine(ABC):
         """Compile the training step again: something that is part of it has changed, such as a schedule."""
         self._compiled = {key for key in self._compiled if key[0] != TRAINING}
         self._make_training()
+
+    def rebuild(self) -> None:
+        """Compile everything again: other layers of the model are trained, by another optimizer."""
+        self.forget_last_call()
+        self._make_functions()
+
+    @abstractmethod
+    def _make_functions(self) -> None:
+        """All that is compiled, not called yet."""
 
     @abstractmethod
     def _make_training(self) -> None:

@@ -58,26 +58,29 @@ class JaxEngine(Engine):
     def __init__(
         self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
-        super().__init__(model)
+        super().__init__(model, jit_compile)
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
-        compiled = jax.jit if jit_compile else _as_it_is
-        self._compile = compiled
+        self._compile = jax.jit if jit_compile else _as_it_is
+        self._make_functions()
+
+    def _make_functions(self) -> None:
+        # lambdas, because JAX takes two references to one method for the same function, and its program with it
+        self._compiled.clear()
         self._make_training()
-        self._evaluate_many = compiled(self._evaluate_loop, donate_argnums=2)
-        self._evaluate_one = compiled(self._evaluate_step, donate_argnums=2)
-        self._gradients = jax.jit(self._gradients_of) if jit_compile else self._gradients_of
-        self._compare = jax.jit(partial(compare_gradients, model))
-        self._begin = jax.jit(self._first_carry, donate_argnums=0)
-        self._end = jax.jit(self._look_back)
-        self._results = jax.jit(self._keras_metrics)
-        self._all_finite = jax.jit(all_finite)
-        self._fresh = jax.jit(self._fresh_metrics, out_shardings=self._everywhere)
+        self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
+        self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
+        self._gradients = jax.jit(lambda *given: self._gradients_of(*given)) if self.jit_compile else self._gradients_of
+        self._compare = jax.jit(lambda *given: compare_gradients(self.model, *given))
+        self._begin = jax.jit(lambda *given: self._first_carry(*given), donate_argnums=0)
+        self._end = jax.jit(lambda state: self._look_back(state))
+        self._results = jax.jit(lambda values: self._keras_metrics(values))
+        self._all_finite = jax.jit(lambda values: all_finite(values))
+        self._fresh = jax.jit(lambda: self._fresh_metrics(), out_shardings=self._everywhere)
 
     def _make_training(self) -> None:
-        # lambdas, because JAX takes two references to one method for the same function, and its program with it
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 

@@ -1,4 +1,4 @@
-"""From the settings of a model to a built `keras.Model` that fits the data.
+"""From the settings of a model to a built `keras.Model` that fits the data, and which of its layers are trained.
 
 Shipped networks, a function of the user's or of keras.applications (`model.name: builder`), and a .keras file whose
 weights are trained further (`model.name: saved`).
@@ -6,16 +6,19 @@ weights are trained further (`model.name: saved`).
 
 import inspect
 from collections.abc import Callable
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import keras
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
 from mpt_cli.models.shapes import Shapes, check_fit, plain_message
+from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.settings.references import call_user, load_function
+from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import Builder, ModelSettings, Saved
 
 BUILDER_KEY = "model.builder"
@@ -94,3 +97,78 @@ def build_model(
     """
     build = BUILDERS.get(settings.name, build_installed_model)
     return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))
+
+
+
+def freeze_layers(settings: Settings, model: Any) -> None:
+    """Say which layers the run trains at first: those of the builder, changed by `model` and then by the first phase.
+
+    ConfigError as `set_trained` raises it.
+    """
+    set_trained(model, settings.model, "model")
+    for index, phase in enumerate(settings.phases[:1]):
+        set_trained(model, phase, f"phases.{index}")
+
+
+def set_trained(model: Any, changes: ModelSettings | PhaseSettings, key: str) -> None:
+    """Make the layers of `changes.freeze` untrainable, then those of `changes.unfreeze` trainable.
+
+    What a layer is set to, the layers inside it are, as in Keras. ConfigError for a pattern that no layer matches, and
+    where nothing is left to train; `key` is where the patterns stand.
+
+    >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, name="one"), keras.layers.Dense(2)])
+    >>> set_trained(model, PhaseSettings(epochs=1, freeze=["*"], unfreeze=["one"]), "phases.0")
+    >>> [layer.trainable for layer in model.layers]
+    [True, False]
+    """
+    for name, trained in (("freeze", False), ("unfreeze", True)):
+        patterns = getattr(changes, name)
+        for pattern in patterns:
+            _check_pattern(model, pattern, f"{key}.{name}")
+        _set_layers(model, patterns, trained)
+    if (changes.freeze or changes.unfreeze) and model.built and not model.trainable_variables:
+        frozen = changes.freeze or changes.unfreeze
+        raise ConfigError(Problem(f"{key}.freeze", "must leave something to train.", frozen,
+                                  "Name what is to be trained in `unfreeze`."))
+
+
+KEPT = "!"  # before a pattern of layers that stay as they are
+
+
+def _set_layers(model: Any, patterns: list[str], trained: bool) -> None:
+    """Containers come before what is inside them; layers that are to stay as they are get back what they had."""
+    layers = inner_layers(model)
+    kept = [layer for layer in layers if any(_names(p[1:], layer) for p in patterns if p.startswith(KEPT))]
+    before = [(part, part.trainable) for layer in kept for part in (layer, *inner_layers(layer))]
+    for layer in layers:
+        if any(_names(pattern, layer) for pattern in patterns):
+            layer.trainable = trained
+    for part, was_trained in before:
+        part.trainable = was_trained
+
+
+def _names(pattern: str, layer: Any) -> bool:
+    """Whether a pattern, as in a shell, is for this layer: by its name, its path or its class."""
+    return any(fnmatchcase(text, pattern) for text in (layer.name, layer.path or layer.name, type(layer).__name__))
+
+
+def _check_pattern(model: Any, pattern: str, key: str) -> None:
+    layers = inner_layers(model)
+    if not any(_names(pattern.removeprefix(KEPT), layer) for layer in layers):
+        names = [*dict.fromkeys(layer.name for layer in layers)]
+        remedy = did_you_mean(pattern.removeprefix(KEPT), names) or f"It has {', '.join(names[:8])}."
+        raise ConfigError(Problem(key, "must match the name, path or class of a layer of the model.", pattern, remedy))
+
+
+Flags = list[tuple[Any, bool]]
+
+
+def trained_flags(model: Any) -> Flags:
+    """Which layers are trained, for `put_back_flags`."""
+    return [(layer, bool(layer.trainable)) for layer in inner_layers(model)]
+
+
+def put_back_flags(flags: Flags) -> None:
+    """Layers are trained as they were at `trained_flags`: containers first, which set what is inside them."""
+    for layer, trained in flags:
+        layer.trainable = trained

@@ -89,6 +89,12 @@ def inner_layers(part: Any, recursive: bool = True) -> list[Any]:
     return list(part._flatten_layers(include_self=False, recursive=recursive))
 
 
+def made_to_be_trained(model: Any) -> list[Any]:
+    """The variables of a model that its layers train unless they are frozen, in the order of `model.variables`."""
+    ids = {id(variable) for layer in [model, *inner_layers(model)] for variable in layer._trainable_variables}
+    return [variable for variable in model.variables if id(variable) in ids]
+
+
 def tracked_layers(layer: Any) -> list[Any]:
     """The layers right inside, also before `layer` is built, in the order in which they were given to it."""
     return list(layer._layers)

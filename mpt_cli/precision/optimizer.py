@@ -318,7 +318,7 @@ class LossScaleOptimizer(
         if keras.backend.backend() != "tensorflow":
             self.build(variables)
             return
-        backend_step().build_outside(lambda: self.build(variables))
+        backend_step().build_outside(lambda: self.build(variables), variables)
 
     def apply_inner(self, grads: list[Tensor], variables: list[Any], unscaled: bool | Tensor) -> None:
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""

@@ -107,11 +107,13 @@ def _over_replicas(context: Any, measured: Measured) -> Measured:
     return Measured(all_replicas(measured.finite), largest)
 
 
-def build_outside(build: Callable[[], None]) -> None:
+def build_outside(build: Callable[[], None], variables: list[Any]) -> None:
     """Call `build` outside of the function that is being traced, once for all replicas.
 
     Made inside, variables are initialised by conditions around the whole first call, in which the skip's own condition
-    can't stand; made by a replica's own thread outside, they would not be mirrored.
+    can't stand; made by a replica's own thread outside, they would not be mirrored. Where the model's own `variables`
+    are made in this very trace, so is what belongs to them, as Keras has it: outside they have no values yet, which
+    optimizers such as ScheduleFreeAdamW begin with.
     """
 
     def build_for_all(strategy: Any) -> None:
@@ -120,12 +122,18 @@ def build_outside(build: Callable[[], None]) -> None:
 
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
-        with tf.init_scope():
+        with nullcontext() if _are_made_here(variables) else tf.init_scope():
             build()
     elif tf.__internal__.distribute.strategy_supports_no_merge_call():
         build()
     else:
         context.merge_call(build_for_all)
+
+
+def _are_made_here(variables: list[Any]) -> bool:
+    own = [variable.value if isinstance(variable, keras.Variable) else variable for variable in variables]
+    with tf.init_scope():
+        return not all(bool(variable.is_initialized()) for variable in own)
 
 
 def check_accumulation(inner_optimizer: Any) -> None:
@@ -369,3 +377,9 @@ def trace(step: Callable[[Any], Any], batch: Any) -> Any:
     result: list[Any] = []
     tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
     return result[0]
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of tensors as one graph, without XLA: op by op it takes ten times as long."""
+    graph: Callable[..., Any] = tf.function(function)
+    return graph

@@ -26,7 +26,7 @@ def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> I
     try:
         with path.open(encoding="utf-8", errors="replace") as file:
             for line in file:
-                if (found := _json_object(line)) is not None:
+                if (found := json_object(line)) is not None:
                     yield found
                 elif line.endswith("\n"):
                     tell_damaged()
@@ -43,7 +43,7 @@ def latest_line(path: Path) -> dict[str, Any] | None:
             lines = file.read().decode("utf-8", "replace").splitlines()
     except OSError:
         return None
-    return next((found for line in reversed(lines) if (found := _json_object(line)) is not None), None)
+    return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
@@ -72,7 +72,8 @@ def _ends_in_skips(skips: list[int], steps_seen: int) -> bool:
     return len(skips) > 1 and skips[-1] == steps_seen and any(b - a == 1 for a, b in pairwise(skips[-2:]))
 
 
-def _json_object(line: str) -> dict[str, Any] | None:
+def json_object(line: str) -> dict[str, Any] | None:
+    """A line of JSON; None where it is damaged or no object."""
     try:
         found = json.loads(line)
     except ValueError:
@@ -82,7 +83,7 @@ def _json_object(line: str) -> dict[str, Any] | None:
 
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
-              "consecutive_skips", "applied_steps"}  # fmt: skip
+              "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
+from mpt_cli.runs.presence import forget_holder, note_holder
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
@@ -117,7 +118,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 DEFAULT_PARENT = "runs"
 LOCK_FILE = ".lock"
 # stems, also of temporary files
-UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config"}
+UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config", "header"}
 
 
 @dataclass(frozen=True)
@@ -183,11 +184,15 @@ class RunDirectory:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError as error:
                 raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
-            yield
+            note_holder(file)
+            try:
+                yield
+            finally:
+                forget_holder(file)
 
     def _open_lock(self, key: str) -> TextIO:
         try:
-            return (self.path / LOCK_FILE).open("w")
+            return self.lock_file.open("a", encoding="utf-8")  # whoever holds it has written its name there
         except OSError as error:
             raise _cannot_create(self.path, error, key) from error
 
@@ -228,6 +233,15 @@ class RunDirectory:
         """Take away what the end of an earlier attempt left: a run that trains again has not ended."""
         self.summary_json.unlink(missing_ok=True)
         self.postmortem_json.unlink(missing_ok=True)
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / LOCK_FILE
+
+    @property
+    def header_json(self) -> Path:
+        """What the console opened with, for those who look on from outside."""
+        return self.path / "header.json"
 
     @property
     def config_yaml(self) -> Path:

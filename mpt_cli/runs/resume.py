@@ -4,6 +4,7 @@ cut back to the checkpoint.
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -80,7 +81,7 @@ def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ and matter, with the value before and now; of another mode those that both have."""
     now = with_stored_choices(now, before)
-    old, new = flatten(asdict(before)), flatten(asdict(now))
+    old, new = _flat(before), _flat(now)
     of_one_mode = {key for key in old.keys() ^ new.keys() if key.startswith("loss_scale.")}
     return {
         key: (old.get(key), new.get(key))
@@ -89,14 +90,28 @@ def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, An
     }
 
 
+def _flat(settings: Settings) -> dict[str, Any]:
+    """Every key by its path, those of each phase too."""
+    phases = {str(index): asdict(phase) for index, phase in enumerate(settings.phases)}
+    return flatten({**asdict(settings), "phases": phases})
+
+
 def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
     """A problem for each changed key that a run can't be resumed under."""
     return [
         Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or "
                 "start a new run.")
         for key, (old, new) in changed_settings(before, now).items()
-        if key.startswith(FIXED_KEYS)
+        if key.startswith(FIXED_KEYS) or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
     ]  # fmt: skip
+
+
+_LAYERS_OF_PHASE = re.compile(r"phases\.(\d+)\.(freeze|unfreeze)")
+
+
+def _is_added(key: str, before: Settings) -> bool:
+    """Whether `key` is of a phase after those of a run that had some."""
+    return 0 < len(before.phases) <= int(key.split(".")[1])
 
 
 def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[Any, Any]]:
@@ -108,8 +123,11 @@ def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[An
     return changed_settings(before, settings)
 
 
-def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -> list[str]:
-    """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use.
+def unused_changes(
+    changed: Iterable[str], mode: str, mode_before: str | None, phases_behind: int = 0
+) -> list[str]:  # fmt: skip
+    """Of the changed keys, the numbers of `loss_scale` that a run which goes on in `mode` does not use, and those of
+    phases that lie behind it.
 
     A scale that moves goes on from where it was; only where it begins anew does it begin at `initial_scale`.
 
@@ -117,11 +135,14 @@ def unused_changes(changed: Iterable[str], mode: str, mode_before: str | None) -
     ['loss_scale.initial_scale']
     >>> unused_changes(["loss_scale.initial_scale", "loss_scale.max_scale", "seed"], "fixed", "dynamic")
     ['loss_scale.max_scale']
+    >>> unused_changes(["phases.0.epochs", "phases.1.epochs"], "none", "none", phases_behind=1)
+    ['phases.0.epochs']
     """
     rule = mode_settings(mode).rule_class
     known = {name for any_rule in (*RULES.values(), rule) for name in any_rule.key_names()}
     unused = known - rule.used_on_resume(mode_before)
-    return [key for key in changed if key in {f"loss_scale.{name}" for name in unused}]
+    behind = tuple(f"phases.{index}." for index in range(phases_behind))
+    return [key for key in changed if key in {f"loss_scale.{name}" for name in unused} or key.startswith(behind)]
 
 
 def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mode: str) -> list[str]:
@@ -131,6 +152,7 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
         moved = f"{key} was {old!r}, is {new!r}"
         goes_on = key == "loss_scale.initial_scale" and mode_settings(mode).rule_class.scales
         reason = f"{mode} scaling goes on from the scale it had" if goes_on else f"{mode} scaling does not use it"
+        reason = "the run is past that phase" if key.startswith("phases.") else reason
         notes.append(f"without effect: {moved}; {reason}" if key in idle else f"changed since: {moved}")
     return notes
 
@@ -155,7 +177,10 @@ def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
     except DataError:
         return None
     trainer = settings.trainer
-    whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
+    if settings.phases:
+        whole = (found.get("phases_completed") or 0) >= len(settings.phases)
+    else:
+        whole = found["epochs_completed"] >= trainer.epochs or bool(found.get("ended_early"))
     is_done = whole or (trainer.max_steps is not None and found["steps_seen"] >= trainer.max_steps)
     if found["status"] != "finished" or not is_done or check_resumable(run, settings):
         return None

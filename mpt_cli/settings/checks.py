@@ -12,6 +12,7 @@ from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import (
+    PYTHON,
     Builder,
     Images,
     KerasDataset,
@@ -462,6 +463,32 @@ def _check_unused(path: str, section: Any) -> Iterator[Problem]:
             yield Problem(f"{path}.{declared.name}", rule, value, f"Set {path}.patience.")
 
 
+def check_phases(settings: Settings) -> Iterator[Problem]:
+    """Keys that phases leave no room for, and phases that say two things at once."""
+    if not settings.phases:
+        return
+    epochs, trainer = settings.trainer.epochs, settings.trainer
+    if epochs != _default(trainer, "epochs"):
+        yield Problem("trainer.epochs", f"must be left out with phases, whose epochs are {settings.epochs} in all.",
+                      epochs, "Take it back with ~trainer.epochs.")
+    yield from _check_rates_of_phases(settings)
+    for index, phase in enumerate(settings.phases):
+        for pattern in sorted({*phase.freeze} & {*phase.unfreeze}):
+            yield Problem(f"phases.{index}.unfreeze", "must not name what `freeze` of the same phase names.", pattern)
+
+
+def _check_rates_of_phases(settings: Settings) -> Iterator[Problem]:
+    optimizer, rates = settings.optimizer, [phase.learning_rate for phase in settings.phases]
+    own = None not in rates and optimizer.learning_rate != _default(optimizer, "learning_rate")
+    if own and optimizer.name != PYTHON:
+        yield Problem("optimizer.learning_rate", "must be left out: each phase has a learning rate of its own.",
+                      optimizer.learning_rate, "Take it back with ~optimizer.learning_rate.")
+    for index, rate in enumerate(rates):
+        if rate is not None and optimizer.schedule.object is not None:
+            rule = f"must be left out with optimizer.schedule.object={optimizer.schedule.object}, which has its own."
+            yield Problem(f"phases.{index}.learning_rate", rule, rate, "Use optimizer.schedule.name.")
+
+
 _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], ...] = (
     (check_recipe_name, ("recipe",)),
     (check_scale_numbers, ("loss_scale.mode", "loss_scale.min_scale", "loss_scale.max_scale",
@@ -495,4 +522,5 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_fault, ("fault", "trainer.feed")),
     (check_fault_replica, ("fault.replica", "fault.place", "distribute")),
     (check_expect, ("expect",)),
+    (check_phases, ("phases", "trainer.epochs", "optimizer.learning_rate", "optimizer.schedule")),
 )

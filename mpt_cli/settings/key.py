@@ -117,6 +117,20 @@ class Key:
     def is_list(self) -> bool:
         return get_origin(self.options[0]) is list
 
+    @property
+    def section(self) -> type | None:
+        """The dataclass of each entry, where it is a list of sections."""
+        return section_of_list(self.type)
+
+
+INDEX = "N"  # in the paths of keys inside a list of sections: phases.N.epochs
+
+
+def section_of_list(hint: Any) -> type | None:
+    """The dataclass whose list `hint` is, None for any other type."""
+    inner = get_args(hint) if get_origin(hint) is list else ()
+    return next((part for part in inner if isinstance(part, type) and is_dataclass(part)), None)
+
 
 def default_of(declared: "Field[Any]") -> Any:
     if declared.default_factory is not MISSING:
@@ -125,14 +139,16 @@ def default_of(declared: "Field[Any]") -> Any:
 
 
 def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
-    """The keys of one dataclass, those of nested sections after their own prefix."""
+    """The keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
     hints = get_type_hints(cls)
     for declared in fields(cls):
         path = f"{prefix}.{declared.name}" if prefix else declared.name
         if is_dataclass(hints[declared.name]):
             yield from class_keys(hints[declared.name], path)
-        else:
-            yield Key(path, hints[declared.name], default_of(declared), **declared.metadata)
+            continue
+        yield Key(path, hints[declared.name], default_of(declared), **declared.metadata)
+        if (section := section_of_list(hints[declared.name])) is not None:
+            yield from class_keys(section, f"{path}.{INDEX}")
 
 
 _NOUNS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
@@ -259,6 +275,8 @@ def format_type(key: Key) -> str:
         return "a name, module:name, {object: …, kwargs: …}, or a list or mapping of these"
     if key.is_mapping:
         return "a mapping"
+    if key.section is not None:
+        return f"a list of mappings with {', '.join(part.name for part in fields(key.section))}"
     if key.is_list:
         return f"a list of {_PLURALS[get_args(key.options[0])[0]]}"
     return _format_types(key.options)

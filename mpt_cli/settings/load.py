@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, default_of, read_value
+from mpt_cli.settings.key import BadValue, Key, default_of, format_type, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
 from mpt_cli.settings.recipes import (
@@ -182,7 +182,8 @@ def _build_section(
             values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
             continue
         key = Key(path, hint, default_of(declared), **declared.metadata)
-        values[declared.name] = _read_key(key, given.get(declared.name, key.default), problems, known)
+        read = _read_key if key.section is None else _read_sections
+        values[declared.name] = read(key, given.get(declared.name, key.default), problems, known)
     unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
     found = (_unknown_problem(cls, f"{prefix}{name}", given, given[name]) for name in unknown)
     problems.extend(problem for problem in found if problem is not None)
@@ -198,6 +199,19 @@ def _read_key(key: Key, value: Any, problems: list[Problem], known: set[str]) ->
         received = None if value == "???" else value
         problems.append(Problem(key.path, bad.rule, received, bad.remedy))
         return key.default
+
+
+def _read_sections(key: Key, value: Any, problems: list[Problem], known: set[str]) -> list[Any]:
+    """A list of sections; what is no list, or has an entry that is no mapping, is one problem."""
+    assert key.section is not None
+    if not isinstance(value, list) or not all(isinstance(part, dict) for part in value):
+        problems.extend([Problem(key.path, f"must be {format_type(key)}.", value)] if key.path not in known else [])
+        return []
+    hints = get_type_hints(key.section)
+    return [
+        _build_section(key.section, hints, f"{key.path}.{index}.", part, problems, known)
+        for index, part in enumerate(value)
+    ]
 
 
 def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) -> Problem | None:

@@ -3,6 +3,7 @@
 Below the sections: the same as a flat table of dotted paths, and which key a path that is not in it probably meant.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, is_dataclass, make_dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 
 from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
-from mpt_cli.settings.key import Key, class_keys, key
+from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
 from mpt_cli.settings.loss_scale import SCALE_MODES, LossScaleSettings, mode_settings
 from mpt_cli.settings.variants import (
     DATA,
@@ -194,6 +195,17 @@ class DistributeSettings:
 
 
 @dataclass
+class PhaseSettings:
+    """One of several parts of a run, each with an optimizer of its own: which layers it trains, how fast, how long."""
+
+    epochs: int = key(REQUIRED, "passes over the training data", at_least=1)
+    learning_rate: Optional[float] = key(None, "step size at the start of its schedule, null = optimizer.learning_rate",
+                                         above=0)
+    freeze: List[str] = key([], "layers that are not trained from here on, named as in model.freeze")
+    unfreeze: List[str] = key([], "layers that are trained from here on; after `freeze`")
+
+
+@dataclass
 class Settings:
     """One run, fully resolved."""
 
@@ -214,7 +226,14 @@ class Settings:
     logger: LoggerSettings = field(default_factory=LoggerSettings)
     distribute: DistributeSettings = field(default_factory=DistributeSettings)
     fault: FaultSettings = field(default_factory=FaultSettings)
+    phases: List[PhaseSettings] = key([], "parts of the run, one after the other, as fine-tuning has them: a list of "
+                                      "mappings with epochs, learning_rate, freeze and unfreeze")
     expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
+
+    @property
+    def epochs(self) -> int:
+        """Of the whole run: those of its phases, where it has some."""
+        return sum(phase.epochs for phase in self.phases) or self.trainer.epochs
 
 
 VARIANTS: dict[str, dict[str, type]] = {
@@ -309,6 +328,9 @@ FARTHEST = 3  # letters too many or too few in a name of another section: callba
 
 def remedy_for(path: str) -> str:
     """Names the key of the same name elsewhere, else the nearest in the same section, else anywhere."""
+    if (listed := _without_index(path)) != path and find_key(listed.partition(f".{INDEX}.")[0]):
+        index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
+        return remedy_for(listed).replace(f".{INDEX}.", f".{index}.")
     section, _, leaf = path.rpartition(".")
     known = [*all_keys(), *sections()]
     same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
@@ -364,7 +386,17 @@ def key_versions() -> list[Key]:
 
 def find_key(path: str) -> Key | None:
     """The key at `path`. Other packages are asked, and imported, only where none of ours has it."""
+    path = _without_index(path)
     return _own_keys().get(path) or (all_keys().get(path) if _may_be_added(path.partition(".")[0]) else None)
+
+
+def _without_index(path: str) -> str:
+    """The path of the key in its list of sections.
+
+    >>> _without_index("phases.1.epochs")
+    'phases.N.epochs'
+    """
+    return re.sub(r"\.\d+\.", f".{INDEX}.", path)
 
 
 def _may_be_added(section: str) -> bool:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -13,6 +14,7 @@ from rich.text import Text
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
+from mpt_cli.runs.presence import read_holder
 from mpt_cli.sweep.directory import GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console.plain import StreamLines
@@ -149,3 +151,65 @@ def format_ending(result: JobResult) -> str:
     parts = [f"{name} {format_number(float(metrics[name]))}"] if name else []
     parts.append(f"{format_count(result.number('skipped_steps') or 0)} skipped")
     return ", ".join([*parts, result.summary["verdict"], format_seconds(result.seconds or 0.0)])
+
+
+WAITING, RUNNING = "waiting", "running"
+
+
+@dataclass(frozen=True)
+class JobState:
+    """Where a job is: waiting, running, or how it ended; `line` is its latest of metrics.jsonl."""
+
+    job: Job
+    status: str
+    line: dict[str, Any] | None = None
+    result: JobResult | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: the job, its status, and the numbers that are known of it."""
+        numbers = ("step", "epoch", "loss", "loss_scale", "skipped_steps", "consecutive_skips", "seconds")
+        known = {name: self.line.get(name) for name in numbers} if self.line else {}
+        ended = {"exit_code": self.result.exit_code, "reason": self.result.reason} if self.result else {}
+        return {"job": self.job.name, "overrides": self.job.overrides, "status": self.status, **known, **ended}
+
+
+class SweepView:
+    """The jobs of a sweep as its directory shows them, to any process that can read it."""
+
+    def __init__(self, sweep: SweepDirectory) -> None:
+        self.sweep = sweep
+        self._results: dict[str, tuple[int, JobResult]] = {}  # by name, with the time of the file that told it
+
+    def jobs(self) -> list[JobState]:
+        """All that are planned so far."""
+        return [self._state(job) for job in self.sweep.read_plan()[0].jobs]
+
+    def _state(self, job: Job) -> JobState:
+        run = self.sweep.run(job)
+        line = latest_line(run.metrics_jsonl)
+        holder = read_holder(run.lock_file)
+        if holder is not None and holder.is_gone is not True:
+            return JobState(job, RUNNING, line)
+        result = self._result(job)
+        if result is None:
+            return JobState(job, WAITING, line)
+        return JobState(job, result.status, line, result)
+
+    def _result(self, job: Job) -> JobResult | None:
+        try:
+            written_at = self.sweep.ending_json(job).stat().st_mtime_ns
+        except OSError:
+            return None
+        if self._results.get(job.name, (0, None))[0] != written_at:
+            self._results[job.name] = written_at, read_job(self.sweep, job)
+        return self._results[job.name][1]
+
+
+def format_job(state: JobState) -> str:
+    """A job in one line: where it is, or how it came out."""
+    if state.result is not None:
+        return f"{state.status:<9} {state.job.name}  {format_ending(state.result)}"
+    if state.status == WAITING:
+        return f"{WAITING:<9} {state.job.name}"
+    seconds = float(state.line.get("seconds") or 0.0) if state.line else 0.0
+    return f"{RUNNING:<9} {state.job.name}  {'  '.join(format_state(state.line, seconds))}"

@@ -1,213 +1,18 @@
-"""Whether a run trains: what is observed of it, the causes of what goes wrong, and the rules that end it or name it.
+"""Whether a run trains: the causes of what goes wrong, and the rules that end it or name it, by what `signs` tells.
 
 A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/loss_scale.py`; a new piece of advice
 is one row of `CAUSES`.
 """
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.format import format_count, format_scale, format_share
-from mpt_cli.telemetry.records import (
-    FORWARD_PASS,
-    GROWTH,
-    NEVER,
-    OVERFLOW,
-    ROLLBACK,
-    Event,
-    Scaling,
-    StopLimits,
-    StreakCounts,
-)
-
-if TYPE_CHECKING:
-    from mpt_cli.telemetry.ledger import Ledger
-
-
-@dataclass
-class EventTally:
-    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, `nan_steps` of those whose loss was finite and whose gradients held nan and
-    no inf, which an overflow seldom leaves. `uncured_steps` are those of the latter at a scale at which a step had been
-    applied before: it was not the scale.
-
-    `latest` are the last events themselves, for a post-mortem.
-    """
-
-    skip_steps: list[int] = field(default_factory=list)
-    nan_steps: list[int] = field(default_factory=list)
-    uncured_steps: list[int] = field(default_factory=list)
-    first_growth_step: int | None = None
-    growths: int = 0
-    forward_steps: list[int] = field(default_factory=list)
-    lowest_scale: float | None = None
-    highest_scale: float | None = None
-    rollbacks: list[Event] = field(default_factory=list)
-    latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
-    _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
-    _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
-
-    def add(self, events: Iterable[Event]) -> None:
-        for event in events:
-            self._add_one(event)
-
-    def _add_one(self, event: Event) -> None:
-        self.latest.append(event)
-        self._note_applied(event)
-        if event.kind == OVERFLOW:
-            self._add_skip(event)
-        elif event.kind == GROWTH:
-            self.growths += 1
-            if self.first_growth_step is None:
-                self.first_growth_step = event.step
-        elif event.kind == ROLLBACK:
-            self.rollbacks.append(event)
-        scales = [event.scale_before, event.scale_after]
-        self._last_steps[event.optimizer] = event.step
-        self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
-        self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
-
-
-    def _note_applied(self, event: Event) -> None:
-        """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
-        if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
-            highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
-            self._applied_scales[event.optimizer] = highest
-
-    def _add_skip(self, event: Event) -> None:
-        self.skip_steps.append(event.step)
-        if event.cause == FORWARD_PASS:
-            self.forward_steps.append(event.step)
-        elif event.nan and not event.inf:
-            self.nan_steps.append(event.step)
-            if event.scale_before <= self._applied_scales.get(event.optimizer, 0.0):
-                self.uncured_steps.append(event.step)
-
-
-NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
-# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
-LONGEST_SETTLING_SKIPS = 29
-THIRD_TIME = 3  # once and twice may be chance, or the scale
-
-
-@dataclass(frozen=True)
-class Signs:
-    """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
-
-    scaling: Scaling
-    steps_seen: int
-    applied_steps: int
-    skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
-    forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
-    uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
-    first_growth_step: int | None = None
-    bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
-    scale: float | None = None  # None before the first step
-    loss: float | None = None  # mean over the last applied steps; None when there were none
-    flushed_share: float | None = None  # of gradient elements, where it was sampled
-    sample_is_new: bool = False  # whether that was after the last step
-    streaks: StreakCounts[int] = NO_STREAKS  # after the last step
-    peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
-    peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps
-    window_steps: int = 0
-    window_skips: int = 0
-    applied_in_epoch: int = 0
-    epoch_is_whole: bool = True
-    weights_are_finite: bool = True
-
-    @property
-    def skipped_steps(self) -> int:
-        return len(self.skip_steps)
-
-    @property
-    def final_streak(self) -> int:
-        """How many of the latest steps in a row were all skipped."""
-        streak = 0
-        for step in reversed(self.skip_steps):
-            if step != self.steps_seen - streak:
-                break
-            streak += 1
-        return streak
-
-    @property
-    def late_skips(self) -> tuple[int, int]:
-        """Steps and skips of the second half of the run, not counting the streak it may have opened with."""
-        lead = 0
-        for step in self.skip_steps:
-            if step != lead + 1:
-                break
-            lead = step
-        start = lead + (self.steps_seen - lead) // 2
-        return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
-
-    @property
-    def is_settling(self) -> bool:
-        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
-        falls = self.scaling.floor is not None and not self.is_near_floor(1)
-        return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
-
-    def is_near_floor(self, factor: float) -> bool:
-        """Whether the scale is at most `factor` times as high as its floor, if it has one."""
-        return self.scale is not None and is_at_floor(self.scaling, self.scale / factor)
-
-    def forward_share(self, skips: int) -> float:
-        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
-        count = min(skips, self.skipped_steps)
-        if count == 0:
-            return 0.0
-        return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
-
-
-    def is_nan(self, skips: int) -> bool:
-        """Whether most of the latest `skips` skipped steps had nan and no inf, three or more of them."""
-        latest = set(self.skip_steps[-skips:]) if skips else set()
-        count = len(latest.intersection(self.nan_steps))
-        return count >= THIRD_TIME and 2 * count > len(latest)
-
-
-def is_at_floor(scaling: Scaling, scale: float) -> bool:
-    """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
-
-    The floor of the settings may lie between two such numbers, and is rounded by at most 2^-24 of it.
-    """
-    return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
-
-
-def observe(ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float]) -> Signs:
-    """The signs after the last step that `ledger` took in, whose every event is in `tally`.
-
-    `metrics` are those of the last whole epoch: one that ends in "loss" and is not finite stands for the loss.
-    """
-    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
-    applies, sample = scaling.applies_overflows, ledger.sample
-    return Signs(
-        scaling=scaling,
-        steps_seen=ledger.seen,
-        applied_steps=ledger.applied,
-        skip_steps=() if applies else tally.skip_steps,
-        forward_steps=() if applies else tally.forward_steps,
-        nan_steps=() if applies else tally.nan_steps,
-        uncured_steps=() if applies else tally.uncured_steps,
-        first_growth_step=tally.first_growth_step,
-        bad_steps=len(tally.skip_steps) if applies else 0,
-        scale=ledger.scale if ledger.seen else None,
-        loss=spoiled[0] if spoiled else ledger.last_mean_loss,
-        flushed_share=None if sample is None else sample.flushed_share,
-        sample_is_new=sample is not None and sample.step == ledger.seen,
-        streaks=ledger.streaks,
-        peaks=ledger.peaks,
-        peak_skip_rate=ledger.peak_skip_rate,
-        window_steps=ledger.window_steps,
-        window_skips=int(ledger.window.sum()),
-        applied_in_epoch=ledger.applied_in_epoch,
-    )
+from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
+from mpt_cli.telemetry.records import NEVER, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
 
 
 @dataclass(frozen=True)
@@ -457,7 +262,7 @@ def _ends_warmed_up(signs: Signs) -> str | None:
     if not signs.skip_steps or not signs.scaling.growth_steps:
         return None
     last = signs.skip_steps[-1]
-    if signs.first_growth_step is not None and last > signs.first_growth_step:
+    if not signs.is_early(last) or (signs.first_growth_step is not None and last > signs.first_growth_step):
         return None
     words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step {last}; "
     return f"{words}this is normal and nothing needs to be done."
@@ -472,6 +277,42 @@ def _ends_well(signs: Signs) -> str:
     if signs.scaling.scales:
         return f"{words}{_format_at_scale(signs)}."
     return f"{words}; {_explain_unscaled(signs)}"
+
+
+def _remark_late_skips(signs: Signs) -> str | None:
+    """Only of a scale that grows after so many steps, whose skips otherwise follow a growth."""
+    late = [step for step in signs.unprovoked_steps if not signs.is_early(step)]
+    if not late or not signs.scaling.growth_steps:
+        return None
+    named = ("… " if len(late) > 3 else "") + ", ".join(map(str, late[-3:]))
+    which = f"Step {named} was" if len(late) == 1 else f"{format_count(len(late))} steps ({named}) were"
+    return (f"{which} skipped long after the scale had settled, and not because it had grown: a batch with unusual "
+            "gradients does that, or a learning rate that rises. If more follow, lower optimizer.learning_rate or clip "
+            "with optimizer.global_clipnorm=1.0.")  # fmt: skip
+
+
+def _remark_rising_loss(signs: Signs) -> str | None:
+    trend = signs.val_loss
+    if not trend.is_rising:
+        return None
+    return (f"val_loss was lowest in epoch {trend.lowest_epoch}, {format_number(trend.lowest)}, and is "
+            f"{format_number(trend.latest[-1])} after {trend.epoch - trend.lowest_epoch} more: the model may be "
+            "overfitting, and trainer.early_stopping ends a run there.")  # fmt: skip
+
+
+INPUT_SHARE, INPUT_SECONDS = 0.3, 5.0  # of the time, and in all: below, a quicker input gains little
+
+
+def _remark_input(signs: Signs) -> str | None:
+    waited, whole = signs.input_seconds, signs.input_seconds + signs.step_seconds
+    if waited < INPUT_SECONDS or waited <= INPUT_SHARE * whole:
+        return None
+    return (f"Steps waited for their data {waited / whole:.0%} of the time ({format_seconds(waited)}), so a quicker "
+            "device gains little: let the loader do less for each example, or do it once and keep the "
+            "result.")  # fmt: skip
+
+
+REMARKS = (_remark_late_skips, _remark_rising_loss, _remark_input)  # what a good verdict adds where it holds
 
 
 def _explain_unscaled(signs: Signs) -> str:
@@ -631,7 +472,9 @@ def judge(signs: Signs) -> tuple[str, str]:
     ('healthy', 'All 100 steps were applied; the loss was not scaled, because nothing needed it.')
     """
     found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
-    return next((verdict, words) for verdict, words in found if words is not None)
+    verdict, words = next((verdict, words) for verdict, words in found if words is not None)
+    remarks = [remark(signs) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
+    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """The records of every step, and their totals and events. Nothing is sampled: every step counts."""
 
 import math
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -240,6 +241,10 @@ class Ledger:
         mean = self._loss_sum / self._loss_count if self._loss_count else None
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
+
+    def name_variables(self, paths: Iterable[str]) -> None:
+        """Another optimizer trains from here on, with these variables in the order of its gradients."""
+        self.rules = replace(self.rules, variables=tuple(paths))
 
     def skip_rate(self) -> float:
         """Share of skipped steps among the last `window_steps`."""

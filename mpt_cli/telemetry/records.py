@@ -14,6 +14,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
@@ -93,6 +94,7 @@ class RunHeader:
     metric_names: tuple[str, ...] = ()  # every name that a Snapshot's metrics will hold, val_* included: CSV columns
     loss: str = ""  # "mean_squared_error (auto: regression)"
     callbacks: str = ""  # "EarlyStopping, PSNR"
+    phases: tuple[str, ...] = ()  # a line for each: "2 epochs, learning rate 0.01, freeze base (…)"
     attempt: int = 1  # 2 and more: a resumed run, appending to the files of the ones before
 
 
@@ -103,7 +105,7 @@ class Event:
     step: int
     epoch: int
     # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the run
-    # went back to the checkpoint of `step`)
+    # went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
     kind: str
     scale_before: float
     scale_after: float
@@ -113,12 +115,14 @@ class Event:
     # the loss was not finite none is whole, and it is that of the first layer whose output was not finite when the
     # batch went through again.
     variable: str | None = None
-    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken
+    # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken;
+    # of a phase what it trains
     cause: str | None = None
     layer: str | None = None  # of that variable or output; "data" where the batch itself was not finite
     fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom leaves
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
     optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
+    phase: int | None = None  # of a phase that begins: its number, from 1
 
     @property
     def moves_scale(self) -> bool:
@@ -164,6 +168,7 @@ class Snapshot:
     step_in_epoch: int = 0
     memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
     gradients: GradientSample | None = None  # on the lines at which they were sampled
+    phase: int | None = None  # its number, from 1, in a run of several
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,7 @@ class Summary:
     gradients: dict[str, Any] | None = None  # the latest `GradientSample`
     ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
+    phases_completed: int | None = None  # of a run with phases
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 

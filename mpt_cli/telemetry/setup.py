@@ -2,6 +2,8 @@
 
 import os
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TextIO
 
@@ -59,13 +61,14 @@ def load_sink(name: str) -> Any:
         raise ConfigError(Problem(f"logger.{name}", f"can't be used: {error}", True)) from error
 
 
-def console_sinks(mode: str, stream: TextIO) -> list[Sink]:
+def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
     """`auto` is live in a terminal that can move its cursor and show the characters used, else plain."""
     if mode == "quiet":
         return []
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
-        return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False))]
-    return [PlainConsole(StreamLines(stream))]
+        return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False), clock)]
+    lines = StreamLines(stream)
+    return [PlainConsole(lines, clock, bars=lines.has_bars)]
 
 
 def _is_live_terminal(stream: TextIO) -> bool:

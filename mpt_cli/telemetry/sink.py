@@ -11,8 +11,8 @@ from types import TracebackType
 from typing import Self
 
 from mpt_cli.signals import Limit, unheard
-from mpt_cli.telemetry.health import EventTally
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.signs import EventTally
 
 
 class Sink:

@@ -12,13 +12,13 @@ import keras
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.engine.backend import Platform
-from mpt_cli.engine.distribution import build_distribution
-from mpt_cli.engine.faults import build_injector, slowed, warn_of_fault
+from mpt_cli.engine.distribution import Distribution, build_distribution
+from mpt_cli.engine.faults import Injector, build_injector, slowed, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.models.build import build_model
+from mpt_cli.models.build import build_model, freeze_layers
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
@@ -36,12 +36,10 @@ from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import (
     build_loss_and_metrics,
-    build_optimizer,
     describe_scaling,
     resolve_scaling,
     warn_of_learning_rate,
     warn_of_scaling,
-    wrap_optimizer,
 )
 from mpt_cli.training.own_program import (
     check_author_compiled,
@@ -50,7 +48,8 @@ from mpt_cli.training.own_program import (
     prepare_own_test,
     wrap_author_optimizers,
 )
-from mpt_cli.training.saving import warn_of_saving
+from mpt_cli.training.phases import Phases
+from mpt_cli.training.saving import load_initial_weights, warn_of_saving
 
 if TYPE_CHECKING:
     from mpt_cli.training.program import Program
@@ -69,22 +68,31 @@ class Assembly:
     platform: Platform
     data: DataSet
     model: Any
-    optimizer: LossScaleOptimizer
+    phases: Phases
     scaling: Scaling
+    distribution: Distribution
     engine: Engine
     train_feed: Feed
     validation_feed: Feed | None
     jit: JitChoice
     resident: bool
     capacity: int  # the most steps of one call into the compiled loop
-    replicas: int
     warnings: tuple[str, ...]
-    schedule_steps: int | None  # over which a learning-rate schedule runs
     author_compiled: bool = False  # optimizer, loss and metrics are those of a `compile` in the user's code
 
     @property
     def settings(self) -> Settings:
         return self.program.settings
+
+    @property
+    def optimizer(self) -> LossScaleOptimizer:
+        """That of the phase; of several the first."""
+        return next(iter(optimizers_of(self.model).values()))
+
+    @property
+    def replicas(self) -> int:
+        """Over how many devices a batch is split."""
+        return self.distribution.replicas
 
     @property
     def policy(self) -> Policy:
@@ -99,7 +107,7 @@ class Assembly:
     @property
     def total_steps(self) -> int | None:
         """Steps of the whole run, skipped ones included; None where a stream's length is unknown."""
-        return count_steps(self.settings.trainer, self.train_feed.steps)
+        return count_steps(whole_run(self.settings), self.train_feed.steps)
 
 
 def policy_of(settings: Settings) -> Policy:
@@ -126,44 +134,43 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
         *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
-    jit = choose_jit(settings, platform, model, count_steps(settings.trainer, plan.steps_per_epoch(data.train)))
+    jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
-    planned = replace(settings.trainer, max_steps=None if train_feed.steps else settings.trainer.max_steps)
-    total_steps = count_steps(planned, train_feed.steps)  # max_steps cuts a run short, it does not squeeze its schedule
-    compiled = is_compiled(model)
+    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
-        first = put_to_training(settings, model, data, scaling, total_steps)
-    optimizer = next(iter(optimizers_of(model).values()))
-    own = own_steps(model)
-    if injector is not None and own is not None and own.optimizers:
-        injector.spoil_own_steps(own)
+        first = put_to_training(settings, model, data, phases, injector)
+        if settings.model.weights is not None:
+            load_initial_weights(model, settings.model.weights)
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
-    return Assembly(program, platform, data, model, optimizer, scaling, engine, train_feed, validation_feed,
-                    jit, resident, call_capacity(settings.trainer, resident), distribution.replicas,
-                    tuple(warnings), total_steps, compiled)  # fmt: skip
+    return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
+                    jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
 
 
 def put_to_training(
-    settings: Settings, model: Any, data: DataSet, scaling: Scaling, total_steps: int | None
+    settings: Settings, model: Any, data: DataSet, phases: Phases, injector: Injector | None
 ) -> Batch:
     """Loss, metrics and optimizers into the model, of the settings or as its author compiled it; the first batch."""
-
-    def wrap(inner: Any) -> LossScaleOptimizer:
-        return wrap_optimizer(inner, settings.loss_scale, scaling)
-
     if is_compiled(model):
-        optimizers = wrap_author_optimizers(model, wrap)
+        optimizers = wrap_author_optimizers(model, phases.wrap)
     else:
-        optimizers = {"optimizer": wrap(build_optimizer(settings.optimizer, total_steps))}
+        optimizers = {"optimizer": phases.build_optimizer()}
         compile_model(settings, model, data, optimizers["optimizer"])
     first = build_metrics(model, data.train, settings.trainer.batch_size)
-    prepare_own_steps(settings, model, optimizers, data, first, scaling)
-    for optimizer in optimizers_of(model).values():
-        optimizer.build(model.trainable_variables)
+
+    def take_up(optimizers: dict[str, LossScaleOptimizer]) -> None:
+        prepare_own_steps(settings, model, optimizers, data, first, phases.scaling)
+        for optimizer in optimizers_of(model).values():
+            optimizer.build(model.trainable_variables)
+        if injector is not None and (own := own_steps(model)) is not None and own.optimizers:
+            injector.spoil_own_steps(own)
+
+    take_up(optimizers)
+    phases.check_optimizers(optimizers_of(model))
+    phases.take_up = take_up
     return first
 
 
@@ -206,6 +213,7 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
+    freeze_layers(settings, model)
     if is_compiled(model):
         check_author_compiled(settings, model)
     elif has_own_train_step(model) and type(model).compile is not keras.Model.compile:
@@ -248,6 +256,11 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
+
+
+def whole_run(settings: Settings) -> TrainerSettings:
+    """`trainer` with the epochs of all phases."""
+    return replace(settings.trainer, epochs=settings.epochs)
 
 
 def count_steps(trainer: TrainerSettings, steps_per_epoch: int | None) -> int | None:
@@ -343,6 +356,7 @@ class BuildCheck:
     data: str
     loss_scale: str
     warnings: tuple[str, ...]
+    phases: tuple[str, ...] = ()
 
 
 def try_build(program: "Program", platform: Platform) -> BuildCheck:
@@ -350,5 +364,5 @@ def try_build(program: "Program", platform: Platform) -> BuildCheck:
     parts = assemble(program, platform, program.load_data())
     return BuildCheck(
         audit_layers(parts.model), count_parameters(parts.model), parts.data.description,
-        describe_scaling(parts.scaling, parts.model), parts.warnings,
+        describe_scaling(parts.scaling, parts.model), parts.warnings, parts.phases.lines,
     )  # fmt: skip

@@ -175,6 +175,15 @@ class Callbacks:
         if self._waiting is not None:
             self._take_up(*self._waiting)
 
+    def begin_again(self) -> None:
+        """`on_train_begin` of a later phase; what callbacks hold beyond it, such as a log that is open, they keep."""
+        if not self.members:
+            return
+        self.ended, self.model.stop_training = "", False
+        for state in self._states:
+            state.before_resumed_training()
+        self.call("on_train_begin")
+
     def call(self, hook: str, *where: int, logs: Logs | None = None) -> Logs:
         """Call the `hook` of those that declare it, `where` the number of the epoch or batch, from 0; returns the logs
         as the callbacks left them."""

@@ -378,7 +378,13 @@ def _variables(model: Any) -> dict[str, Any]:
 
 
 def _model_variables(model: Any) -> dict[str, Any]:
-    return _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
+    """Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in the file of
+    a model, does not change their names."""
+    from mpt_cli.precision.keras_internals import made_to_be_trained  # imports Keras
+
+    weights = made_to_be_trained(model)
+    ids = {id(variable) for variable in weights}
+    return _numbered("weight", weights) | _numbered("frozen", [v for v in model.variables if id(v) not in ids])
 
 
 def _numbered(kind: str, variables: Any) -> dict[str, Any]:

@@ -9,7 +9,7 @@ batches throughout and end with the run. The moving average (EMA) is likewise ta
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import keras
@@ -331,21 +331,30 @@ def _build_own_optimizer(settings: OwnOptimizer, total_steps: int | None) -> ker
     if isinstance(built, keras.optimizers.LossScaleOptimizer):
         raise ConfigError(Problem("optimizer.object", f"{settings.object} must come without loss scaling: "
                                   "loss_scale says it.", type(built).__name__))
-    optimizer = _copied(built) if load_named(settings.object, "optimizer.object") is built else built
+    optimizer = copied_optimizer(built) if load_named(settings.object, "optimizer.object") is built else built
     for common in fields(OptimizerSettings):
         value = getattr(settings, common.name)
         if common.name not in ("name", "schedule", "learning_rate") and value != common.default:
             setattr(optimizer, common.name, value)
     if settings.learning_rate is not None or settings.schedule != Schedule():
-        configured = configured_rate(optimizer)
-        rate = _rate_of_own(settings, configured, total_steps)
-        if isinstance(rate, float) and not isinstance(configured, float):
-            rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
-        optimizer.learning_rate = rate
+        put_rate(optimizer, _rate_of_own(settings, configured_rate(optimizer), total_steps))
     return optimizer
 
 
-def _copied(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+def put_rate(optimizer: keras.optimizers.Optimizer, rate: float | schedules.LearningRateSchedule) -> None:
+    """Give an unwrapped optimizer that learning rate, also where it has a schedule so far."""
+    if isinstance(rate, float) and not isinstance(configured_rate(optimizer), float):
+        rate = schedules.CosineDecay(rate, decay_steps=1, alpha=1.0)  # Keras takes no number in place of a schedule
+    optimizer.learning_rate = rate
+
+
+def with_rate(settings: OptimizerSettings, learning_rate: float | None) -> OptimizerSettings:
+    """`settings` with that learning rate, or their own where it is None."""
+    return settings if learning_rate is None else replace(settings, learning_rate=learning_rate)
+
+
+def copied_optimizer(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """One that is configured as `optimizer` is now, without its state."""
     rate = configured_rate(optimizer)
     return type(optimizer).from_config(optimizer.get_config(), custom_objects={type(rate).__name__: type(rate)})
 

@@ -17,6 +17,7 @@ from mpt_cli.data.prepare import class_factors
 from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
@@ -71,6 +72,7 @@ class ModelProgram(Program):
             inner = unwrapped(optimizer)
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
             put(inner)
+        freeze_layers(self.settings, model)
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
         return model
 

@@ -60,7 +60,7 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
             exit_code, explanation = BAD_DATA, f"It ended on {outcome.signal.name} and could not be saved: {unsaved}"
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
-    summary = _summary(session, run_dir, Ending(status, exit_code, verdict, explanation))
+    summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
     return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change)
 
 
@@ -71,7 +71,7 @@ def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -
     if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
         status, exit_code = _STATUSES[SIGINT], INTERRUPTED
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, Ending(status, exit_code, judge(session.trainer.signs())[0], explanation))
+    return _summary(session, run_dir, Conclusion(status, exit_code, judge(session.trainer.signs())[0], explanation))
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
@@ -83,7 +83,7 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
     verdict, _ = judge(session.trainer.signs())
-    return _summary(session, run_dir, Ending(status, end.exit_code, verdict, explanation))
+    return _summary(session, run_dir, Conclusion(status, end.exit_code, verdict, explanation))
 
 
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
@@ -95,7 +95,7 @@ def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
 
 
-class Ending(NamedTuple):
+class Conclusion(NamedTuple):
     """The first fields of a `Summary`."""
 
     status: str
@@ -115,7 +115,7 @@ def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _summary(session: "Session", run_dir: Path, ending: Ending) -> Summary:
+def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
     trainer, ledger = session.trainer, session.trainer.ledger
     return Summary(
         **ending._asdict(), **counted(ledger, trainer.progress),
@@ -124,7 +124,7 @@ def _summary(session: "Session", run_dir: Path, ending: Ending) -> Summary:
         recipe=session.assembly.settings.recipe, run_dir=str(run_dir),
         rollbacks=len(trainer.telemetry.tally.rollbacks),
         gradients=None if ledger.sample is None else asdict(ledger.sample),
-        repeatable=session.assembly.program.repeatable,
+        phases_completed=trainer.phases_completed, repeatable=session.assembly.program.repeatable,
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ import keras
 
 from mpt_cli.data.own_batches import random_state_kept
 from mpt_cli.errors import DataError, summarise_error
+from mpt_cli.models.shapes import plain_message
 from mpt_cli.precision.keras_internals import tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
@@ -85,6 +86,18 @@ def _bare(model: Any) -> Iterator[None]:
         model.compiled = compiled
         for name, value in kept.items():
             setattr(model, name, value)
+
+
+def load_initial_weights(model: Any, file: str) -> None:
+    """Put the weights of `model.weights` into the built model; DataError where the file is not of this model."""
+    if not Path(file).is_file():
+        raise DataError(f"model.weights: there is no such file. Received: {file!r}.")
+    try:
+        with tensorflow_left_out():
+            model.load_weights(file)
+    except Exception as error:  # zip, HDF5 and Keras all raise their own
+        raise DataError(f"model.weights: {file!r} does not have the weights of this model: "
+                        f"{plain_message(error)}") from error
 
 
 def load_weights(model: Any, path: Path) -> None:

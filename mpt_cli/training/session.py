@@ -46,7 +46,6 @@ from mpt_cli.training.checkpoint import (
     CheckpointSchedule,
     CheckpointStore,
     Origin,
-    collect_weights,
     restore_state,
 )
 from mpt_cli.training.loss_and_optimizer import (
@@ -56,6 +55,7 @@ from mpt_cli.training.loss_and_optimizer import (
     set_learning_rate,
 )
 from mpt_cli.training.outcome import Outcome, build_postmortem
+from mpt_cli.training.phases import PhaseChange, average_weights, check_phase, end_training, enter_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
 from mpt_cli.training.saving import save_trained
@@ -88,12 +88,10 @@ class Session:
         that is done when the run goes on.
         """
         model, trainer = self.assembly.model, self.trainer
-        has_changed = bool(self.assembly.settings.optimizer.use_ema and trainer.ledger.applied)
-        if has_changed:
-            self.assembly.optimizer.finalize_variable_values(model.trainable_variables)
+        has_changed = average_weights(self.assembly, trainer)
         if outcome.finished:
             with self.assembly.policy.scope():
-                has_changed |= self._end_training()
+                has_changed |= end_training(self.assembly, trainer)
         if has_changed and outcome.finished:
             trainer.engine.forget()
             with self.assembly.policy.scope():
@@ -105,16 +103,6 @@ class Session:
             with trainer.telemetry.busy("saving the model") if outcome.signal is None else nullcontext():
                 save_trained(model, model_path)
         return outcome
-
-    def _end_training(self) -> bool:
-        """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
-        callbacks, model = self.trainer.callbacks, self.assembly.model
-        if not callbacks.wants("on_train_end"):
-            return False
-        before = collect_weights(model)
-        callbacks.call("on_train_end", logs=self.trainer.progress.metrics)
-        after = collect_weights(model)
-        return any(before[name].tobytes() != after[name].tobytes() for name in before)
 
     def postmortem(self, stop: Stop) -> dict[str, Any]:
         """The content of the post-mortem of a run that a health rule ended."""
@@ -150,10 +138,11 @@ class Session:
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
             policy=policy, loss_scale=scaling, model=model, data=parts.data.description,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
-            execution=_describe_execution(parts), epochs=settings.trainer.epochs,
+            execution=_describe_execution(parts), epochs=settings.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
-            loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer), attempt=attempt,
+            loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer),
+            phases=parts.phases.lines, attempt=attempt,
         )  # fmt: skip
 
     def peak_memory(self) -> int | None:
@@ -177,8 +166,8 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     rules = _ledger_options(parts)
     trainer = settings.trainer
     steps_per_call = trainer.steps_per_execution if isinstance(trainer.steps_per_execution, int) else None
-    plan = TrainingPlan(trainer.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
-                parts.capacity, steps_per_call)  # fmt: skip
+    plan = TrainingPlan(settings.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
+                        parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
@@ -190,6 +179,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
     checkpointer.beside = CallbackPosition(parts, runner)
+    runner.next_phase = PhaseChange(parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
     return Session(parts, runner)
 
@@ -288,7 +278,9 @@ def _describe_optimizer(parts: Assembly) -> str:
     if parts.author_compiled:
         return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
-    notes = [] if optimizer.learning_rate is None else [f"learning rate {optimizer.learning_rate:g}"]
+    every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
+    rate = None if every_phase_has_one else optimizer.learning_rate
+    notes = [] if rate is None else [f"learning rate {rate:g}"]
     if optimizer.schedule.object is not None:
         notes.append(f"schedule {optimizer.schedule.object}")
     elif optimizer.schedule.name != "constant" or optimizer.schedule.warmup_steps:
@@ -328,8 +320,9 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     What settings may change in between is set again afterwards: the learning rate and the loss scale. Returns whether
     compiled steps have to be made anew. DataError when it is of another model or optimizer.
     """
-    settings, rollbacks = parts.settings, trainer.telemetry.tally.rollbacks
+    settings, phases, rollbacks = parts.settings, parts.phases, trainer.telemetry.tally.rollbacks
     before = str(checkpoint.position["scaling_mode"])
+    enter_phase(parts, check_phase(phases, checkpoint), trainer)
     restore_state(parts.model, checkpoint.arrays, other_scaling=before != parts.scaling.mode)
     parts.engine.forget()
     trainer.checkpointer.resume(checkpoint)
@@ -347,7 +340,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     if parts.author_compiled:
         return False  # the checkpoint has the rate of the author's optimizer
     reached = float(parts.optimizer.learning_rate)
-    follows_schedule = set_learning_rate(parts.optimizer, settings.optimizer, parts.schedule_steps, factor)
+    follows_schedule = set_learning_rate(parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
     if has_callbacks and not follows_schedule:
         _resume_rate(parts.optimizer, reached, checkpoint.position["configured_rate"])
     return follows_schedule
@@ -378,7 +371,7 @@ class CallbackPosition:
         if parts.author_compiled:
             rate: Any = None  # the optimizer is not of the settings, which can't have changed it
         else:
-            rate = configured_rate(build_optimizer(parts.settings.optimizer, parts.schedule_steps))
+            rate = configured_rate(build_optimizer(parts.phases.optimizer_settings, parts.phases.schedule_steps))
         factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
         configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
         named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}

@@ -11,9 +11,10 @@ from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules, Signs, Stop, observe
+from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
 from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
+from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
 from mpt_cli.training.checkpoint import Checkpointer
@@ -33,6 +34,12 @@ class TrainingPlan:
     validate_every_epochs: int
     capacity: int
     steps_per_call: int | None
+    epochs_of_phases: tuple[int, ...] = ()  # empty: there is one
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The epochs of each phase."""
+        return self.epochs_of_phases or (self.epochs,)
 
 
 class Trainer:
@@ -53,6 +60,7 @@ class Trainer:
         self.sampler: GradientSampler | None = None  # None where nothing computes in float16
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
+        self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
@@ -67,6 +75,9 @@ class Trainer:
             if self.progress.step_in_epoch and (self._steps_left() == 0 or self.callbacks.ended):
                 self._finish_epoch(is_whole=False)  # it was killed between its last step and its last line
             while not self._is_over():
+                if self._phase_is_over():
+                    self.next_phase()
+                    continue
                 self._run_epoch()
                 if self._stop is not None and self.recover(self._stop):
                     self._stop = None
@@ -121,14 +132,33 @@ class Trainer:
 
     def signs(self) -> Signs:
         """What health rules and verdict go by, as of the last step."""
-        return observe(self.ledger, self.telemetry.tally, self.health.scaling, self.progress.metrics)
+        watch, progress = self.stopwatch, self.progress
+        return observe(
+            self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
+        )  # fmt: skip
 
     def _is_over(self) -> bool:
-        return self.progress.epochs_completed >= self.plan.epochs or self._is_cut_short() or self._must_stop()
+        is_last = self.progress.phase == len(self.plan.lengths) - 1
+        return (is_last and self._phase_is_over()) or self._steps_left() == 0 or self._must_stop()
+
+    @property
+    def phases_completed(self) -> int | None:
+        """How many phases lie behind the run; None where it has none."""
+        return self.progress.phase + self._phase_is_over() if self.plan.epochs_of_phases else None
+
+    def _phase_is_over(self) -> bool:
+        return self._epochs_of_phase(self.progress.epochs_completed) >= self._length() or bool(self.callbacks.ended)
+
+    def _length(self) -> int:
+        return self.plan.lengths[self.progress.phase]
+
+    def _epochs_of_phase(self, epochs: int) -> int:
+        return epochs - self.progress.epochs_before_phase
 
     def _is_cut_short(self) -> bool:
-        """Whether the run ends here, perhaps in the middle of an epoch: by `max_steps`, or because a callback said so.
-        """
+        """Whether the phase ends here, perhaps in the middle of an epoch: with the run by `max_steps`, or because a
+        callback said so."""
         return self._steps_left() == 0 or bool(self.callbacks.ended)
 
     def _must_stop(self) -> bool:
@@ -169,7 +199,10 @@ class Trainer:
         count = self._next_count()
         if self.process_group is not None:
             count = self.process_group.agree(count, self.interruption.requested)
-        return None if self._must_stop() else self.train_feed.take(count, self._must_stop)
+        if self._must_stop():
+            return None
+        with self.stopwatch.waiting():
+            return self.train_feed.take(count, self._must_stop)
 
     def _next_count(self) -> int:
         """Steps of the next call: up to the next checkpoint or sample of the gradients, to where the skip rate begins
@@ -250,7 +283,7 @@ class Trainer:
             self.checkpointer.save(self.progress, self.ledger)
         self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
-        is_last = self.progress.epoch == self.plan.epochs or self._is_cut_short()
+        is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
@@ -276,9 +309,16 @@ class Trainer:
         return self.ledger.snapshot(
             epoch=self.progress.epoch, loss=loss, examples_per_second=self.stopwatch.window_rate(),
             metrics={name: value for name, value in metrics.items() if name != "loss"},
-            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(), phase=self._phase_number(),
         )  # fmt: skip
+
+    def _phase_number(self) -> int | None:
+        return self.progress.phase + 1 if self.plan.epochs_of_phases else None
 
 
 def _never(stop: Stop) -> bool:
     return False
+
+
+def _nothing() -> None:
+    """A run of one phase has no next."""

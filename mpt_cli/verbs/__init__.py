@@ -25,6 +25,7 @@ VERBS = {
         "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
     ),
     "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
+    "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
     "report": Verb("finished_runs", "one page of a run, of several overlaid, of a sweep or of a comparison"),
     "reproduce": Verb(
         "reproduce", "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml"

@@ -72,6 +72,26 @@ def _kind_of(path: Path) -> "tuple[SweepDirectory, Report] | None":
     return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
 
 
+def sweep_or_comparison(path: Path) -> "tuple[SweepDirectory, Callable[[Screen], None]] | None":
+    """The directory of a sweep or a comparison, and what prints its results as they stand; None of anything else."""
+    from mpt_cli.compare.plan import CompareDirectory
+    from mpt_cli.sweep.directory import SweepDirectory, read_results
+
+    def print_sweep(screen: "Screen") -> None:
+        from mpt_cli.sweep.report import print_results
+
+        print_results(read_results(SweepDirectory(path)), screen)
+
+    def print_compare(screen: "Screen") -> None:
+        from mpt_cli.compare.report import print_comparison
+        from mpt_cli.compare.results import read_comparison
+
+        print_comparison(read_comparison(CompareDirectory(path)), screen)
+
+    kinds = ((SweepDirectory(path), print_sweep), (CompareDirectory(path), print_compare))
+    return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
+
+
 def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     from mpt_cli.sweep.directory import SweepDirectory, read_results
     from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page

@@ -303,6 +303,7 @@ def _build_lines(built: "BuildCheck") -> list[str]:
     return [
         f"data: {built.data}",
         f"loss scale: {built.loss_scale}",
+        *(f"phase {number}: {line}" for number, line in enumerate(built.phases, start=1)),
         f"{'layer':<{width}}  {'kind':<20} {'policy':<{policies}} {'computes':<9} {'variables':<10} {'parameters':>12}",
         *(_layer_line(layer, width, policies) for layer in built.layers),
         f"{built.parameters:,} parameters",

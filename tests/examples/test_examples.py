@@ -52,6 +52,7 @@ EXAMPLES = {
         "fit": {"epochs": 3, "batch_size": 64, "class_weight": {"0": 0.5, "1": 8}}}),
     "timeseries": Example(35, backends=("tensorflow",)),
     "super_resolution": Example(30),
+    "transfer_learning": Example(24),
     "autoencoder": Example(15, quick=True, plain={
         "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
     "metric_learning": Example(24),

@@ -98,4 +98,4 @@ def test_what_is_waiting_is_told_before_it_is_forgotten(header, clock) -> None:
     console.events([overflow(2)])
     console.suspend()
     console.rewind(0, 0)
-    assert written[-1].startswith("step 2: gradients overflowed")
+    assert written[-1].strip().startswith("step 2: gradients overflowed")

@@ -9,23 +9,10 @@ from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings
 from mpt_cli.telemetry import health
-from mpt_cli.telemetry.health import (
-    CAUSES,
-    CHRONIC,
-    CLIP,
-    DYNAMIC,
-    RULES,
-    WIDER,
-    EventTally,
-    HealthRule,
-    HealthRules,
-    Signs,
-    Stop,
-    judge,
-    observe,
-)
+from mpt_cli.telemetry.health import CAUSES, CHRONIC, CLIP, DYNAMIC, RULES, WIDER, HealthRule, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.signs import EventTally, Signs, observe
 
 NAN = math.nan
 LOSS_ADVICE = (

@@ -8,9 +8,9 @@ from reference import ReferenceScale, Step
 
 from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.health import EventTally, observe
 from mpt_cli.telemetry.ledger import FLOAT_FIELDS, INT_FIELDS, Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import GradientSample, Scaling
+from mpt_cli.telemetry.signs import EventTally, observe
 
 NAN, INF = math.nan, math.inf
 

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.precision import FixedScale
-from mpt_cli.telemetry.console.live import LiveConsole, Phases, RunPosition, screen, value_cells, wrap_parts
+from mpt_cli.telemetry.console.live import LiveConsole, Phases, RunPosition, screen, value_cells
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
@@ -107,13 +107,6 @@ def test_a_fixed_scale_never_grows_and_no_scaling_says_so(header, snapshot) -> N
     assert "skipped" not in none
 
 
-def test_an_epoch_breaks_only_between_its_parts() -> None:
-    assert wrap_parts(["epoch 1/3", "loss 0.5000", "val_loss 0.25"], 24) == [
-        "epoch 1/3  loss 0.5000",
-        "  val_loss 0.25",
-    ]
-
-
 class Terminal(io.StringIO):
     """A stream that says it is a terminal."""
 
@@ -129,7 +122,7 @@ def _live(width: int = 80, **more) -> tuple[LiveConsole, Terminal]:
 
 
 def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary) -> None:
-    live, terminal = _live()
+    live, terminal = _live(no_color=True)
     live.start(header)
     live.events([Event(1, 1, "overflow", 32768.0, 16384.0, 0, 9, "dense/kernel")])
     live.progress(30, 1, "")
@@ -141,7 +134,8 @@ def test_epochs_and_overflows_stay_above_the_live_area(header, snapshot, summary
     text = terminal.getvalue()
     for once in (
         "step 1: gradients",
-        "epoch 1/3  loss",
+        "epoch    loss  accuracy    scale  changes",
+        "   16384        ▂▁     28        3",
         "a sentence",
         "warm-up skips only",
         "A sentence on what it shows",

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from strict import lines
 
-from mpt_cli.telemetry.console.lines import final_rows, interval_line
+from mpt_cli.telemetry.console.lines import final_rows, sample_sentence
 from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import GradientSample
@@ -52,7 +52,7 @@ def test_tensorboard_has_points_where_it_was_taken(tmp_path: Path, snapshot) -> 
 
 
 def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
-    assert "flushed to 0 12.5%  head-room 2^9" in interval_line(replace(snapshot, gradients=SAMPLE), header)
+    assert sample_sentence(SAMPLE) == "step 30: of the gradients, flushed to 0 12.5%, head-room 2^9"
     written: list[str] = []
     console = PlainConsole(written.append, clock)
     console.start(header)
@@ -61,7 +61,8 @@ def test_an_interval_line_tells_it_once(header, snapshot, clock) -> None:
     for _ in range(2):
         clock.now += 10
         console.snapshot(snapshot)
-    assert [line.count("flushed to 0 12.5%") for line in written if line.startswith("step 30")] == [0, 1, 0]
+    assert [line.split()[0] for line in written[-4:]] == ["0.00/3", "0.00/3", "step", "0.00/3"]
+    assert sum("flushed to 0 12.5%" in line for line in written) == 1
 
 
 @pytest.mark.parametrize(("width", "rows"), [(40, 14), (80, 7), (140, 5)])

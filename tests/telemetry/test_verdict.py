@@ -1,14 +1,15 @@
 import math
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry import health as v
-from mpt_cli.telemetry.health import EventTally, Signs, judge, observe
+from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Event, Scaling
+from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
 
 DYNAMIC = Scaling(DynamicScale())
 FIXED = Scaling(FixedScale(2.0**24))
@@ -260,10 +261,10 @@ def test_chronic_begins_above_a_twentieth_of_the_second_half(late_skips: int) ->
     assert (judge(signs)[0] == v.CHRONIC) == (late_skips > 25)
 
 
-@pytest.mark.parametrize("streak", [v.LONGEST_SETTLING_SKIPS - 1, v.LONGEST_SETTLING_SKIPS])
+@pytest.mark.parametrize("streak", [LONGEST_SETTLING_SKIPS - 1, LONGEST_SETTLING_SKIPS])
 def test_collapse_begins_at_the_streak_that_leads_from_the_default_to_the_floor(streak: int) -> None:
     signs = _skipping(range(1001 - streak, 1001))
-    assert (judge(signs)[0] == v.COLLAPSED) == (streak == v.LONGEST_SETTLING_SKIPS)
+    assert (judge(signs)[0] == v.COLLAPSED) == (streak == LONGEST_SETTLING_SKIPS)
 
 
 def test_the_signs_come_from_the_tally_and_the_optimizers_counters() -> None:
@@ -325,3 +326,63 @@ def test_scales_of_several_optimizers_are_not_mixed_up():
     tally.add([Event(5, 1, "growth", 64.0, 128.0, optimizer="a"),
                Event(1, 1, "overflow", 32.0, 16.0, nan=1, cause="backward", optimizer="b")])  # fmt: skip
     assert tally.uncured_steps == []
+
+
+LATE = _skipping([1, 2, 46], replace(CLEAN, steps_seen=64), unprovoked_steps=(1, 2, 46))
+RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
+
+
+@pytest.mark.parametrize(("signs", "words"), [
+    (LATE, "3 of 64 steps (4.7%) were skipped, few enough to do no harm. Step 46 was skipped long after the scale had "
+           "settled, and not because it had grown: a batch with unusual gradients does that, or a learning rate that "
+           "rises. If more follow, lower optimizer.learning_rate or clip with optimizer.global_clipnorm=1.0."),
+    (_skipping(range(100, 500, 100), unprovoked_steps=range(100, 500, 100)),
+     "4 of 1,000 steps (0.4%) were skipped, few enough to do no harm. 4 steps (… 200, 300, 400) were skipped long "
+     "after the scale had settled, and not because it had grown: a batch with unusual gradients does that, or a "
+     "learning rate that rises. If more follow, lower optimizer.learning_rate or clip with "
+     "optimizer.global_clipnorm=1.0."),
+    (replace(NO_SCALING, val_loss=RISING), "All 1,000 steps were applied; the loss was not scaled, because nothing "
+     "needed it. val_loss was lowest in epoch 4, 0.3100, and is 0.5200 after 5 more: the model may be overfitting, and "
+     "trainer.early_stopping ends a run there."),
+    (replace(CLEAN, input_seconds=30.0, step_seconds=20.0), "All 1,000 steps were applied at scale 32768. Steps waited "
+     "for their data 60% of the time (30.0 s), so a quicker device gains little: let the loader do less for each "
+     "example, or do it once and keep the result."),
+])  # fmt: skip
+def test_a_good_verdict_says_what_is_worth_a_word(signs: Signs, words: str) -> None:
+    assert judge(signs) == (v.HEALTHY, words)
+
+
+@pytest.mark.parametrize("signs", [
+    _skipping([1, 2, 3], replace(CLEAN, steps_seen=64), unprovoked_steps=(1, 2, 3)),  # the settling itself
+    _skipping([401, 803], first_growth_step=400),  # each after a growth
+    _skipping([500], FIXED_CLEAN, unprovoked_steps=(500,)),  # a fixed scale never settles
+    replace(CLEAN, val_loss=LossTrend(0.31, 7, 9, (0.31, 0.45, 0.52))),  # two epochs may be chance
+    replace(CLEAN, val_loss=LossTrend(0.31, 4, 9, (0.4, 0.32, 0.52))),  # it came back to the lowest
+    replace(CLEAN, input_seconds=4.0, step_seconds=1.0),  # too short to matter
+    replace(CLEAN, input_seconds=30.0, step_seconds=70.0),
+])  # fmt: skip
+def test_what_is_usual_gets_no_remark(signs: Signs) -> None:
+    assert len(re.findall(r"\. [A-Z]|\. val_loss", judge(signs)[1])) == 0
+
+
+def test_a_bad_verdict_stands_alone() -> None:
+    assert "val_loss" not in judge(replace(CLEAN, loss=math.nan, val_loss=RISING))[1]
+
+
+@pytest.mark.parametrize(("applied", "verdict"), [(20, v.WARM_UP), (21, v.HEALTHY)])
+def test_the_settling_ends_after_a_twentieth_of_the_run_or_its_first_steps(applied: int, verdict: str) -> None:
+    assert judge(_skipping([1, applied + 2], replace(CLEAN, steps_seen=64)))[0] == verdict
+    assert judge(_skipping([1, 2 * applied + 12 - 2 * (applied - 20)], replace(CLEAN, steps_seen=1000)))[0] == v.WARM_UP
+
+
+def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_streak_it_begins() -> None:
+    tally = EventTally()
+    kinds = {1: "overflow", 2: "overflow", 40: "growth", 60: "overflow", 61: "overflow", 63: "overflow"}
+    tally.add(Event(step, 1, kind, 4.0, 2.0) for step, kind in kinds.items())
+    assert (tally.skip_steps, tally.unprovoked_steps) == ([1, 2, 60, 61, 63], [1, 2, 63])
+
+
+def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:
+    trend = LossTrend().after(1, 0.5)
+    assert trend.after(2, math.nan) == trend and not trend.is_rising
+    assert LossTrend.from_position(asdict(trend)) == trend

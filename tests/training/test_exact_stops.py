@@ -15,9 +15,10 @@ from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.precision import DynamicScale
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.health import EventTally, HealthRules, observe
+from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.outcome import Outcome

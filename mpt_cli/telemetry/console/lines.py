@@ -1,4 +1,4 @@
-"""What is said, the same on screen and in console.log: header, epochs, intervals, skipped steps, the end of a run."""
+"""What is said, the same on screen and in console.log: header, skipped steps, the end of a run."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -7,6 +7,7 @@ from pathlib import Path
 from mpt_cli.errors import NUMERICAL
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import conf_override, shell_command
+from mpt_cli.telemetry.console.table import own_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -18,19 +19,7 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import (
-    BEYOND,
-    CAUSES,
-    CHRONIC_SHARE,
-    CHRONIC_SKIPS,
-    COLLAPSED,
-    FORWARD,
-    NAN,
-    THIRD_TIME,
-    EventTally,
-    Signs,
-    is_at_floor,
-)
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, NAN
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -45,6 +34,7 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
+from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
 
 LABEL_WIDTH = 13
 
@@ -61,7 +51,9 @@ def header_rows(header: RunHeader) -> list[tuple[str, str]]:
     rows += [("loss", header.loss), ("optimizer", header.optimizer)]
     rows += [("callbacks", header.callbacks)]
     rows += [("backend", header.backend), ("device", header.device)]
-    rows += [("execution", header.execution), ("length", length), ("writes to", header.run_dir)]
+    rows += [("execution", header.execution), ("length", length)]
+    rows += [(f"phase {number}", line) for number, line in enumerate(header.phases, start=1)]
+    rows += [("writes to", header.run_dir)]
     rows += [("warning", warning) for warning in header.warnings]
     return [(label, text) for label, text in rows if text]
 
@@ -70,29 +62,14 @@ def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
     return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
 
 
-def epoch_parts(snapshot: Snapshot, header: RunHeader, seconds: float) -> list[str]:
-    """The permanent line of an epoch, in parts that stay whole where a narrow screen breaks it."""
-    parts = [f"epoch {snapshot.epoch}/{header.epochs}", f"loss {format_number(snapshot.loss)}"]
-    parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
-    if header.scaling.scales:
-        parts += [f"scale {format_scale(snapshot.loss_scale)}", f"skipped {snapshot.skipped_steps}"]
-    return [*parts, *rate_parts(snapshot.examples_per_second), format_seconds(seconds)]
+def sample_sentence(sample: GradientSample) -> str:
+    """What the gradients of one batch were like, in a line.
 
-
-def interval_line(snapshot: Snapshot, header: RunHeader) -> str:
-    """One logged interval where there is no live screen."""
-    total = f"/{format_count(header.total_steps)}" if header.total_steps else ""
-    parts = [f"step {format_count(snapshot.step)}{total}", f"epoch {snapshot.epoch}/{header.epochs}"]
-    parts.append(f"loss {format_number(snapshot.loss)}")
-    parts += [f"{name} {format_number(value)}" for name, value in beside_loss(snapshot)]
-    parts.append(f"learning rate {snapshot.learning_rate:.3g}")
-    if header.scaling.scales:
-        counter = header.scaling.rule.growth_counter(snapshot.scale_counter)
-        parts += [f"scale {format_scale(snapshot.loss_scale)}" + (f" ({counter})" if counter else "")]
-        parts += [f"skipped {snapshot.skipped_steps}"]
-    if snapshot.gradients is not None:
-        parts += [f"{label} {value}" for label, value in format_sample(snapshot.gradients)]
-    return "  ".join([*parts, *rate_parts(snapshot.examples_per_second)])
+    >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
+    'step 100: of the gradients, flushed to 0 1.2%, head-room 2^9'
+    """
+    found = ", ".join(f"{label} {value}" for label, value in format_sample(sample))
+    return f"step {format_count(sample.step)}: of the gradients, {found}"
 
 
 HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
@@ -115,17 +92,11 @@ def rate_parts(examples_per_second: float | None) -> list[str]:
     return [] if examples_per_second is None else [f"{format_count(examples_per_second)} examples/s"]
 
 
-def beside_loss(snapshot: Snapshot) -> list[tuple[str, float]]:
-    """The metrics, without a `loss` among them: the snapshot has its own."""
-    return [(name, value) for name, value in snapshot.metrics.items() if name != "loss"]
-
-
 def final_rows(summary: Summary) -> list[tuple[str, str]]:
     """The end of a run, as label and text."""
     rows = [("verdict", summary.verdict), ("", summary.explanation)]
-    rows.append(("metrics", "  ".join(f"{name} {format_number(value)}" for name, value in summary.metrics.items())))
     best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
-    rows.append(("best", "  ".join(f"{name} {format_number(value)}" for name, value in best.items())))
+    rows += [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
     skipped, seen = summary.skipped_steps, summary.steps_seen
     rows.append(("skipped", f"{format_count(skipped)} of {format_count(seen)} steps ({format_share(skipped, seen)})"))
     if summary.final_loss_scale is not None:
@@ -141,6 +112,10 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
     return [(label, text) for label, text in rows if text]
+
+
+def _format_metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {format_number(value)}" for name, value in own_metrics(metrics).items())
 
 
 def next_commands(summary: Summary) -> list[str]:
@@ -203,13 +178,14 @@ class Narrator:
         self._pending: list[Event] = []
         self._bounds_told: set[str] = set()
         self._scaling = Scaling()
+        self._total_steps: int | None = None
         self._skipped = 0
         self._growth_step = float("inf")  # of the first growth
         self._told_step = 0
         self._tally = EventTally()
 
     def start(self, header: RunHeader) -> None:
-        self._scaling = header.scaling
+        self._scaling, self._total_steps = header.scaling, header.total_steps
 
     def add(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
@@ -282,8 +258,10 @@ class Narrator:
             return ": more often than normal"
         if not any(event.moves_scale for event in skips):
             return ""
-        grown = self._growth_step < last
-        return ": normal, the scale had grown as far as it can" if grown else ": normal while the scale settles"
+        if self._growth_step < last:
+            return ": normal, the scale had grown as far as it can"
+        is_early = may_still_settle(last - self._skipped, self._total_steps or last)
+        return ": normal while the scale settles" if is_early else ": the scale had settled before"
 
     def _signs(self, skips: list[Event]) -> Signs:
         """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""

@@ -13,7 +13,16 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console.lines import Narrator, beside_loss, epoch_parts, final_rows, header_rows
+from mpt_cli.telemetry.console.lines import Narrator, final_rows, header_rows
+from mpt_cli.telemetry.console.table import (
+    SCALE_STYLE,
+    EpochTable,
+    Extent,
+    Line,
+    ScaleTrend,
+    beside_loss,
+    other_optimizers,
+)
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -75,11 +84,13 @@ class Phases:
         return ""
 
 
-def screen(header: RunHeader, position: RunPosition, snapshot: Snapshot | None, width: int) -> RenderableType:
-    """The whole live area at this width."""
+def screen(
+    header: RunHeader, position: RunPosition, snapshot: Snapshot | None, width: int, changes: str = ""
+) -> RenderableType:  # fmt: skip
+    """The whole live area at this width; `changes` are those of the scale, as bars."""
     rows = [progress_rows(header, position, width)]
     if snapshot is not None:
-        rows.append(value_table(value_cells(header, snapshot), width))
+        rows.append(value_table(value_cells(header, snapshot, changes), width))
     return Group(*rows)
 
 
@@ -99,31 +110,37 @@ def progress_rows(header: RunHeader, position: RunPosition, width: int) -> Rende
     return Group(where, grid)
 
 
-def value_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
+def value_cells(header: RunHeader, snapshot: Snapshot, changes: str = "") -> list[tuple[str, str, str]]:
     """Label, value and style of everything a person watches."""
-    values = [("loss", format_number(snapshot.loss), "bold")]
+    values = [] if snapshot.phase is None else [("phase", f"{snapshot.phase}/{len(header.phases)}", "")]
+    values += [("loss", format_number(snapshot.loss), "bold")]
     values += [(name, format_number(value), "") for name, value in beside_loss(snapshot)]
     values.append(("learning rate", f"{snapshot.learning_rate:.3g}", ""))
-    values += _scale_cells(header, snapshot)
+    values += _scale_cells(header, snapshot, changes)
     if snapshot.gradients is not None:
-        values += [(label, value, "magenta") for label, value in format_sample(snapshot.gradients)]
+        values += [(label, value, SCALE_STYLE) for label, value in format_sample(snapshot.gradients)]
     rate = snapshot.examples_per_second
     values.append(("examples/s", "–" if rate is None else format_count(rate), ""))
     values.append(("memory", format_bytes(snapshot.memory_bytes), ""))
     return values
 
 
-def _scale_cells(header: RunHeader, snapshot: Snapshot) -> list[tuple[str, str, str]]:
+def _scale_cells(header: RunHeader, snapshot: Snapshot, changes: str) -> list[tuple[str, str, str]]:
     if not header.scaling.scales:
         return [("loss scale", "not scaled", "dim")]
     skipped = f"{format_count(snapshot.skipped_steps)} ({format_share(snapshot.skipped_steps, snapshot.step)})"
     streak = snapshot.consecutive_skips
-    return [
-        ("loss scale", format_scale(snapshot.loss_scale), "magenta"),
-        ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), "magenta"),
+    cells = [
+        ("loss scale", f"{format_scale(snapshot.loss_scale)} {changes}".rstrip(), SCALE_STYLE),
+        ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), SCALE_STYLE),
         ("skipped", skipped, SKIPPED_STEP_STYLE if snapshot.skipped_steps else ""),
         ("skip streak", format_count(streak), "bold red" if streak > 1 else SKIPPED_STEP_STYLE if streak else ""),
     ]
+    for name in other_optimizers(snapshot):
+        count = snapshot.metrics.get(f"skipped_steps/{name}", 0.0)
+        scale = f"{format_scale(snapshot.metrics[f'loss_scale/{name}'])}, {format_count(count)} skipped"
+        cells.append((f"scale {name}", scale, SKIPPED_STEP_STYLE if count else SCALE_STYLE))
+    return cells
 
 
 def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
@@ -143,17 +160,6 @@ def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
     return grid
 
 
-def wrap_parts(parts: Sequence[str], width: int) -> list[str]:
-    """The parts in lines of at most `width` columns where a single part allows it, broken only between parts."""
-    lines = [parts[0]]
-    for part in parts[1:]:
-        if len(lines[-1]) + 2 + len(part) <= width:
-            lines[-1] += f"  {part}"
-        else:
-            lines.append(f"  {part}")
-    return lines
-
-
 def _format_time_left(seconds: float | None) -> str:
     if seconds is None:
         return ""
@@ -167,6 +173,7 @@ NARRATE_SECONDS = 1.0
 # Kept free at the right: the terminal writes ^C behind the last line, and where that breaks into a new one the area
 # above it can't be cleared any more.
 ECHO_COLUMNS = 4
+MIN_PAGE_LINES, LIVE_LINES = 8, 8  # rows under one heading at least, and what the live area takes of the screen
 
 
 class LiveConsole(Sink):
@@ -175,16 +182,20 @@ class LiveConsole(Sink):
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` tells the seconds that epochs take; of a run that another process trains it follows its lines."""
         self._console = console
+        self._clock = clock
         self._narrator = Narrator(NARRATE_SECONDS)
         self._header: RunHeader | None = None
+        self._table: EpochTable | None = None
+        self._trend = ScaleTrend()
         self._snapshot: Snapshot | None = None
         self._sample: GradientSample | None = None  # the latest
-        self._position = RunPosition()
+        self._position = RunPosition(clock=clock)
         self._phases = Phases()
         self._spinner = Spinner("dots", style="cyan")
-        self._epoch_started_at = time.monotonic()
+        self._epoch_started_at = clock()
         self._live = Live(
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
@@ -201,8 +212,8 @@ class LiveConsole(Sink):
         self._phases.end()
 
     def start(self, header: RunHeader) -> None:
-        self._header = header
-        self._epoch_started_at = time.monotonic()
+        self._header, self._table = header, EpochTable(header, trend=self._trend)
+        self._epoch_started_at = self._clock()
         self._narrator.start(header)
         rows = [(label, text, "yellow" if label == "warning" else "") for label, text in header_rows(header)]
         self._console.print(Panel(_labelled_grid(rows), title="mpt train", title_align="left", border_style="cyan"))
@@ -213,6 +224,8 @@ class LiveConsole(Sink):
         self._tell(self._narrator.sentences())
 
     def events(self, events: Sequence[Event]) -> None:
+        if self._table is not None:
+            self._table.add(events)
         self._narrator.add(events)
         self._tell(self._narrator.sentences())
 
@@ -220,11 +233,10 @@ class LiveConsole(Sink):
         self._narrator.recount(snapshot)
         self._sample = snapshot.gradients or self._sample
         self._snapshot = replace(snapshot, gradients=self._sample)
-        if snapshot.epoch_end and self._header is not None:
-            now = time.monotonic()
+        if snapshot.epoch_end and self._table is not None:
+            now = self._clock()
             self._tell(self._narrator.sentences(at_once=True))
-            parts = epoch_parts(snapshot, self._header, now - self._epoch_started_at)
-            self._console.print(Text("\n".join(wrap_parts(parts, self._console.width))))
+            self._print(self._table.row(snapshot, now - self._epoch_started_at, self._extent))
             self._epoch_started_at = now
 
     def suspend(self) -> None:
@@ -232,6 +244,7 @@ class LiveConsole(Sink):
 
     def rewind(self, step: int, skipped_steps: int) -> None:
         self._narrator.rewind(step, skipped_steps)
+        self._epoch_started_at = self._clock()
 
     def message(self, text: str) -> None:
         self._console.print(Text(text))
@@ -252,7 +265,17 @@ class LiveConsole(Sink):
 
     def _tell(self, sentences: Sequence[str]) -> None:
         for sentence in sentences:
-            self._console.print(Text(sentence, style=SKIPPED_STEP_STYLE))
+            alone: list[Line] = [[(sentence, SKIPPED_STEP_STYLE)]]
+            self._print(alone if self._table is None else self._table.beside(sentence, self._extent))
+
+    @property
+    def _extent(self) -> Extent:
+        """What there is above the live area; of a resized terminal as it is now."""
+        return Extent(self._console.width, max(MIN_PAGE_LINES, self._console.height - LIVE_LINES))
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        for line in lines:
+            self._console.print(Text.assemble(*line))
 
     def _render(self) -> RenderableType:
         phase = str(self._phases)
@@ -261,7 +284,7 @@ class LiveConsole(Sink):
             self._spinner.update(text=Text(phase, style="cyan", no_wrap=True, overflow="ellipsis"))
             return Constrain(self._spinner, width) if phase else ""
         position = replace(self._position, phase=phase or self._position.phase)
-        return Constrain(screen(self._header, position, self._snapshot, width), width)
+        return Constrain(screen(self._header, position, self._snapshot, width, str(self._trend)), width)
 
 
 def _labelled_grid(rows: list[tuple[str, str, str]]) -> Table:

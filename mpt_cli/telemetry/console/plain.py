@@ -4,39 +4,43 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from mpt_cli.telemetry.console.lines import (
     Narrator,
-    epoch_parts,
     final_rows,
     header_rows,
-    interval_line,
     labelled_lines,
     lasting_line,
+    sample_sentence,
 )
+from mpt_cli.telemetry.console.table import BARS, EpochTable, Extent, Line, plain
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
+EXTENT = Extent()  # a file or a pipe has no width; the heading comes again for those who read it in pages
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
 
 
 class PlainConsole(Sink):
     """Writes each line through `write_line` as soon as it is due.
 
-    Every epoch gets its line. Intervals get one at most every five seconds, later every minute, and so do overflows.
+    Every epoch gets its row of the table, with all columns. Intervals get one at most every five seconds, later every
+    minute, and so do overflows. `bars` says whether what is written may hold those of the changes of the scale.
     """
 
-    def __init__(self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic, bars: bool = True
+    ) -> None:
         self._write_line = write_line
         self._clock = clock
+        self._bars = bars
         self._narrator = Narrator(SHORTEST_WAIT_SECONDS, clock)
-        self._header: RunHeader | None = None
+        self._table: EpochTable | None = None
         self._started_at = self._epoch_started_at = clock()
         self._interval_told_at = float("-inf")
         self._sample: GradientSample | None = None  # the latest, until it is told
@@ -53,48 +57,74 @@ class PlainConsole(Sink):
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
-        self._header = header
+        self._table = EpochTable(header, self._bars, within=True)
         self._started_at = self._epoch_started_at = self._clock()
         self._narrator.start(header)
         self._write(labelled_lines(header_rows(header)))
         self._write([""])
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._write(self._narrator.sentences())
+        self._tell()
 
     def events(self, events: Sequence[Event]) -> None:
+        if self._table is not None:
+            self._table.add(events)
         self._narrator.add(events)
-        self._write(self._narrator.sentences())
+        self._tell()
 
     def snapshot(self, snapshot: Snapshot) -> None:
-        assert self._header is not None
         now = self._clock()
         self._narrator.recount(snapshot)
         self._sample = snapshot.gradients or self._sample
         if snapshot.epoch_end:
-            self._write(self._narrator.sentences(at_once=True))
-            self._write(["  ".join(epoch_parts(snapshot, self._header, now - self._epoch_started_at))])
+            self._tell(at_once=True)
+            self._write_row(snapshot, now - self._epoch_started_at)
             self._epoch_started_at = now
         elif now - self._interval_told_at >= self._wait_seconds(now):
             self._interval_told_at = now
-            self._write([interval_line(replace(snapshot, gradients=self._sample), self._header)])
-            self._sample = None
+            self._write_row(snapshot, None)
+            self._tell_sample()
 
     def suspend(self) -> None:
-        self._write(self._narrator.sentences(at_once=True))
+        self._tell(at_once=True)
 
     def rewind(self, step: int, skipped_steps: int) -> None:
         self._narrator.rewind(step, skipped_steps)
+        self._epoch_started_at = self._clock()
 
     def message(self, text: str) -> None:
         self._write([text])
 
     def finish(self, summary: Summary) -> None:
-        self._write(self._narrator.sentences(at_once=True))
+        self._tell(at_once=True)
         self._write(["", *labelled_lines(final_rows(summary))])
 
     def close(self) -> None:
-        self._write(self._narrator.sentences(at_once=True))
+        self._tell(at_once=True)
+
+    @property
+    def is_read(self) -> bool:
+        """Whether anybody reads what is written, as far as is known."""
+        return bool(getattr(self._write_line, "is_open", True))
+
+    def _write_row(self, snapshot: Snapshot, seconds: float | None) -> None:
+        assert self._table is not None
+        self._write_lines(self._table.row(snapshot, seconds, EXTENT))
+
+    def _tell(self, at_once: bool = False) -> None:
+        for sentence in self._narrator.sentences(at_once):
+            self._write_beside(sentence)
+
+    def _tell_sample(self) -> None:
+        if self._sample is not None:
+            self._write_beside(sample_sentence(self._sample))
+            self._sample = None
+
+    def _write_beside(self, sentence: str) -> None:
+        self._write_lines([[(sentence, "")]] if self._table is None else self._table.beside(sentence, EXTENT))
+
+    def _write_lines(self, lines: Sequence[Line]) -> None:
+        self._write([plain(line) for line in lines])
 
     def _wait_seconds(self, now: float) -> float:
         return min(max(WAIT_SHARE * (now - self._started_at), SHORTEST_WAIT_SECONDS), LONGEST_WAIT_SECONDS)
@@ -114,6 +144,19 @@ class StreamLines:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
         self._open = True
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anybody reads, as far as is known."""
+        return self._open
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether its encoding has the characters for the changes of the scale."""
+        try:
+            return bool(BARS.encode(self._stream.encoding or "utf-8"))
+        except UnicodeEncodeError:
+            return False
 
     def __call__(self, line: str) -> None:
         if not self._open:

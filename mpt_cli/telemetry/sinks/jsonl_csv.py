@@ -3,7 +3,7 @@
 import csv
 import io
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -22,8 +22,38 @@ def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
     none), then the metrics by name (a field's name wins)."""
     own = {**vars(snapshot)}
     metrics, sample = own.pop("metrics"), own.pop("gradients")
+    if snapshot.phase is None:
+        del own["phase"]  # there is only one
     own |= {f"gradient_{name}": None if sample is None else getattr(sample, name) for name in GRADIENT_FIELDS}
     return {**own, **{name: value for name, value in metrics.items() if name not in own}}
+
+
+_OWN_FIELDS = frozenset(field.name for field in fields(Snapshot)) - {"metrics", "gradients"}
+_OF_THE_LINE = frozenset(("seconds", "schema_version", "attempt", *(f"gradient_{name}" for name in GRADIENT_FIELDS)))
+
+
+def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
+    """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
+    own = {name: line[name] for name in _OWN_FIELDS if name in line}
+    names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
+    metrics = {name: float(line[name]) for name in names if line[name] is not None}
+    numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
+    return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
+
+
+def _sample_from(line: Mapping[str, Any]) -> GradientSample | None:
+    found = {name: line.get(f"gradient_{name}") for name in GRADIENT_FIELDS}
+    if found["norm"] is None:
+        return None
+    return GradientSample(line["step"], **{name: None if value is None else float(value)
+                                           for name, value in found.items()})  # type: ignore[arg-type]  # fmt: skip
+
+
+def event_from(line: Mapping[str, Any]) -> Event:
+    """The event that a line of events.jsonl tells of."""
+    names = Event.__dataclass_fields__
+    found = {name: value for name, value in line.items() if name in names}
+    return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
 
 
 class JsonlSink(Sink):
@@ -58,8 +88,9 @@ class JsonlSink(Sink):
 
     def _line_of(self, event: Event) -> str:
         fields = {**asdict(event), **self._common}
-        if event.optimizer is None:
-            del fields["optimizer"]  # there is only one
+        for name in ("optimizer", "phase"):
+            if fields[name] is None:
+                del fields[name]  # there is only one
         return strict_json(fields)
 
     def write_error(self) -> str | None:
@@ -84,7 +115,7 @@ class JsonlSink(Sink):
             self._events.close()
 
 
-OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients")),
+OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),
                *(f"gradient_{name}" for name in GRADIENT_FIELDS))  # fmt: skip
 
 
@@ -104,7 +135,7 @@ class CsvSink(Sink):
         self._attempt = header.attempt
         self._columns = _existing_columns(self._file.path)
         if not self._columns:
-            self._columns = ["schema_version", "attempt", *OWN_COLUMNS]
+            self._columns = ["schema_version", "attempt", *OWN_COLUMNS, *(["phase"] if header.phases else [])]
             self._columns += [name for name in header.metric_names if name not in self._columns]
             self._file.add(lambda: _csv_row(self._columns))
             self._file.flush()

@@ -1,0 +1,268 @@
+"""What is observed of a run: its events counted, the course of its validation loss, and all of it at one moment."""
+
+import math
+from bisect import bisect_left, bisect_right
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from mpt_cli.telemetry.records import FORWARD_PASS, GROWTH, OVERFLOW, ROLLBACK, Event, Scaling, StreakCounts
+
+if TYPE_CHECKING:
+    from mpt_cli.telemetry.ledger import Ledger
+
+
+@dataclass
+class EventTally:
+    """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
+    those whose loss was already not finite, `unprovoked_steps` of those that no growth of the scale explains: it had
+    not grown since the skip before, or since the start. `nan_steps` are those whose loss was finite and whose gradients
+    held nan and no inf, which an overflow seldom leaves, and `uncured_steps` those of them at a scale at which a step
+    had been applied before: it was not the scale.
+
+    `latest` are the last events themselves, for a post-mortem.
+    """
+
+    skip_steps: list[int] = field(default_factory=list)
+    first_growth_step: int | None = None
+    growths: int = 0
+    forward_steps: list[int] = field(default_factory=list)
+    unprovoked_steps: list[int] = field(default_factory=list)
+    nan_steps: list[int] = field(default_factory=list)
+    uncured_steps: list[int] = field(default_factory=list)
+    lowest_scale: float | None = None
+    highest_scale: float | None = None
+    rollbacks: list[Event] = field(default_factory=list)
+    latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
+    _has_grown: bool = False  # since the last skip
+    _is_provoked: bool = False  # whether a growth explains the last skip
+    _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
+    _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
+
+    def add(self, events: Iterable[Event]) -> None:
+        for event in events:
+            self._add_one(event)
+
+    def _add_one(self, event: Event) -> None:
+        self.latest.append(event)
+        self._note_applied(event)
+        if event.kind == OVERFLOW:
+            self._add_skip(event)
+        elif event.kind == GROWTH:
+            self._has_grown = True
+            self.growths += 1
+            if self.first_growth_step is None:
+                self.first_growth_step = event.step
+        elif event.kind == ROLLBACK:
+            self.rollbacks.append(event)
+        scales = [event.scale_before, event.scale_after]
+        self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
+        self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
+
+    def _note_applied(self, event: Event) -> None:
+        """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
+        if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
+            highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
+            self._applied_scales[event.optimizer] = highest
+        self._last_steps[event.optimizer] = event.step
+
+    def _add_skip(self, event: Event) -> None:
+        goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
+        self._is_provoked = self._has_grown or (goes_on and self._is_provoked)
+        self._has_grown = False
+        self.skip_steps.append(event.step)
+        if event.cause == FORWARD_PASS:
+            self.forward_steps.append(event.step)
+        elif event.nan and not event.inf:
+            self._add_nan(event)
+        if not self._is_provoked:
+            self.unprovoked_steps.append(event.step)
+
+    def _add_nan(self, event: Event) -> None:
+        self.nan_steps.append(event.step)
+        if event.scale_before <= self._applied_scales.get(event.optimizer, 0.0):
+            self.uncured_steps.append(event.step)
+
+
+@dataclass(frozen=True)
+class LossTrend:
+    """`val_loss` at the ends of epochs: the lowest and its epoch, the latest few and the epoch of the last.
+
+    >>> trend = LossTrend()
+    >>> for epoch, value in enumerate([0.9, 0.5, 0.6, 0.7, 0.8], start=1):
+    ...     trend = trend.after(epoch, value)
+    >>> trend.lowest_epoch, trend.is_rising
+    (2, True)
+    """
+
+    lowest: float = math.inf
+    lowest_epoch: int = 0
+    epoch: int = 0
+    latest: tuple[float, ...] = ()
+
+    def after(self, epoch: int, value: float) -> "LossTrend":
+        """With one epoch more; as it was where `value` is not finite."""
+        if not math.isfinite(value):
+            return self
+        latest = (*self.latest, value)[-RISING_EPOCHS:]
+        if value < self.lowest:
+            return LossTrend(value, epoch, epoch, latest)
+        return LossTrend(self.lowest, self.lowest_epoch, epoch, latest)
+
+    @property
+    def is_rising(self) -> bool:
+        """Whether the latest few, all after the lowest, lie well above it."""
+        if self.epoch - self.lowest_epoch < RISING_EPOCHS or len(self.latest) < RISING_EPOCHS:
+            return False
+        return min(self.latest) > self.lowest + RISING_SHARE * abs(self.lowest)
+
+    @classmethod
+    def from_position(cls, position: Mapping[str, Any]) -> "LossTrend":
+        """Back from strict JSON, where infinity is a text."""
+        return cls(float(position["lowest"]), position["lowest_epoch"], position["epoch"], tuple(position["latest"]))
+
+
+RISING_EPOCHS = 3  # validations in a row: two may be chance
+RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau wavers by a few per cent
+NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
+# 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
+LONGEST_SETTLING_SKIPS = 29
+THIRD_TIME = 3  # once and twice may be chance, or the scale
+# A scale settles at the start: within a twentieth of the run, in a short one within its first steps.
+SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
+
+
+def may_still_settle(applied_steps: int, steps: int) -> bool:
+    """Whether a skip after so many applied steps may be part of the settling, in a run of `steps`.
+
+    >>> may_still_settle(3, 64), may_still_settle(45, 64), may_still_settle(45, 10_000)
+    (True, False, True)
+    """
+    return applied_steps <= max(SETTLING_STEPS, SETTLING_SHARE * steps)
+
+
+@dataclass(frozen=True)
+class Signs:
+    """What is known of a run at one moment, while it runs or at its end: counters and events of all its attempts."""
+
+    scaling: Scaling
+    steps_seen: int
+    applied_steps: int
+    skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
+    forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
+    unprovoked_steps: Sequence[int] = ()  # of those that no growth of the scale explains
+    nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
+    uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
+    first_growth_step: int | None = None
+    bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
+    scale: float | None = None  # None before the first step
+    loss: float | None = None  # mean over the last applied steps; None when there were none
+    flushed_share: float | None = None  # of gradient elements, where it was sampled
+    sample_is_new: bool = False  # whether that was after the last step
+    streaks: StreakCounts[int] = NO_STREAKS  # after the last step
+    peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
+    peak_skip_rate: float = 0.0  # likewise, over `window_steps` steps
+    window_steps: int = 0
+    window_skips: int = 0
+    applied_in_epoch: int = 0
+    epoch_is_whole: bool = True
+    weights_are_finite: bool = True
+    val_loss: LossTrend = LossTrend()
+    input_seconds: float = 0.0  # that steps waited for their data
+    step_seconds: float = 0.0  # that they took themselves
+
+    @property
+    def skipped_steps(self) -> int:
+        return len(self.skip_steps)
+
+    @property
+    def final_streak(self) -> int:
+        """How many of the latest steps in a row were all skipped."""
+        streak = 0
+        for step in reversed(self.skip_steps):
+            if step != self.steps_seen - streak:
+                break
+            streak += 1
+        return streak
+
+    @property
+    def late_skips(self) -> tuple[int, int]:
+        """Steps and skips of the second half of the run, not counting the streak it may have opened with."""
+        lead = 0
+        for step in self.skip_steps:
+            if step != lead + 1:
+                break
+            lead = step
+        start = lead + (self.steps_seen - lead) // 2
+        return self.steps_seen - start, self.skipped_steps - bisect_right(self.skip_steps, start)
+
+    def is_early(self, step: int) -> bool:
+        """Whether a skip at `step` may be part of the settling at the start."""
+        return may_still_settle(step - 1 - bisect_left(self.skip_steps, step), self.steps_seen)
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether a scale that still falls explains the skips: a short epoch may lie within its first steps."""
+        falls = self.scaling.floor is not None and not self.is_near_floor(1)
+        return falls and self.streaks.skips < LONGEST_SETTLING_SKIPS
+
+    def is_near_floor(self, factor: float) -> bool:
+        """Whether the scale is at most `factor` times as high as its floor, if it has one."""
+        return self.scale is not None and is_at_floor(self.scaling, self.scale / factor)
+
+    def forward_share(self, skips: int) -> float:
+        """Among the latest `skips` skipped steps, the share of those whose loss was already not finite."""
+        count = min(skips, self.skipped_steps)
+        if count == 0:
+            return 0.0
+        return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
+
+    def is_nan(self, skips: int) -> bool:
+        """Whether most of the latest `skips` skipped steps had nan and no inf, three or more of them."""
+        latest = set(self.skip_steps[-skips:]) if skips else set()
+        count = len(latest.intersection(self.nan_steps))
+        return count >= THIRD_TIME and 2 * count > len(latest)
+
+
+def is_at_floor(scaling: Scaling, scale: float) -> bool:
+    """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
+
+    The floor of the settings may lie between two such numbers, and is rounded by at most 2^-24 of it.
+    """
+    return scaling.floor is not None and scale <= scaling.floor * (1 + 2**-24)
+
+
+def observe(
+    ledger: "Ledger", tally: EventTally, scaling: Scaling, metrics: Mapping[str, float], **others: Any
+) -> Signs:  # fmt: skip
+    """The signs after the last step that `ledger` took in, whose every event is in `tally`; `others` are the fields
+    that neither knows.
+
+    `metrics` are those of the last whole epoch: one that ends in "loss" and is not finite stands for the loss.
+    """
+    spoiled = [value for name, value in metrics.items() if name.endswith("loss") and not math.isfinite(value)]
+    applies, sample = scaling.applies_overflows, ledger.sample
+    return Signs(
+        scaling=scaling,
+        steps_seen=ledger.seen,
+        applied_steps=ledger.applied,
+        skip_steps=() if applies else tally.skip_steps,
+        forward_steps=() if applies else tally.forward_steps,
+        unprovoked_steps=() if applies else tally.unprovoked_steps,
+        nan_steps=() if applies else tally.nan_steps,
+        uncured_steps=() if applies else tally.uncured_steps,
+        first_growth_step=tally.first_growth_step,
+        bad_steps=len(tally.skip_steps) if applies else 0,
+        scale=ledger.scale if ledger.seen else None,
+        loss=spoiled[0] if spoiled else ledger.last_mean_loss,
+        flushed_share=None if sample is None else sample.flushed_share,
+        sample_is_new=sample is not None and sample.step == ledger.seen,
+        streaks=ledger.streaks,
+        peaks=ledger.peaks,
+        peak_skip_rate=ledger.peak_skip_rate,
+        window_steps=ledger.window_steps,
+        window_skips=int(ledger.window.sum()),
+        applied_in_epoch=ledger.applied_in_epoch,
+        **others,
+    )

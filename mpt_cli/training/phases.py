@@ -1,0 +1,221 @@
+"""The phases of a run: in each other layers may be trained, by an optimizer of its own; and the change to the next.
+
+A change is what a Keras program does between two calls of `fit` when it compiles again: the moving average becomes the
+weights, `on_train_end` and `on_train_begin` are called, slots, averages, accumulated gradients, the count of updates
+and the schedule begin anew, and layers that are frozen run in inference mode. What such a program would lose goes on:
+the loss scale with its counters, the order of the examples, the number of the epoch, the best metrics and the record.
+"""
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+
+from mpt_cli.engine.xla import try_xla
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.own_step import optimizers_in, optimizers_of, scale_variables, trained_by, unwrapped
+from mpt_cli.settings.schema import PhaseSettings, Settings
+from mpt_cli.settings.variants import OptimizerSettings
+from mpt_cli.telemetry.records import PHASE, Event, Scaling
+from mpt_cli.training.checkpoint import Checkpoint, collect_weights
+from mpt_cli.training.loss_and_optimizer import (
+    build_optimizer,
+    copied_optimizer,
+    put_rate,
+    set_learning_rate,
+    with_rate,
+    wrap_optimizer,
+)
+from mpt_cli.training.trainer import Trainer
+
+if TYPE_CHECKING:
+    from mpt_cli.training.assembly import Assembly
+
+Optimizers = dict[str, LossScaleOptimizer]
+
+
+class Phases:
+    """Which phase a run is in, its optimizer, and the layers that it trains; a run without `phases` is in its only one.
+
+    `model` comes with the layers of the first phase; `author` is the optimizer it was compiled with, None where the
+    settings say it. `take_up` builds new optimizers for what the model trains now.
+    """
+
+    def __init__(self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None) -> None:
+        self.settings, self.model, self.scaling = settings, model, scaling
+        self.all = settings.phases or [PhaseSettings(epochs=settings.trainer.epochs)]
+        self.index = 0
+        self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
+        self._steps_per_epoch = steps_per_epoch
+        self._flags = trained_flags(model)
+        self._author = _author_optimizer(model) if len(self.all) > 1 else None
+        self.lines = self._look_ahead() if settings.phases else ()
+
+    def _look_ahead(self) -> tuple[str, ...]:
+        """A line for each phase; ConfigError, as `set_trained` raises it, for patterns of any of them."""
+        lines = []
+        for index, phase in enumerate(self.all):
+            if index:
+                set_trained(self.model, phase, f"phases.{index}")
+            lines.append(self._line(phase))
+        put_back_flags(self._flags)
+        return tuple(lines)
+
+    def _line(self, phase: PhaseSettings) -> str:
+        rate = self.settings.optimizer.learning_rate if phase.learning_rate is None else phase.learning_rate
+        trained, of_all = (sum(math.prod(v.shape) for v in variables)
+                           for variables in (self.model.trainable_weights, self.model.weights))  # fmt: skip
+        parts = [f"{phase.epochs} epoch{'' if phase.epochs == 1 else 's'}"]
+        parts += [f"learning rate {rate:g}"] if rate is not None else []
+        parts += [f"{name} {', '.join(names)}" for name, names in (("freeze", phase.freeze),
+                                                                   ("unfreeze", phase.unfreeze)) if names]  # fmt: skip
+        return f"{', '.join(parts)} ({trained:,} of {of_all:,} parameters trained)"
+
+    @property
+    def optimizer_settings(self) -> OptimizerSettings:
+        """Those of the phase: its learning rate for that of `optimizer`."""
+        return with_rate(self.settings.optimizer, self.all[self.index].learning_rate)
+
+    @property
+    def schedule_steps(self) -> int | None:
+        """Over which the schedule of the phase runs. `max_steps` cuts a run short, it does not squeeze its schedule."""
+        if self._steps_per_epoch is not None:
+            return self.all[self.index].epochs * self._steps_per_epoch
+        return self.settings.trainer.max_steps if len(self.all) == 1 else None
+
+    def wrap(self, inner: Any) -> LossScaleOptimizer:
+        """`inner` in the loss scaling of the run, at the learning rate that the phase has of its own."""
+        rate = self.all[self.index].learning_rate
+        if rate is not None:
+            put_rate(inner, rate)
+        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
+
+    def build_optimizer(self) -> LossScaleOptimizer:
+        """That of the phase, fresh."""
+        if self._author is not None:
+            return self.wrap(copied_optimizer(self._author))
+        inner = build_optimizer(self.optimizer_settings, self.schedule_steps)
+        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
+
+    def check_optimizers(self, optimizers: Optimizers) -> None:
+        """ConfigError where a phase can't tell whose optimizer it is about."""
+        if self.settings.phases and len(optimizers) > 1:
+            raise ConfigError(Problem("phases", f"must be left out: {type(self.model).__name__} has {len(optimizers)} "
+                                      f"optimizers ({', '.join(optimizers)}), and a phase is for one."))
+
+    def enter(self, index: int) -> None:
+        """Train what phase `index` trains, by a fresh optimizer. What was compiled has to be compiled again."""
+        put_back_flags(self._flags)
+        for later in range(1, index + 1):
+            set_trained(self.model, self.all[later], f"phases.{later}")
+        self.index = index
+        (name, before), = optimizers_of(self.model).items()
+        optimizer = self.build_optimizer()
+        self.model.optimizer = optimizer
+        assert self.take_up is not None
+        self.take_up({name: optimizer})
+        kept = {name: np.asarray(variable.numpy()) for name, variable in scale_variables(before).items()}
+        for name, variable in scale_variables(optimizer).items():
+            variable.assign(kept[name])
+
+
+def _author_optimizer(model: Any) -> Any:
+    """A fresh copy of the optimizer that `model` was compiled with; None where it was not, or with several."""
+    found = [unwrapped(optimizer) for _, optimizer, _ in optimizers_in(model)] if model.compiled else []
+    return copied_optimizer(found[0]) if len(found) == 1 else None
+
+
+def enter_phase(parts: "Assembly", index: int, trainer: Trainer | None = None) -> None:
+    """`Phases.enter` with all that hangs on the optimizer; nothing where the run is in that phase."""
+    if index == parts.phases.index:
+        return
+    with parts.distribution.scope():
+        parts.phases.enter(index)
+    parts.engine.rebuild()
+    if trainer is not None:
+        trainer.ledger.name_variables(v.path for v in trained_by(parts.optimizer))
+        for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
+            stopwatch.forget_programs()
+
+
+class PhaseChange:
+    """Ends a phase and begins the next. The checkpoint before it is of the phase that ends: a run that is killed at the
+    border makes the change when it goes on."""
+
+    def __init__(self, parts: "Assembly", trainer: Trainer) -> None:
+        self.parts, self.trainer = parts, trainer
+
+    def __call__(self) -> None:
+        """To be called between two epochs."""
+        parts, trainer = self.parts, self.trainer
+        trainer.checkpointer.save(trainer.progress, trainer.ledger)
+        ended = trainer.callbacks.ended
+        average_weights(parts, trainer)
+        end_training(parts, trainer)
+        trainer.progress.begin_phase(trainer.ledger.applied)
+        enter_phase(parts, trainer.progress.phase, trainer)
+        self._lower_rate()
+        self._report(ended)
+        self._compile_ahead()
+        trainer.callbacks.begin_again()
+
+    def _lower_rate(self) -> None:
+        """As rollbacks have lowered it in the phases before."""
+        rollbacks, phases = len(self.trainer.telemetry.tally.rollbacks), self.parts.phases
+        if rollbacks:
+            factor = self.parts.settings.trainer.rollback_learning_rate_factor**rollbacks
+            set_learning_rate(self.parts.optimizer, phases.optimizer_settings, phases.schedule_steps, factor)
+
+    def _report(self, ended: str) -> None:
+        phases, trainer = self.parts.phases, self.trainer
+        number, scale = phases.index + 1, trainer.ledger.scale
+        if ended:
+            trainer.telemetry.message(f"phase {number - 1} ends early, in epoch {trainer.progress.epoch}: {ended}")
+        line = phases.lines[phases.index]
+        trainer.telemetry.events([
+            Event(trainer.ledger.seen + 1, trainer.progress.epoch + 1, PHASE, scale, scale, phase=number, cause=line)
+        ])  # fmt: skip
+        trainer.telemetry.message(f"phase {number}/{len(phases.all)}: {line}")
+
+    def _compile_ahead(self) -> None:
+        """The steps of the phase, where XLA compiles on TensorFlow: what it can't compile runs without it from here."""
+        parts = self.parts
+        if keras.backend.backend() != "tensorflow" or not parts.engine.jit_compile:
+            return
+        may_leave = parts.settings.trainer.jit_compile == "auto"
+        jit = try_xla(parts.engine, (parts.train_feed, parts.validation_feed), may_leave)
+        if not jit.jit_compile:
+            self.trainer.telemetry.message(f"no XLA from here on ({jit.reason})")
+
+
+def average_weights(parts: "Assembly", trainer: Trainer) -> bool:
+    """Where the optimizer keeps moving averages, make them the weights; whether there are some to take."""
+    applied = trainer.ledger.applied > trainer.progress.applied_before_phase
+    if not (applied and parts.settings.optimizer.use_ema):
+        return False
+    parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+    return True
+
+
+def end_training(parts: "Assembly", trainer: Trainer) -> bool:
+    """Call `on_train_end`; returns whether that changed the weights, as EarlyStopping does that restores them."""
+    callbacks, model = trainer.callbacks, parts.model
+    if not callbacks.wants("on_train_end"):
+        return False
+    before = collect_weights(model)
+    callbacks.call("on_train_end", logs=trainer.progress.metrics)
+    after = collect_weights(model)
+    return any(before[name].tobytes() != after[name].tobytes() for name in before)
+
+
+def check_phase(phases: Phases, checkpoint: Checkpoint) -> int:
+    """The phase, from 0, that `checkpoint` is of; DataError where the run has no such phase (any more)."""
+    index = int(checkpoint.position["progress"].get("phase", 0))
+    if index >= len(phases.all):
+        raise DataError(f"the checkpoint of step {checkpoint.step} is of phase {index + 1}, and the run has "
+                        f"{len(phases.all)}. Give it the phases of then, or start a new run.")
+    return index

@@ -1,0 +1,248 @@
+"""`mpt watch` beside processes that write runs and sweeps, that end, are killed, go back, or are not there at all."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from preloaded import start_mpt
+from written_run import STEPS, main
+
+from mpt_cli.report.following import LineTail, News
+from mpt_cli.runs.directory import RunDirectory, write_atomic
+from mpt_cli.runs.presence import Holder, header_from, read_holder
+
+WRITER = Path(__file__).with_name("written_run.py")
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def _start(*words: str, cwd: Path) -> "subprocess.Popen[str]":
+    return subprocess.Popen([sys.executable, *words], cwd=cwd, env=ENVIRONMENT, text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)  # fmt: skip
+
+
+def _start_run(cwd: Path, epochs: int, seconds: float, *ending: str) -> "subprocess.Popen[str]":
+    process = _start(str(WRITER), "r", str(epochs), str(seconds), *ending, cwd=cwd)
+    while not (cwd / "r" / "header.json").exists():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    return process
+
+
+def _watch(cwd: Path, *words: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run([sys.executable, "-m", "mpt_cli", "watch", *words], cwd=cwd, env=ENVIRONMENT, text=True,
+                          capture_output=True, timeout=60)  # fmt: skip
+
+
+def _table(text: str) -> list[str]:
+    """The rows of epochs, without their times."""
+    rows = [line.split() for line in text.splitlines()]
+    return [" ".join(row[:-2]) for row in rows if row and row[0][0].isdigit() and "/" in row[0]]
+
+
+def test_a_run_that_is_over_is_shown_as_its_own_console_showed_it(tmp_path, mpt) -> None:
+    main(str(tmp_path / "r"), 3, 0.0)
+    own = (tmp_path / "r" / "console.log").read_text()
+    done = mpt("watch", "r")
+    assert done.code == 0 and len(_table(own)) == 3 and _table(done.out) == _table(own)
+    assert "step 1: gradients overflowed (inf in dense/kernel), step skipped, scale 32768 → 16384" in done.out
+    assert "verdict      healthy\n             All went well." in done.out and "files        r\n" in done.out
+
+
+def test_only_the_last_epochs_of_what_is_past_are_shown(tmp_path, mpt) -> None:
+    main(str(tmp_path / "r"), 30, 0.0)
+    assert len(_table(mpt("watch", "r").out)) == 20
+    few = mpt("watch", "r", "-n", "2").out
+    assert [row.split()[0] for row in _table(few)] == ["29/30", "30/30"]
+    assert "28 epochs before are not shown (-n)" in few and "step 1: gradients overflowed" in few
+    assert _table(mpt("watch", "r", "-n", "0").out) == []
+    wrong = mpt("watch", "r", "-n", "-1")
+    assert wrong.code == 2 and "-n: must be 0 or more. Received: -1" in wrong.err
+
+
+def test_json_is_an_object_a_line(tmp_path, mpt) -> None:
+    main(str(tmp_path / "r"), 2, 0.0)
+    records = [json.loads(line) for line in mpt("watch", "r", "--json").out.splitlines()]
+    assert [record["record"] for record in records] == ["header", "event", "epoch", "epoch", "end"]
+    assert records[0]["scaling"]["numbers"]["growth_steps"] == 400 and records[1]["variable"] == "dense/kernel"
+    assert [record["step"] for record in records[2:4]] == [STEPS, 2 * STEPS]
+    assert records[4]["verdict"] == "healthy"
+
+
+@pytest.mark.parametrize("make", [lambda p: None, lambda p: p.mkdir(), lambda p: p.write_text("")])
+def test_what_is_no_run_is_said_and_exits_with_three(tmp_path, mpt, make) -> None:
+    make(tmp_path / "r")
+    done = mpt("watch", "r")
+    assert done.code == 3 and "r is no directory of a run, a sweep or a comparison: it " in done.err and done.out == ""
+
+
+@pytest.mark.slow
+def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
+    run = _start_run(tmp_path, 4, 0.4)
+    done = _watch(tmp_path, "r")
+    run.communicate()
+    assert done.returncode == 0 and done.stderr == ""
+    assert _table(done.stdout) == _table((tmp_path / "r" / "console.log").read_text())
+    assert "verdict      healthy" in done.stdout and "\x1b" not in done.stdout
+    times = [float(line.split()[-2]) for line in done.stdout.splitlines() if line.endswith(" s") and "/4 " in line]
+    assert len(times) == 4 and all(0.3 <= seconds < 1.5 for seconds in times)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_the_run_alone(tmp_path) -> None:
+    run = _start_run(tmp_path, 5, 0.3)
+    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
+    assert watch.stdout is not None
+    while "1/5" not in watch.stdout.readline():
+        pass
+    watch.send_signal(signal.SIGINT)
+    _, err = watch.communicate(timeout=20)
+    assert watch.returncode == 130 and "left; what it watched goes on" in err and "Traceback" not in err
+    run.communicate(timeout=20)
+    assert run.returncode == 0 and json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
+    run = _start_run(tmp_path, 1000, 0.2)
+    (tmp_path / "r" / "checkpoints").mkdir()
+    (tmp_path / "r" / "checkpoints" / "step-10.json").write_text("{}")
+    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
+    assert watch.stdout is not None
+    while "2/1000" not in watch.stdout.readline():
+        pass
+    run.kill()  # and not waited for: a process that is over may still be listed
+    out, _ = watch.communicate(timeout=20)
+    assert watch.returncode == 143 and "its process is gone and left no summary: it was killed" in out
+    assert "to go on: mpt train conf=r/config.yaml resume=r" in out
+    run.communicate()
+    last = json.loads(_watch(tmp_path, "r", "--json", "-n", "1").stdout.splitlines()[-1])
+    assert (last["record"], last["can_be_resumed"]) == ("gone", True)
+
+
+@pytest.mark.slow
+def test_a_directory_that_is_removed_while_it_is_watched_is_said(tmp_path) -> None:
+    run = _start_run(tmp_path, 1000, 0.2)
+    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
+    assert watch.stdout is not None
+    while "1/1000" not in watch.stdout.readline():
+        pass
+    run.kill()
+    run.communicate()
+    shutil.rmtree(tmp_path / "r")
+    out, err = watch.communicate(timeout=20)
+    assert (watch.returncode, "mpt watch: r is gone: it was removed" in err) in ((3, True), (143, False)), out + err
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away_ends_it(tmp_path) -> None:
+    run = _start_run(tmp_path, 1000, 0.1)
+    watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
+    assert watch.stdout is not None
+    watch.stdout.readline()
+    watch.stdout.close()
+    assert watch.wait(timeout=20) == 0
+    run.kill()
+    run.communicate()
+
+
+@pytest.mark.slow
+def test_it_starts_within_a_second_of_processor_time_and_without_keras(tmp_path) -> None:
+    main(str(tmp_path / "r"), 3, 0.0)
+    program = "import sys, resource; from mpt_cli.cli import main; main(['watch', 'r']); " \
+              "u = resource.getrusage(resource.RUSAGE_SELF); " \
+              "print(u.ru_utime + u.ru_stime, *sorted({'keras', 'tensorflow', 'jax'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, env=ENVIRONMENT, text=True, check=True,
+                          capture_output=True)  # fmt: skip
+    seconds, *loaded = done.stdout.splitlines()[-1].split()
+    assert loaded == [] and float(seconds) < 1.0
+
+
+@pytest.mark.slow
+def test_a_real_run_and_its_resumption_are_followed(tmp_path) -> None:
+    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=3", "loss_scale.initial_scale=2**30"]
+    run = start_mpt("train", *words, "trainer.max_steps=30", cwd=tmp_path)
+    while not (tmp_path / "r" / "metrics.jsonl").exists():
+        assert run.poll() is None
+        time.sleep(0.05)
+    done = _watch(tmp_path, "r")
+    run.communicate(timeout=60)
+    own = (tmp_path / "r" / "console.log").read_text()
+    assert done.returncode == run.returncode == 0, done.stderr
+    ends = [row for row in _table(own) if "." not in row.split()[0]]
+    assert [row for row in _table(done.stdout) if "." not in row.split()[0]] == ends and len(ends) == 2
+    again = start_mpt("train", *words, "resume=auto", cwd=tmp_path)
+    while again.poll() is None and read_holder(tmp_path / "r" / ".lock") is None:
+        time.sleep(0.02)
+    done = _watch(tmp_path, "r")  # begins while the summary of the first attempt is still there
+    again.communicate(timeout=60)
+    assert done.returncode == 0 and "3/3" in done.stdout and "of 69 steps" in done.stdout
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
+    words = ["conf=digits_mlp", "seed=0,1", "trainer.epochs=1", "sweep_dir=s", "-j", "1"]
+    sweep = start_mpt("sweep", *words, cwd=tmp_path)
+    while not (tmp_path / "s" / "sweep.json").exists():
+        assert sweep.poll() is None
+        time.sleep(0.05)
+    done = _watch(tmp_path, "s")
+    sweep.communicate(timeout=120)
+    assert done.returncode == sweep.returncode == 0, done.stderr
+    assert "finished  001-seed-0  val_accuracy" in done.stdout and "finished  002-seed-1" in done.stdout
+    assert "best  " in done.stdout
+    records = [json.loads(line) for line in _watch(tmp_path, "s", "--json").stdout.splitlines()]
+    assert [(record.get("job"), record.get("status")) for record in records] == [
+        ("001-seed-0", "finished"), ("002-seed-1", "finished"), (None, None)]  # fmt: skip
+    assert records[0]["step"] == 23 and records[-1] == {"record": "end", "exit_code": 0, "jobs": 2, "ended": 2}
+    (tmp_path / "s" / "logs" / "002-seed-1.json").unlink()
+    broken = _watch(tmp_path, "s")
+    assert broken.returncode == 143 and "1 of 2 jobs have not ended: mpt sweep --resume s" in broken.stdout
+
+
+def test_lines_are_given_out_once_and_what_was_cut_off_is_noticed(tmp_path) -> None:
+    path = tmp_path / "lines"
+    tail = LineTail(path)
+    assert tail.look() == (False, [])
+    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
+    assert tail.look() == (False, [{"step": 1}, {"step": 2}])
+    with path.open("a") as file:
+        file.write('ep": 3}\n')
+    assert tail.look() == (False, [{"step": 3}])
+    write_atomic(path, '{"step": 1}\n')  # as a run does that goes back
+    with path.open("a") as file:
+        file.write('{"step": 2, "again": true}\n')
+    assert tail.look() == (True, [{"step": 2, "again": True}])
+    write_atomic(path, path.read_text())  # the same lines in a new file
+    assert tail.look() == (False, [])
+
+
+def test_events_come_before_the_line_that_their_step_lies_under() -> None:
+    news = News(False, [{"step": 10}, {"step": 20, "epoch_end": True}], [{"step": 3}, {"step": 12}, {"step": 25}])
+    assert [(kind, line["step"]) for kind, line in news.in_order()] == [
+        ("event", 3), ("interval", 10), ("event", 12), ("epoch", 20), ("event", 25)]  # fmt: skip
+
+
+def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) -> None:
+    run = RunDirectory(tmp_path)
+    with run.lock():
+        holder = read_holder(run.lock_file)
+        assert holder == Holder.here() and holder.is_gone is False
+    assert read_holder(run.lock_file) is None
+    assert Holder(os.getpid(), holder.host, holder.namespace, "1").is_gone is True  # another process of this number
+    assert Holder(os.getpid(), "elsewhere", holder.namespace, holder.started).is_gone is None
+
+
+def test_a_header_with_a_mode_that_is_not_installed_here_can_be_read() -> None:
+    names = "recipe description run_dir policy loss_scale model data optimizer backend device execution"
+    texts = dict.fromkeys(names.split(), "")
+    header = header_from({**texts, "epochs": 1, "steps_per_epoch": None, "total_steps": None, "later": 1,
+                          "scaling": {"mode": "theirs", "numbers": {"rate": 2}}})  # fmt: skip
+    assert header.scaling.scales and header.scaling.growth_steps is None

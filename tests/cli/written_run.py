@@ -1,0 +1,50 @@
+"""A run without Keras, in a process of its own: the real directory, lock, header and telemetry, with made-up steps.
+
+    python written_run.py RUN_DIR EPOCHS SECONDS [crash]      SECONDS an epoch; `crash` ends it without a word
+"""
+
+import os
+import sys
+import time
+
+from mpt_cli.precision import DynamicScale
+from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.presence import header_dict
+from mpt_cli.settings.schema import LoggerSettings
+from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot, Summary
+from mpt_cli.telemetry.setup import build_telemetry
+
+STEPS, QUIET = 10, LoggerSettings(console="quiet")
+
+
+def header_of(path: str, epochs: int) -> RunHeader:
+    return RunHeader(
+        "written", "made up", path, "mixed_float16", "dynamic from 32768", "mlp", "100 examples", "sgd", "none", "cpu",
+        "none", epochs, STEPS, epochs * STEPS, scaling=Scaling(DynamicScale(2.0**15, 400)),
+    )  # fmt: skip
+
+
+def main(path: str, epochs: int, seconds: float, ending: str = "") -> None:
+    with RunDirectory.begin(path, "written") as run, build_telemetry(run.telemetry_files, QUIET) as told:
+        write_atomic(run.config_yaml, "recipe: written\n")
+        header = header_of(path, epochs)
+        write_json(run.header_json, header_dict(header))
+        told.start(header)
+        told.events([Event(1, 1, "overflow", 2.0**15, 2.0**14, inf=3, variable="dense/kernel", cause="backward")])
+        for epoch in range(1, epochs + 1):
+            time.sleep(seconds)
+            step = epoch * STEPS
+            told.progress(step, epoch)
+            told.snapshot(Snapshot(step, epoch, 1 / step, 0.1, 2.0**14, step - 1, 1, 0, step - 1, 100.0,
+                                   {"val_loss": 2 / step}, True, STEPS))  # fmt: skip
+        if ending == "crash":
+            told.flush()
+            os._exit(9)
+        summary = Summary("finished", 0, "healthy", "All went well.", step, step - 1, 1, 2.0**14, 2.0**14, 2.0**15,
+                          {"loss": 0.1}, {}, 100.0, None, 1.0, "written", path, epochs)  # fmt: skip
+        told.finish(summary)
+        write_summary(run.summary_json, summary)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:])

@@ -1,0 +1,43 @@
+"""A net with a base of two blocks, BatchNormalization and Dropout, and data for it."""
+
+import keras
+import numpy as np
+from keras import layers
+
+
+def load_data(examples=200):
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(examples, 6)).astype("float32")
+    y = (x[:, 0] * x[:, 1] > 0).astype("int32")
+    return (x[:160], y[:160]), (x[160:], y[160:])
+
+
+def build_model(input_shape, num_classes, dropout=0.2):
+    base = keras.Sequential([
+        keras.Input(input_shape),
+        layers.Dense(12, name="low"),
+        layers.BatchNormalization(name="low_norm"),
+        layers.ReLU(),
+        layers.Dense(8, activation="relu", name="top"),
+        layers.BatchNormalization(name="top_norm"),
+    ], name="base")  # fmt: skip
+    inputs = keras.Input(input_shape)
+    x = layers.Dropout(dropout, seed=3)(base(inputs))
+    return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))
+
+
+class Calls(keras.callbacks.Callback):
+    """How often training began and ended so far, among the logs of each epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.begun = self.ended = 0
+
+    def on_train_begin(self, logs=None):
+        self.begun += 1
+
+    def on_train_end(self, logs=None):
+        self.ended += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        logs["calls_begin"], logs["calls_end"] = self.begun, self.ended

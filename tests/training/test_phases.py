@@ -1,0 +1,285 @@
+"""Runs in phases: what each trains, what a change carries over, and a run that is killed before, at and after it."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND, ROOT
+
+from mpt_cli import job
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.evaluation import evaluate
+from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings import load_settings
+from mpt_cli.training import phases
+from mpt_cli.training.trainer import Trainer
+
+PROGRAM = Path(__file__).with_name("phased_net.py")
+FIRST = "{epochs: 2, learning_rate: 0.05, freeze: [base]}"
+TWO = f"phases=[{FIRST}, {{epochs: 2, learning_rate: 0.01, unfreeze: [top*]}}]"  # of 5 steps each
+EVERY_STEP = "trainer.log_every_steps=1"
+
+
+def train(run_dir: Path, *words: str) -> Any:
+    given = [f"conf={ROOT / 'recipes' / 'digits_mlp.yaml'}", f"backend={BACKEND}", f"run_dir={run_dir}",
+             "logger.console=quiet", f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "trainer.batch_size=32",
+             f"data.loader={PROGRAM}:load_data", *words]  # fmt: skip
+    given += [] if "model=saved" in words else [f"model.builder={PROGRAM}:build_model"]
+    given += [] if any(word.startswith("trainer.epochs") for word in words) else ["~trainer.epochs"]
+    return job.train(load_settings(given))
+
+
+def lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / f"{name}.jsonl").read_text().splitlines()]
+
+
+def weights(model: Any) -> dict[str, np.ndarray]:
+    """By layer and name: models that are loaded have other paths."""
+    return {"/".join(v.path.split("/")[-2:]): np.asarray(v.numpy()) for v in model.weights}
+
+
+def saved(run_dir: Path) -> dict[str, np.ndarray]:
+    return weights(keras.saving.load_model(run_dir / "model.keras", compile=False))
+
+
+def load_program() -> Any:
+    spec = importlib.util.spec_from_file_location("phased_net", PROGRAM)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def fitted_twice(ema: bool = False) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """The two phases as a Keras program has them; its weights at the start and at the end."""
+    keras.utils.set_random_seed(0)
+    program = load_program()
+    (x, y), _ = program.load_data()
+    model = program.build_model((6,), 2)
+    start, base = weights(model), model.get_layer("base")
+    base.trainable = False
+    for rate in (0.05, 0.01):
+        if rate == 0.01:
+            base.get_layer("top").trainable = base.get_layer("top_norm").trainable = True
+        optimizer = keras.optimizers.Adam(rate, use_ema=ema, ema_momentum=0.5)
+        model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                      jit_compile=BACKEND == "jax")  # fmt: skip
+        model.fit(x, y, batch_size=32, epochs=2, shuffle=False, verbose=0)
+    return start, weights(model)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ema", [False, True])
+def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(tmp_path, ema):
+    """Dropout, BatchNormalization that is frozen and trained on, fresh slots of Adam, averages that become the weights.
+    The tolerance is of some roundings of float32 (2^-23) a step: Keras adds up in programs of other shape."""
+    averages = ["optimizer.use_ema=true", "optimizer.ema_momentum=0.5"] if ema else []
+    summary = train(tmp_path / "run", TWO, "policy=float32", "trainer.shuffle=false", *averages)
+    start, expected = fitted_twice(ema)
+    found = saved(tmp_path / "run")
+
+    assert (summary.steps_seen, summary.applied_steps, summary.phases_completed) == (20, 20, 2)
+    assert found.keys() == expected.keys()
+    for path, values in expected.items():
+        np.testing.assert_allclose(found[path], values, rtol=1e-5, atol=20 * 2.0**-20, err_msg=path)
+    moved = {path for path in start if (start[path] != found[path]).any()}
+    assert moved == {path for path in start if "low" not in path and "seed" not in path}
+
+
+class Killed(BaseException):
+    """What nothing catches."""
+
+
+def kill_at_step(patch: Any, step: int) -> None:
+    run = Trainer._run_call
+
+    def run_call(self, piece):
+        if self.ledger.seen >= step:
+            raise Killed
+        return run(self, piece)
+
+    patch.setattr(Trainer, "_run_call", run_call)
+
+
+def kill_at_border(patch: Any, after: bool) -> None:
+    enter = phases.enter_phase
+
+    def enter_and_die(*given):
+        if given[1] and after:
+            enter(*given)
+        if given[1]:
+            raise Killed
+        return enter(*given)
+
+    patch.setattr(phases, "enter_phase", enter_and_die)
+
+
+KILLS = {
+    "in the first": lambda patch: kill_at_step(patch, 5), "at the border": lambda patch: kill_at_border(patch, False),
+    "in the change": lambda patch: kill_at_border(patch, True), "in the second": lambda patch: kill_at_step(patch, 15),
+}  # fmt: skip
+
+
+# the loss scale grows in both phases, averages are kept, and a callback has a state
+KILLED = [
+    TWO, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.initial_scale=2**10", "loss_scale.growth_steps=4",
+    "trainer.checkpoint_every_steps=2", EVERY_STEP, "optimizer.use_ema=true", "trainer.steps_per_execution=1",
+    "trainer.early_stopping.patience=3", "trainer.early_stopping.monitor=loss",
+]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("phases") / "whole"
+    assert train(folder, *KILLED).applied_steps == 20
+    return RunDirectory(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", KILLS)
+def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, whole, place):
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        KILLS[place](patch)
+        train(tmp_path / "killed", *KILLED)
+    summary = train(tmp_path / "killed", *KILLED, "resume=auto")
+
+    assert (summary.status, summary.applied_steps) == ("finished", 20)
+    assert first_difference(whole, RunDirectory(tmp_path / "killed")) is None
+    begun = [event for event in lines(tmp_path / "killed", "events") if event["kind"] == "phase"]
+    assert [(event["phase"], event["epoch"]) for event in begun] == [(2, 3)]
+
+
+def test_scale_and_its_counter_go_on_and_a_schedule_begins_anew(tmp_path):
+    """The scale doubles after each 4 applied steps, 12 in all; a cosine falls to 0 over the 5 steps of each phase."""
+    two = "phases=[{epochs: 1, learning_rate: 0.4, freeze: [base]}, {epochs: 1, learning_rate: 0.1, unfreeze: [base]}]"
+    summary = train(tmp_path / "run", two, "policy=mixed_float16", "loss_scale=dynamic", "loss_scale.growth_steps=4",
+                    "loss_scale.initial_scale=2**4", "optimizer.schedule.name=cosine", EVERY_STEP)  # fmt: skip
+    steps = [line for line in lines(tmp_path / "run", "metrics") if not line["epoch_end"]]
+
+    assert (summary.applied_steps, summary.skipped_steps) == (10, 0)
+    assert [line["loss_scale"] for line in steps] == [16, 16, 16, 32, 32, 32, 32, 64, 64, 64]
+    assert [line["phase"] for line in steps] == [1] * 5 + [2] * 5
+    falling = [0.5 * (1 + np.cos(np.pi * step / 5)) for step in range(5)]
+    rates = [line["learning_rate"] for line in steps]
+    np.testing.assert_allclose(rates, [rate * part for rate in (0.4, 0.1) for part in falling], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_callback_ends_its_phase_and_the_next_begins(tmp_path):
+    """The loss can't fall by 10: EarlyStopping ends each phase after its second epoch and restores the first."""
+    long = TWO.replace("epochs: 2", "epochs: 9")
+    words = [long, "trainer.early_stopping={patience: 1, min_delta: 10, monitor: loss}",
+             f"trainer.callbacks=[{PROGRAM}:Calls]"]  # fmt: skip
+    summary = train(tmp_path / "run", *words)
+
+    assert (summary.applied_steps, summary.epochs_completed, summary.phases_completed) == (20, 4, 2)
+    assert "ended early, in epoch 4: loss was no better than" in summary.explanation
+    assert "phase 1 ends early, in epoch 2: loss was no better than" in (tmp_path / "run" / "console.log").read_text()
+    ends = [line for line in lines(tmp_path / "run", "metrics") if line["epoch_end"]]
+    assert [(line["calls_begin"], line["calls_end"]) for line in ends] == [(1, 0), (1, 0), (2, 1), (2, 1)]
+    again = train(tmp_path / "run", *words, "resume=auto")
+    assert again.steps_seen == 20 and again.phases_completed == 2
+
+
+@pytest.mark.slow
+def test_a_finished_run_goes_on_with_a_longer_or_a_further_phase(tmp_path):
+    train(tmp_path / "run", TWO, "trainer.checkpoint_every_steps=2")
+    longer = TWO.replace("epochs: 2, learning_rate: 0.01", "epochs: 3, learning_rate: 0.01")
+    summary = train(tmp_path / "run", longer.replace("epochs: 2", "epochs: 7"), "resume=auto")
+    assert (summary.applied_steps, summary.phases_completed) == (25, 2)
+    said = (tmp_path / "run" / "console.log").read_text()
+    assert "without effect: phases.0.epochs was 2, is 7; the run is past that phase" in said
+    words = f"{longer[:-1]}, {{epochs: 1, learning_rate: 0.001, unfreeze: [base]}}]"
+    further = train(tmp_path / "run", words, "resume=auto")
+    assert (further.applied_steps, further.phases_completed) == (30, 3)
+    with pytest.raises(ConfigError, match=r"phases\.1\.unfreeze: can't change in the middle of a run\. Received: \[\]"):
+        train(tmp_path / "run", words.replace("unfreeze: [top*]", "unfreeze: []"), "resume=auto")
+
+
+@pytest.mark.slow
+def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
+    """Gradients are 0 from step 11 to 14: the run goes back to the border, of the first phase, and on at half the rate.
+
+    The fault counts the steps that the optimizer has seen, which a checkpoint has too: it is met a second time."""
+    summary = train(
+        tmp_path / "run", TWO, "trainer.on_unhealthy=rollback", "trainer.max_rollbacks=1", "fault.kind=zero",
+        "fault.at_steps=[11,12,13,14]", "trainer.max_zero_gradients=3", EVERY_STEP,
+    )  # fmt: skip
+    events = lines(tmp_path / "run", "events")
+
+    assert summary.status == "stopped" and summary.rollbacks == 1 and summary.steps_seen == 13
+    assert [(event["kind"], event["step"]) for event in events] == [("rollback", 10), ("phase", 11)]
+    rates = {line["phase"]: line["learning_rate"] for line in lines(tmp_path / "run", "metrics")}
+    np.testing.assert_allclose([rates[1], rates[2]], [0.05, 0.005], rtol=1e-6)
+
+
+def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
+    """A learning rate that ruins the second phase."""
+    words = TWO.replace("learning_rate: 0.01", "learning_rate: 2")
+    summary = train(tmp_path / "run", words, "trainer.monitor=loss", "policy=float32")
+    metrics, best = evaluate(str(tmp_path / "run"), "train", best=True)
+
+    assert summary.applied_steps == 20 and best is not None and best.epoch <= 2
+    assert metrics["loss"] < 1 < summary.metrics["loss"]
+
+
+@pytest.mark.parametrize(("words", "sentence"), [
+    ([TWO.replace("top*", "tops")],
+     "phases.1.unfreeze: must match the name, path or class of a layer of the model. Received: 'tops'. "
+     "Did you mean top?"),
+    ([TWO.replace("unfreeze: [top*]", "freeze: ['*']")],
+     "phases.1.freeze: must leave something to train. Received: ['*']. Name what is to be trained in `unfreeze`."),
+    ([TWO, "trainer.epochs=3"],
+     "trainer.epochs: must be left out with phases, whose epochs are 4 in all. Received: 3. Take it back with "
+     "~trainer.epochs."),
+    ([TWO, "optimizer.learning_rate=0.5"],
+     "optimizer.learning_rate: must be left out: each phase has a learning rate of its own. Received: 0.5. Take it "
+     "back with ~optimizer.learning_rate."),
+    ([TWO.replace("top*", "top, top").replace("unfreeze", "freeze: [top], unfreeze")],
+     "phases.1.unfreeze: must not name what `freeze` of the same phase names. Received: 'top'."),
+    ([TWO, "optimizer.schedule.object=cosine_decay", "optimizer.schedule.kwargs={decay_steps: 9}"],
+     "phases.0.learning_rate: must be left out with optimizer.schedule.object=cosine_decay, which has its own. "
+     "Received: 0.05. Use optimizer.schedule.name."),
+    ([TWO, "phases.1.epochs=0"], "phases.1.epochs: must be >= 1. Received: 0."),
+    ([TWO, "phases.1.lr=1"], "phases.1.lr: there is no such key. Received: 1."),
+    ([TWO, "phases.7.epochs=1"], "phases.7.epochs: cannot be set: list index out of range. Received: 1."),
+    (["phases=[3]"], "phases: must be a list of mappings with epochs, learning_rate, freeze, unfreeze. Received: [3]."),
+    (["phases=[{freeze: [base]}]"], "phases.0.epochs: must be given."),
+])  # fmt: skip
+def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, sentence):
+    with pytest.raises(ConfigError) as raised:
+        train(tmp_path / "run", *words)
+    assert sentence in str(raised.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
+    train(tmp_path / "run", TWO)
+    monkeypatch.setattr("mpt_cli.job.check_resumable", lambda run, settings: {"phases": (1, 2)})
+    monkeypatch.setattr("mpt_cli.job.finished_summary", lambda run, settings: None)
+    with pytest.raises(DataError, match=r"^the checkpoint of step 20 is of phase 2, and the run has 1\. Give it"):
+        train(tmp_path / "run", f"phases=[{FIRST}]", "resume=auto")
+
+
+@pytest.mark.slow
+def test_a_compiled_model_is_fitted_in_phases_from_python(tmp_path):
+    import mpt_cli as mpt
+
+    program = load_program()
+    (x, y), _ = program.load_data()
+    model = program.build_model((6,), 2)
+    model.compile(keras.optimizers.SGD(0.5, momentum=0.9), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    start = weights(model)
+    parts = [{"epochs": 1, "freeze": ["base"]}, {"epochs": 2, "learning_rate": 0.125, "unfreeze": ["top*"]}]
+    run = mpt.fit(model, x, y, batch_size=32, run_dir=tmp_path / "run", settings={
+        "phases": parts, "logger.console": "quiet", "trainer.log_every_steps": 1})  # fmt: skip
+
+    assert (run.summary["applied_steps"], run.summary["phases_completed"]) == (15, 2)
+    rates = [line["learning_rate"] for line in lines(tmp_path / "run", "metrics") if not line["epoch_end"]]
+    assert rates == [0.5] * 5 + [0.125] * 10
+    moved = {path for path, value in weights(model).items() if (value != start[path]).any()}
+    assert moved == {path for path in start if "low" not in path and "seed" not in path}
