@@ -139,6 +139,9 @@ class TensorFlowEngine(Engine):
     def _check_weights(self) -> Tensor:
         return self._all_finite()
 
+    def batch(self, source: Any, row: Any) -> Any:
+        return _batch(source, tf.convert_to_tensor(row))
+
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         with self._called(GRADIENTS, row.shape):
             return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
@@ -301,14 +304,15 @@ def _batch(source: Any, rows: Tensor) -> Any:
 
 
 def _reduced(record: StepRecord) -> StepRecord:
-    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable,
+    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, a bad variable,
     whether the gradients of all were zero."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return record
-    defects = tf.stack([record.nan, record.inf, record.first_bad, record.zero])
-    nan, inf, first_bad, zero = tf.unstack(context.all_gather(defects[None], axis=0), axis=1)  # of each replica
+    defects = tf.stack([record.nan, record.inf, record.nearest, record.holds_inf, record.zero])
+    of_each = context.all_gather(defects[None], axis=0)
+    nan, inf, nearest, holds_inf, zero = tf.unstack(of_each, axis=1)
     return record._replace(
         loss=context.all_reduce("mean", record.loss), nan=tf.reduce_sum(nan), inf=tf.reduce_sum(inf),
-        first_bad=tf.reduce_max(first_bad), zero=tf.reduce_min(zero),
+        nearest=tf.reduce_max(nearest), holds_inf=tf.reduce_max(holds_inf), zero=tf.reduce_min(zero),
     )  # fmt: skip

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
+from mpt_cli.engine.fault_search import FaultSearch
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
@@ -199,6 +200,9 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     every = trainer.gradient_health_every_steps
     if every is not None and may_sample and computes_in_float16(parts.model):
         runner.sampler = GradientSampler(parts.engine, every, telemetry.message)
+    own = own_steps(parts.model)
+    if process_info is None and (own is None or not own.optimizers):
+        runner.fault_search = FaultSearch(parts.engine, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
     if process_info is not None:
