@@ -30,8 +30,8 @@ def test_the_notebook_runs_and_shows_its_runs(tmp_path: Path, monkeypatch: pytes
     assert len(live) == 1 and live[0].startswith("<pre") and "widget" not in live[0]
     rows = [line.split() for line in _outputs(cells[3:4], "text/plain")[0].splitlines()]
     assert [row[0] for row in rows if row and row[0].endswith("/6")] == [f"{epoch}/6" for epoch in range(1, 7)]
-    assert ["verdict", "warm-up", "skips", "only"] in rows
-    assert "<svg" in shown[0] and "warm-up skips only" in shown[0]
+    assert ["verdict", "healthy"] in rows
+    assert "<svg" in shown[0] and "Finished: healthy" in shown[0]
     assert "overflow" in _outputs(cells, "text/html")[2] and len(_outputs(cells, "image/svg+xml")) == 1
     assert _outputs(cells, "text/plain")[-2].startswith("('healthy', 0.")
     assert "'001-policy-float32'" in _outputs(cells, "text/plain")[-1]

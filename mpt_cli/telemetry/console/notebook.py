@@ -6,13 +6,14 @@ Colab show the page, a terminal or a file the text.
 
 import html
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpt_cli.telemetry.console.lines import Narrator, final_rows, header_rows, labelled_lines
+from mpt_cli.telemetry.console.lines import LABEL_WIDTH, Narrator, final_rows, header_rows, labelled_lines
 from mpt_cli.telemetry.console.live import NARRATE_SECONDS, Phases, RunPosition, format_time_left
 from mpt_cli.telemetry.console.table import HEADING_STYLE, EpochTable, Extent, Line, plain
 from mpt_cli.telemetry.format import format_count, format_number, format_scale
@@ -112,7 +113,7 @@ class NotebookConsole(Sink):
         self._tell(at_once=True)
         good = summary.exit_code == 0 and summary.verdict in GOOD_VERDICTS
         style = f"font-weight:bold;color:{GOOD_COLOUR if good else NON_FINITE_COLOUR}"
-        lines = labelled_lines(final_rows(summary))
+        lines = [part for line in labelled_lines(final_rows(summary)) for part in _wrapped(line)]
         self._end = [[("", "")], [(lines[0], style)], *([(line, "")] for line in lines[1:])]
         self._show()
 
@@ -133,7 +134,8 @@ class NotebookConsole(Sink):
     def _show(self) -> None:
         self._shown_at = self._clock()
         lines = [*self._top, *([[("", "")]] if self._top else []), *self._lines, *(self._end or [self._live_line()])]
-        style = "line-height:1.3;overflow-x:auto;margin:0"
+        # a page's own style for <pre> may be another font, in which no column stands under its heading
+        style = "font-family:monospace;white-space:pre;line-height:1.3;overflow-x:auto;margin:0"
         page = "\n".join(map(_html, lines))
         self._update({"text/html": f'<pre style="{style}">{page}</pre>', "text/plain": "\n".join(map(plain, lines))})
 
@@ -152,6 +154,12 @@ class NotebookConsole(Sink):
             parts.append(f"skipped {format_count(snapshot.skipped_steps)}")
         left = phase or format_time_left(position.seconds_left(header.total_steps))
         return [("  ".join([*parts, *([left] if left else [])]), HEADING_STYLE)]
+
+
+def _wrapped(line: str) -> list[str]:
+    """A sentence may be longer than the table is wide."""
+    assert EXTENT.width is not None
+    return textwrap.wrap(line, EXTENT.width, subsequent_indent=" " * LABEL_WIDTH, break_on_hyphens=False) or [line]
 
 
 def _html(line: Line) -> str:
