@@ -16,7 +16,11 @@ from mpt_cli.evaluation import evaluate
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import PhaseSettings, Settings
+from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training import phases
+from mpt_cli.training.checkpoint import _model_variables
+from mpt_cli.training.phases import Phases
 from mpt_cli.training.trainer import Trainer
 
 PROGRAM = Path(__file__).with_name("phased_net.py")
@@ -255,6 +259,20 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
         train(tmp_path / "run", *words)
     assert sentence in str(raised.value)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_phase_is_for_one_optimizer():
+    settings = Settings(phases=[PhaseSettings(1), PhaseSettings(1)])
+    found = Phases(settings, load_program().build_model((6,), 2), Scaling(), 5)
+    with pytest.raises(ConfigError, match=r"^phases: must be left out: Functional has 2 optimizers \(a, b\), and a p"):
+        found.check_optimizers({"a": None, "b": None})
+
+
+def test_a_variable_has_one_name_in_all_phases():
+    model = load_program().build_model((6,), 2)
+    before = {name: id(variable) for name, variable in _model_variables(model).items()}
+    model.get_layer("base").trainable = False
+    assert {name: id(variable) for name, variable in _model_variables(model).items()} == before
 
 
 def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
