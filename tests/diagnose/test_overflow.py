@@ -81,8 +81,8 @@ def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys)
 def test_a_step_of_a_later_phase_is_trained_again_in_that_phase(tmp_path, capsys):
     """The last checkpoint before it is the one at the border, of the phase before."""
     two = "phases=[{epochs: 1, freeze: [hidden_1]}, {epochs: 1, learning_rate: 0.01, unfreeze: [hidden_1]}]"
-    words = ["policy=mixed_float16", "~trainer.epochs", "~trainer.max_steps", "trainer.checkpoint_every_steps=null", two,
-             "model.hidden_units=[8]", "fault.kind=overflow", "fault.at_steps=[26]"]  # fmt: skip
+    words = ["policy=mixed_float16", "~trainer.epochs", "~trainer.max_steps", two, "model.hidden_units=[8]",
+             "trainer.checkpoint_every_steps=null", "fault.kind=overflow", "fault.at_steps=[26]"]  # fmt: skip
     content = found(trained(tmp_path / "r", *words), capsys)
     assert (content["replayed_from_step"], content["step"], content["overflowed_again"]) == (23, 26, True)
 
