@@ -91,13 +91,16 @@ class Engine(ABC):
 
     def compiles(self, function: str, shape: tuple[int, ...]) -> bool:
         """Whether the next call of this function with batch indices of this shape is the first, which compiles."""
-        return (function, *shape) not in self._compiled
+        return self._program(function, shape) not in self._compiled
+
+    def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        return (function, *shape)
 
     def _called(self, function: str, shape: tuple[int, ...] = ()) -> AbstractContextManager[None]:
         """Around a call of a compiled function: the first of each shape is announced through `compiling`."""
         if not self.compiles(function, shape):
             return nullcontext()
-        self._compiled.add((function, *shape))
+        self._compiled.add(self._program(function, shape))
         return self.compiling(function)
 
     @abstractmethod

@@ -49,6 +49,7 @@ class TensorFlowEngine(Engine):
 
     def _make_functions(self) -> None:
         self._compiled.clear()
+        self._traced: list[Any] = []
         self._make_training()
         self._evaluate = self._function(self._evaluate_loop)
         self._gradients = self._function(self._gradients_of)
@@ -90,12 +91,33 @@ class TensorFlowEngine(Engine):
         self._was_evaluated = False
         packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
         with self._called(TRAINING, batch_indices.shape):
+            self._trace_once(self._train, source, packed)
             result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
         self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
         return self._latest
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
+        self._trace_once(self._evaluate, source, tf.constant(count))
         int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
+
+    @property
+    def _takes_any_length(self) -> bool:
+        """Whether one program serves batches of all lengths, as in Keras's `fit`, so that the smaller last batch of an
+        epoch needs none of its own. XLA compiles for each length, and replicas are given their share of it."""
+        return not self.jit_compile and self.strategy is None
+
+    def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
+        return (function,) if self._takes_any_length else super()._program(function, shape)
+
+    def _trace_once(self, function: Any, source: Any, last: Tensor) -> None:
+        """Before the first call, which would trace for the length that it has."""
+        if self._takes_any_length and function not in self._traced:
+            self._traced.append(function)
+            any_length = tf.nest.map_structure(
+                lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), source
+            )
+            rows = tf.TensorSpec((None, None), tf.int32)
+            function.get_concrete_function(any_length, rows, tf.TensorSpec(last.shape, last.dtype))
 
     def reset_metrics(self) -> None:
         super().reset_metrics()
@@ -139,8 +161,9 @@ class TensorFlowEngine(Engine):
             tf.cond(control.resets > 0, self._reset_metrics, lambda: tf.constant(0))
         latest = self._metric_vector()
         floats, ints = row_lengths(self.model)
+        rows = batch_indices.shape[0] or tf.shape(batch_indices)[0]
         arrays = [
-            tf.TensorArray(dtype, batch_indices.shape[0], element_shape=shape)
+            tf.TensorArray(dtype, rows, element_shape=shape)
             for dtype, shape in ((tf.float32, (floats,)), (tf.int32, (ints,)), (tf.float32, latest.shape))
         ]
         main = next(iter(optimizers_of(self.model).values()))

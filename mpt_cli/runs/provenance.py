@@ -97,8 +97,8 @@ def collect_environment(facts: FrameworkFacts, command_line: Sequence[str] | Non
 
 def installed_packages() -> dict[str, str]:
     """Every distribution of this interpreter and its version, as pip would list them."""
-    found = {str(item.metadata["Name"]).lower().replace("_", "-"): item.version for item in metadata.distributions()}
-    return dict(sorted(found.items()))
+    each = (item.metadata for item in metadata.distributions())  # read once: each reading parses a file
+    return dict(sorted((str(about["Name"]).lower().replace("_", "-"), about["Version"]) for about in each))
 
 
 def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:

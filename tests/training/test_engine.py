@@ -9,7 +9,7 @@ from tiny import JITS, TinyRun, compile_tiny, sgd, tiny_data, tiny_model, tiny_r
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import BatchPlan, build_feed
-from mpt_cli.engine.loop import build_engine, metric_vector
+from mpt_cli.engine.loop import TRAINING, build_engine, metric_vector
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import DynamicScale, FixedScale, LossScaleOptimizer
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -223,3 +223,14 @@ def test_inputs_and_targets_may_be_structures():
         feed.start(1)
         piece = feed.take(2)
         assert engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.tolist() == [True, True]
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="a matter of tf.function")
+@pytest.mark.parametrize("resident", [True, False])
+def test_without_xla_one_program_serves_the_smaller_last_batch_too(resident):
+    run = tiny_run(tiny_data(22), resident=resident)
+    run.epochs(2)
+    run.engine.evaluate(*(lambda piece: (piece.source, piece.batch_indices, piece.count))(run.feed.empty_piece()))
+    assert (run.ledger.seen, run.ledger.applied) == (12, 12)
+    assert run.engine._train.experimental_get_tracing_count() == 1
+    assert not run.engine.compiles(TRAINING, (4, 4)) and not run.engine.compiles(TRAINING, (1, 2))
