@@ -144,7 +144,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", KILLS)
+@pytest.mark.parametrize("place", [
+    "at the border", *(pytest.param(place, marks=pytest.mark.long) for place in KILLS if place != "at the border")
+])  # fmt: skip
 def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, whole, place):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         KILLS[place](patch)
@@ -157,6 +159,7 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, wh
     assert [(event["phase"], event["epoch"]) for event in begun] == [(2, 3)]
 
 
+@pytest.mark.slow
 def test_scale_and_its_counter_go_on_and_a_schedule_begins_anew(tmp_path):
     """The scale doubles after each 4 applied steps, 12 in all; a cosine falls to 0 over the 5 steps of each phase."""
     two = "phases=[{epochs: 1, learning_rate: 0.4, freeze: [base]}, {epochs: 1, learning_rate: 0.1, unfreeze: [base]}]"
@@ -221,6 +224,7 @@ def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
     np.testing.assert_allclose([rates[1], rates[2]], [0.05, 0.005], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
     """A learning rate that ruins the second phase."""
     words = TWO.replace("learning_rate: 0.01", "learning_rate: 2")
@@ -275,6 +279,7 @@ def test_a_variable_has_one_name_in_all_phases():
     assert {name: id(variable) for name, variable in _model_variables(model).items()} == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
     train(tmp_path / "run", TWO)
     monkeypatch.setattr("mpt_cli.job.check_resumable", lambda run, settings: {"phases": (1, 2)})
