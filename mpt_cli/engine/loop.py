@@ -161,6 +161,10 @@ class Engine(ABC):
         """Go on without XLA, where `compile_training` or `compile_evaluation` met something; nothing is lost."""
 
     @abstractmethod
+    def batch(self, source: Any, row: NDArray[np.int32]) -> Any:
+        """`(x, y, sample_weight)` of these examples, on the device."""
+
+    @abstractmethod
     def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
         """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
 

@@ -132,6 +132,9 @@ class JaxEngine(Engine):
     def _check_weights(self) -> Tensor:
         return self._all_finite([variable.value for variable in self.model.trainable_variables])
 
+    def batch(self, source: Any, row: Any) -> Any:
+        return self._batch(source, self.to_device(row))
+
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mpt_cli.data.rows import Ragged
 from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
 from mpt_cli.engine.loop import (
     EVALUATION,
@@ -51,7 +52,7 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._traced: list[Any] = []
         self._make_training()
-        self._evaluate = self._function(self._evaluate_loop)
+        self._evaluate = self._loop(self._evaluate_loop)
         self._gradients = self._function(self._gradients_of)
         self._compare = self._function(partial(compare_gradients, self.model))
         self._all_finite = self._function(self._weights_all_finite)
@@ -61,8 +62,13 @@ class TensorFlowEngine(Engine):
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
+    def _loop(self, function: Callable[..., Any]) -> "LoopsByShape":
+        return LoopsByShape(
+            lambda: tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
+        )
+
     def _make_training(self) -> None:
-        self._train = self._function(self._train_loop)
+        self._train = self._loop(self._train_loop)
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
         no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
@@ -78,7 +84,7 @@ class TensorFlowEngine(Engine):
         self._make_functions()
 
     def to_device(self, arrays: Any) -> Any:
-        return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+        return tf.nest.map_structure(_tensor, arrays)
 
     def train(
         self,
@@ -132,6 +138,9 @@ class TensorFlowEngine(Engine):
 
     def _check_weights(self) -> Tensor:
         return self._all_finite()
+
+    def batch(self, source: Any, row: Any) -> Any:
+        return _batch(source, tf.convert_to_tensor(row))
 
     def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
         with self._called(GRADIENTS, row.shape):
@@ -232,6 +241,30 @@ class TensorFlowEngine(Engine):
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
 
 
+class LoopsByShape:
+    """A compiled loop for each shape of batch indices; the examples may come in any length.
+
+    A second length makes a program for all of them, as the one that Keras's `fit` makes: batches that are padded to
+    their longest row would else be traced one by one.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._loops = make, dict[tuple[int, ...], Any]()
+
+    def __call__(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
+        return self._of(batch_indices)(source, batch_indices, *more)
+
+    def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
+        """As of a tf.function."""
+        return self._of(batch_indices).get_concrete_function(source, batch_indices, *more)
+
+    def _of(self, batch_indices: Tensor) -> Any:
+        shape = tuple(batch_indices.shape)
+        if shape not in self._loops:
+            self._loops[shape] = self._make()
+        return self._loops[shape]
+
+
 def _obstacle(function: Any, *arguments: Any) -> str | None:
     """What keeps XLA from compiling `function`, which is called; None where it does."""
     function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
@@ -260,19 +293,26 @@ def describe_obstacle(message: str) -> str:
     return "it says: " + message.strip().partition("\n")[0][:200].rstrip(".")
 
 
+def _tensor(array: Any) -> Any:
+    if isinstance(array, Ragged):
+        return tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
+    return None if array is None else tf.convert_to_tensor(array)
+
+
 def _batch(source: Any, rows: Tensor) -> Any:
     return tf.nest.map_structure(lambda a: None if a is None else tf.gather(a, rows), source)
 
 
 def _reduced(record: StepRecord) -> StepRecord:
-    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, first bad variable,
+    """The record of the whole batch on every replica: mean of the losses, sum of nan and inf, a bad variable,
     whether the gradients of all were zero."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return record
-    defects = tf.stack([record.nan, record.inf, record.first_bad, record.zero])
-    nan, inf, first_bad, zero = tf.unstack(context.all_gather(defects[None], axis=0), axis=1)  # of each replica
+    defects = tf.stack([record.nan, record.inf, record.nearest, record.holds_inf, record.zero])
+    of_each = context.all_gather(defects[None], axis=0)
+    nan, inf, nearest, holds_inf, zero = tf.unstack(of_each, axis=1)
     return record._replace(
         loss=context.all_reduce("mean", record.loss), nan=tf.reduce_sum(nan), inf=tf.reduce_sum(inf),
-        first_bad=tf.reduce_max(first_bad), zero=tf.reduce_min(zero),
+        nearest=tf.reduce_max(nearest), holds_inf=tf.reduce_max(holds_inf), zero=tf.reduce_min(zero),
     )  # fmt: skip

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -199,63 +199,75 @@ def _packed(gradients: list[Tensor]) -> list[_Pack]:
 class GradientDefects(NamedTuple):
     """What is wrong with a step's gradients, as int32 scalars on the device.
 
-    How many elements are `nan` and `inf`, the index of the `first_bad` gradient that holds one, or -1, and whether
-    every element of all is `zero` (0 or 1).
+    How many elements are `nan` and `inf`; the index of the `nearest` gradient that holds one, or -1; whether that one
+    or another of its layer `holds_inf` (0 or 1), else they hold nan alone; and whether every element of all is `zero`
+    (0 or 1). Nearest is to the fault: inf and nan spread backwards, so that it is the last in the order of the forward
+    pass.
     """
 
     nan: Tensor
     inf: Tensor
-    first_bad: Tensor
+    nearest: Tensor
+    holds_inf: Tensor
     zero: Tensor
 
 
-def describe_gradients(gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond) -> GradientDefects:
+def describe_gradients(
+    gradients: list[Tensor], measured: Measured, cond: Cond = ops.cond, ranks: Sequence[int] | None = None
+) -> GradientDefects:
     """The elements are counted only where the gradients are not finite.
 
-    They are packed outside of the condition, as in `measure`, whose work that repeats and a compiler does once: a
+    `ranks` are the places of the variables in the order of the forward pass, their own order where not given. The
+    gradients are packed outside of the condition, as in `measure`, whose work that repeats and a compiler does once: a
     condition over thousands of gradients takes longer to compile and to enter.
     """
     packs = _packed(gradients)
     sums = any(g is not None and is_sparse(g) for g in gradients)  # what may overflow only when it is added up
-    nan, inf, first_bad = cond(
+    order = list(range(len(gradients))) if ranks is None else list(ranks)
+    nan, inf, nearest, holds_inf = cond(
         measured.finite, _none_bad,
-        lambda: describe_non_finite(gradients) if sums else _describe_packs(packs, len(gradients)),
+        lambda: describe_non_finite(gradients, order) if sums else _describe_packs(packs, order),
     )  # fmt: skip
-    return GradientDefects(nan, inf, first_bad, ops.cast(ops.equal(measured.largest, 0), "int32"))
+    return GradientDefects(nan, inf, nearest, holds_inf, ops.cast(ops.equal(measured.largest, 0), "int32"))
 
 
-def describe_non_finite(gradients: list[Tensor]) -> tuple[Tensor, ...]:
-    """int32 scalars: nan elements, inf elements, index of the first gradient that holds one or -1.
-
-    Of a sparse gradient the elements are those of the sums of its rows.
-    """
+def describe_non_finite(gradients: list[Tensor], ranks: Sequence[int]) -> tuple[Tensor, ...]:
+    """The first four of `GradientDefects`; of a sparse gradient the elements are those of the sums of its rows."""
     summed = [sum_duplicates(g) if g is not None and is_sparse(g) else g for g in gradients]
-    return _describe_packs(_packed(summed), len(gradients))
+    return _describe_packs(_packed(summed), ranks)
 
 
-def _describe_packs(packs: list[_Pack], none: int) -> tuple[Tensor, ...]:
+def _describe_packs(packs: list[_Pack], ranks: Sequence[int]) -> tuple[Tensor, ...]:
     if not packs:
         return _none_bad()
-    nan, inf = (ops.stack([_count(kind(pack.values)) for pack in packs]) for kind in (ops.isnan, ops.isinf))
-    # one minimum: in a chain of `where(bad, minimum(first, index), first)` XLA's simplifier follows both uses of
-    # `first`, and the time to compile doubles with each pack
-    first = ops.min(ops.where(nan + inf > 0, ops.stack([_first_bad(pack) for pack in packs]), none))
-    return ops.sum(nan), ops.sum(inf), ops.where(first < none, first, -1)
+    nan, inf = (ops.concatenate([_counts(pack, kind) for pack in packs]) for kind in (ops.isnan, ops.isinf))
+    indices = [index for pack in packs for index in pack.indices]
+    # one maximum: in a chain of `where(bad, maximum(last, index), last)` XLA's simplifier follows both uses of `last`,
+    # and the time to compile doubles with each pack. Of one layer's variables the first is named.
+    sooner = sorted(range(len(indices)), key=lambda place: (-ranks[indices[place]], indices[place]))
+    priorities = ops.convert_to_tensor(_inverse(sooner), dtype="int32")
+    place = ops.cast(ops.argmax(ops.where(nan + inf > 0, len(indices) - priorities, 0)), "int32")
+    found = ops.take(ops.convert_to_tensor(indices, dtype="int32"), place)
+    is_bad = ops.sum(nan) + ops.sum(inf) > 0
+    of_packs = ops.convert_to_tensor([ranks[index] for index in indices], dtype="int32")
+    holds_inf = ops.cast(ops.any(ops.logical_and(inf > 0, of_packs == ops.take(of_packs, place))), "int32")
+    return ops.sum(nan), ops.sum(inf), ops.where(is_bad, found, -1), holds_inf
+
+
+def _inverse(order: list[int]) -> list[int]:
+    """Where each place stands in the order."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _none_bad() -> tuple[Tensor, ...]:
-    return tuple(ops.convert_to_tensor(number, dtype="int32") for number in (0, 0, -1))
+    return tuple(ops.convert_to_tensor(number, dtype="int32") for number in (0, 0, -1, 0))
 
 
-def _first_bad(pack: _Pack) -> Tensor:
-    """Index of the first gradient of a pack that holds nan or inf, if one of them does."""
-    indices = ops.convert_to_tensor(pack.indices, dtype="int32")
+def _counts(pack: _Pack, kind: Callable[[Tensor], Tensor]) -> Tensor:
+    """int32 (gradients of the pack): how many elements of each are of this kind."""
+    flags = ops.cast(kind(pack.values), "int32")
     if len(pack.indices) == 1:
-        return indices[0]
-    place = ops.argmax(ops.cast(ops.logical_not(ops.isfinite(pack.values)), "int32"))
-    which = _count(ops.convert_to_tensor(pack.starts, dtype="int32") <= ops.cast(place, "int32")) - 1
-    return ops.take(indices, which)
-
-
-def _count(flags: Tensor) -> Tensor:
-    return ops.sum(ops.cast(flags, "int32"))
+        return ops.reshape(ops.sum(flags), (1,))
+    ends = ops.convert_to_tensor([*pack.starts[1:], flags.shape[0]], dtype="int32") - 1
+    so_far = ops.take(ops.cumsum(flags), ends)
+    return so_far - ops.concatenate([ops.zeros((1,), "int32"), so_far[:-1]])

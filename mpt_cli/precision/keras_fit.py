@@ -2,6 +2,8 @@
 records the scale and the tally without holding `fit` up.
 """
 
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import MethodType
 from typing import Any, NamedTuple
 
@@ -10,8 +12,9 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.keras_internals import loss_tracker, optimizer_values_in_fit
+from mpt_cli.precision.keras_internals import calls_through, loss_tracker, optimizer_values_in_fit
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
+from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.scale_state import TALLY
 
 Tensor = Any
@@ -21,7 +24,7 @@ class StepRecord(NamedTuple):
     """What one step reports, as scalars on the device; telemetry is made of it.
 
     `loss` is the unscaled loss, float32; `scale_before` made this step's gradients, `scale_after` makes the next
-    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last four are the
+    step's; `finite` is a boolean; `counter` counts applied steps since the scale changed; the last five are the
     `finite.GradientDefects` of the step. Where a model's own step uses several optimizers, `optimizers` has the record
     of each, and the other fields are those of all: `combined`.
     """
@@ -34,7 +37,8 @@ class StepRecord(NamedTuple):
     counter: Tensor
     nan: Tensor
     inf: Tensor
-    first_bad: Tensor
+    nearest: Tensor
+    holds_inf: Tensor
     zero: Tensor
     optimizers: "tuple[StepRecord, ...]" = ()
 
@@ -45,7 +49,8 @@ def traced_record(
     """The record of one optimizer in a step that is not ours, from `ScaleState.trace`; `scales` before and after."""
     return StepRecord(
         loss=loss, scale_before=scales[0], scale_after=scales[1], learning_rate=learning_rate,
-        finite=ops.equal(trace[1], 1), counter=counter, nan=trace[2], inf=trace[3], first_bad=trace[4], zero=trace[5],
+        finite=ops.equal(trace[1], 1), counter=counter, nan=trace[2], inf=trace[3], nearest=trace[4],
+        holds_inf=trace[5], zero=trace[6],
     )  # fmt: skip
 
 
@@ -59,6 +64,42 @@ def combined(records: list[StepRecord]) -> StepRecord:
         nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
         zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),
     )  # fmt: skip
+
+
+class ForwardOrder:
+    """In which order a step calls the layers of its model, seen while the step is traced: a compiled step pays nothing.
+
+    The order in which a model holds its variables need not be that in which it uses them.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._layers = layers_of(model)
+        self._called: list[int] = []
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Around the forward pass."""
+        with calls_through(self._layers, self._noting):
+            yield
+
+    def _noting(self, index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted_call(*arguments: Any, **named: Any) -> Any:
+            if index not in self._called:
+                self._called.append(index)
+            return call(*arguments, **named)
+
+        return noted_call
+
+    def ranks(self, variables: Sequence[Any]) -> list[int]:
+        """For each variable the place of the innermost layer that holds it, by its first call: what comes back wrong
+        to any use of a shared layer spoils its gradient, and that of all layers before. -1 for those of no such layer.
+        """
+        found: dict[int, tuple[int, int]] = {}
+        for place, index in enumerate(self._called):
+            own = self._layers[index].trainable_variables
+            for variable in own:
+                found[id(variable)] = min(found.get(id(variable), (len(own), place)), (len(own), place))
+        return [found[id(variable)][1] if id(variable) in found else -1 for variable in variables]
 
 
 def packed(batch: Any) -> Any:

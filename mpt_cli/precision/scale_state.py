@@ -14,7 +14,8 @@ from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
-TRACE_START = (0, 1, 0, 0, -1, 1)  # updates so far, all finite, nan, inf, first bad variable, all zero
+# updates so far, all finite, nan, inf, nearest bad variable of the first such update, whether it holds inf, all zero
+TRACE_START = (0, 1, 0, 0, -1, 0, 1)
 
 
 class ScaleState(KerasSaveable):  # type: ignore[misc]
@@ -115,11 +116,12 @@ def next_values(rule: ScaleRule, values: RuleState, measured: Measured, applied:
 
 def next_trace(trace: Any, finite: Any, defects: GradientDefects, places: list[int]) -> Any:
     """`ScaleState.trace` after an update; `places` are those of its variables among the optimizer's."""
-    first = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.first_bad, 0))
-    first = ops.where(defects.first_bad < 0, -1, first)
+    nearest = ops.take(ops.convert_to_tensor(places, dtype="int32"), ops.maximum(defects.nearest, 0))
+    nearest = ops.where(defects.nearest < 0, -1, nearest)
     return ops.stack([
         trace[0] + 1, trace[1] * ops.cast(finite, "int32"), trace[2] + defects.nan, trace[3] + defects.inf,
-        ops.where(trace[4] < 0, first, trace[4]), trace[5] * defects.zero,
+        ops.where(trace[4] < 0, nearest, trace[4]), ops.where(trace[4] < 0, defects.holds_inf, trace[5]),
+        trace[6] * defects.zero,
     ])  # fmt: skip
 
 

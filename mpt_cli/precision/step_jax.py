@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
-from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
+from mpt_cli.precision.keras_fit import (
+    ForwardOrder,
+    StepRecord,
+    combined,
+    metrics_of,
+    packed,
+    state_to_keep,
+    traced_record,
+)
 from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, follow_scale, next_trace, next_values, scaled_statistics
@@ -182,9 +190,11 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
     with _scope(optimizer.variables, own):
         scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
     gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
-    (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
-        weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
-    )
+    order = ForwardOrder(model)
+    with order.noted():
+        (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
+            weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
+        )
     with _scope(optimizer.variables, own):
         measured = optimizer.measure(grads, model.trainable_variables)
     finite = measured.finite
@@ -197,7 +207,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         return updated_metrics(model, new_metrics, loss, (x, y, weight), y_pred)
 
     new_metrics = cond(applied, update_metrics, lambda: list(metrics))
-    defects = describe_gradients(grads, measured, cond)
+    defects = describe_gradients(grads, measured, cond, order.ranks(model.trainable_variables))
     with _scope(optimizer.variables, new_own):
         scale_after, counter = optimizer.loss_scale, optimizer.scale_state.counter.value
     with _scope(model.metrics_variables, new_metrics):

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 Tensor = Any
 FLOATS = ("loss", "scale_before", "scale_after", "learning_rate")
-INTS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
+INTS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 
 
 class StepRows(NamedTuple):
-    """Steps in order: float32 (steps, 4) and int32 (steps, 6), columns as `FLOATS` and `INTS`.
+    """Steps in order: float32 (steps, 4) and int32 (steps, 7), columns as `FLOATS` and `INTS`.
 
     `loss` is nan where the step did not tell it. `lost` steps before them were overwritten unread.
     """
@@ -84,6 +84,7 @@ def rows_of_step(
     state = optimizer.scale_state
     assert state is not None
     floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
-    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.first_bad, defects.zero]
+    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.nearest,
+            defects.holds_inf, defects.zero]  # fmt: skip
     return floats, ops.stack([ops.cast(value, "int32") for value in ints])
 

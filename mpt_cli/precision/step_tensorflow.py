@@ -11,7 +11,15 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured, describe_gradients
-from mpt_cli.precision.keras_fit import StepRecord, combined, metrics_of, packed, state_to_keep, traced_record
+from mpt_cli.precision.keras_fit import (
+    ForwardOrder,
+    StepRecord,
+    combined,
+    metrics_of,
+    packed,
+    state_to_keep,
+    traced_record,
+)
 from mpt_cli.precision.keras_internals import (
     build_for_batch,
     lacks_variables,
@@ -252,8 +260,10 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     kept = [v.value for v in state_to_keep(model)]
     before = [tf.identity(v) for v in kept]
     scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+    order = _forward_order(model)
     with tf.GradientTape() as tape:
-        y_pred = predict_in_training(model, x)
+        with nullcontext() if order is None else order.noted():
+            y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
         scaled = optimizer.multiply_by_scale(loss)
     grads = tape.gradient(scaled, variables)
@@ -270,12 +280,19 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
         update_metrics()
     else:
         _update_or_put_back(finite, update_metrics, kept, before)
-    defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond)
+    ranks = None if order is None else order.ranks(variables)
+    defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
     record = StepRecord(
         loss=tf.cast(true_loss, tf.float32), scale_before=scale, scale_after=optimizer.loss_scale, learning_rate=rate,
         finite=finite, counter=optimizer.scale_state.counter.value, **defects._asdict(),
     )  # fmt: skip
     return metrics_of(model), record
+
+
+def _forward_order(model: Any) -> ForwardOrder | None:
+    """None on several replicas, which are traced in threads that take turns: the calls of layers are theirs in common.
+    """
+    return ForwardOrder(model) if tf.distribute.get_strategy().num_replicas_in_sync == 1 else None
 
 
 def _build(model: Any, data: Any) -> None:

@@ -267,7 +267,7 @@ def _events(story: RunHistory) -> EventsOnPage | None:
 def _event_row(event: dict[str, Any]) -> HtmlRow:
     shown = [event.get(name) for name in ("step", "kind", "scale_before", "scale_after", "nan", "inf")]
     return HtmlRow(["" if value is None else format_value(value) for value in
-                [*shown, event.get("variable") or event.get("cause")]])  # fmt: skip
+                [*shown, event.get("variable") or event.get("layer") or event.get("cause")]])  # fmt: skip
 
 
 def _commands(story: RunHistory) -> list[str]:

@@ -12,7 +12,7 @@ from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.telemetry.records import NEVER, Scaling, StopLimits, StreakCounts
-from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, Signs
+from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer
 LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
 KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
 
-FORWARD, FIXED, BEYOND = "forward pass", "fixed too high", "beyond any scale"
+FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
 UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients"
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
@@ -65,6 +65,16 @@ CAUSES = {
         "data, a learning rate that is too high, or a layer that overflows float16 (policy.overrides can keep it in "
         "float32).",
         hint="the loss itself was not finite, which no scale causes; look at the data and the learning rate",
+    ),
+    NAN: Cause(
+        lambda signs, skips: signs.is_nan(skips),
+        remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
+        "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
+        "gradient is not defined at 0, a masked logarithm.",
+        explanation="the gradients held nan and no inf, of a finite loss, which lowering the scale did not cure: a bug "
+        "of the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
+        "gradient is not defined at 0, a masked logarithm.",
+        hint="nan without inf for the third time, which lowering the scale does not cure: a bug of the model or data",
     ),
     FIXED: Cause(
         lambda signs, _: not signs.scaling.moves,
@@ -132,7 +142,7 @@ CAUSES = {
         change=CLIP,
     ),
 }
-OVERFLOW_CAUSES = (FORWARD, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+OVERFLOW_CAUSES = (FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (UNSCALED, FIXED_LOW, LOW, NO_ROOM)
 
 
@@ -152,6 +162,7 @@ def _as_sentence(text: str) -> str:
 HEALTHY = "healthy"
 WARM_UP = "warm-up skips only"
 CHRONIC = "chronic overflow"
+BAD_VALUES = "bad values"  # of the model or data, that no scale causes or cures
 COLLAPSED = "collapsed"
 TOO_LOW = "scale too low to matter"
 NEVER_TRAINED = "never trained"
@@ -194,7 +205,7 @@ def _ends_at_floor(signs: Signs) -> str | None:
     if streak < FLOOR_STREAK or not signs.is_near_floor(1):
         return None
     words = f"The scale fell to its floor, {format_scale(signs.scale)}, and steps still overflowed: "
-    return words + _explain(signs, streak, (FORWARD, BEYOND))
+    return words + _explain(signs, streak, (FORWARD, NAN, BEYOND))
 
 
 def _ends_in_skips(signs: Signs) -> str | None:
@@ -203,7 +214,7 @@ def _ends_in_skips(signs: Signs) -> str | None:
     if streak < LONGEST_SETTLING_SKIPS:
         return None
     words = f"The last {format_count(streak)} steps were all skipped{_format_at_scale(signs)}: "
-    return words + _explain(signs, streak, (FORWARD, FIXED, BEYOND))
+    return words + _explain(signs, streak, (FORWARD, NAN, FIXED, BEYOND))
 
 
 def _ends_overflowing(signs: Signs) -> str | None:
@@ -216,9 +227,20 @@ def _ends_overflowing(signs: Signs) -> str | None:
         f"{format_count(late_skips)} of the last {format_count(late_steps)} steps were skipped "
         f"({format_share(late_skips, late_steps)}), long after the scale should have settled. "
     )
-    cause = find_cause(signs, late_skips, (FORWARD, FIXED, TOO_HIGH))
+    cause = find_cause(signs, late_skips, (FORWARD, NAN, FIXED, TOO_HIGH))
     advice = CAUSES[cause].explain(signs)
-    return words + (f"In most of them {advice}" if cause == FORWARD else _as_sentence(advice))
+    return words + (f"In most of them {advice}" if cause in (FORWARD, NAN) else _as_sentence(advice))
+
+
+def _ends_with_bad_values(signs: Signs) -> str | None:
+    """However few: what no scale causes comes again, and a smaller scale only costs gradients."""
+    found = next((pair for pair in ((FORWARD, signs.forward_steps), (NAN, signs.uncured_steps))
+                  if len(pair[1]) >= THIRD_TIME), None)  # fmt: skip
+    if found is None:
+        return None
+    cause, steps = found
+    words = f"{format_count(len(steps))} of {format_count(signs.steps_seen)} steps, the last {format_count(steps[-1])},"
+    return f"{words} were skipped though the scale was not to blame: {CAUSES[cause].explain(signs)}"
 
 
 def _ends_flushed(signs: Signs) -> str | None:
@@ -430,6 +452,7 @@ RULES = (
         skips=lambda signs: int(signs.peak_skip_rate * signs.window_steps),
         evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
     ),
+    HealthRule(BAD_VALUES, _ends_with_bad_values),
     HealthRule(
         TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",

@@ -10,9 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.telemetry.records import (
+    BACKWARD_PASS,
     CEILING,
     DECLINE,
     FLOOR,
+    FORWARD_PASS,
     GROWTH,
     OVERFLOW,
     Event,
@@ -22,7 +24,7 @@ from mpt_cli.telemetry.records import (
 )
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
-INT_FIELDS = ("finite", "counter", "nan", "inf", "first_bad", "zero")
+INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int32]
 Flags = NDArray[np.bool_]
@@ -30,7 +32,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class StepRecords:
-    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 6), columns as named above.
+    """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
     `zero` is 1 where every element of every gradient was 0. Of a step with several optimizers these are the columns of
     all together, and those of each follow: `of_optimizer`.
 
@@ -47,7 +49,7 @@ class StepRecords:
         """Cut after each step that has a line; the metrics of a part are those after its last step.
 
         >>> logged = {2: {"loss": 2.0}, 4: {"loss": 4.0}}
-        >>> records = StepRecords(np.zeros((5, 4)), np.zeros((5, 6)), {"loss": 5.0}, logged)
+        >>> records = StepRecords(np.zeros((5, 4)), np.zeros((5, 7)), {"loss": 5.0}, logged)
         >>> [(len(part), part.metrics["loss"]) for part in records.parts()]
         [(2, 2.0), (2, 4.0), (1, 5.0)]
         """
@@ -106,9 +108,15 @@ class StepRecords:
         return self._int("inf")
 
     @property
-    def first_bad(self) -> Ints:
-        """The number of the first variable whose gradient was not finite; -1 where all were."""
-        return self._int("first_bad")
+    def nearest(self) -> Ints:
+        """The number of the variable nearest to the fault, of those whose gradient was not finite; -1 where all were.
+        """
+        return self._int("nearest")
+
+    @property
+    def holds_inf(self) -> Flags:
+        """Whether that gradient held inf; else nan alone."""
+        return self._int("holds_inf").astype(bool)
 
     @property
     def zero(self) -> Flags:
@@ -327,12 +335,15 @@ class Ledger:
 
 def _overflow(block: StepRecords, i: int, variables: tuple[str, ...]) -> Event:
     """The event of row `i`; step and epoch are still to be told."""
-    first = int(block.first_bad[i])
+    nearest, is_backward = int(block.nearest[i]), bool(np.isfinite(block.loss[i]))
+    is_known = is_backward and 0 <= nearest < len(variables)  # a loss that is not finite spoils every gradient
+    variable = variables[nearest] if is_known else None
     return Event(
         0, 0, OVERFLOW, float(block.scale_before[i]), float(block.scale_after[i]),
         nan=int(block.nan[i]), inf=int(block.inf[i]),
-        variable=variables[first] if 0 <= first < len(variables) else None,
-        cause="backward" if np.isfinite(block.loss[i]) else "forward",
+        variable=variable, layer=None if variable is None else variable.rpartition("/")[0] or None,
+        cause=BACKWARD_PASS if is_backward else FORWARD_PASS,
+        fault=("inf" if block.holds_inf[i] else "nan") if is_known else None,
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
 PHASE = "phase"  # the next phase begins with this step
+FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
 
 NEVER = 2**30  # a step or count that is not reached
@@ -110,10 +111,15 @@ class Event:
     scale_after: float
     nan: int = 0
     inf: int = 0
-    variable: str | None = None  # the first variable whose gradient was not finite
+    # Nearest to the fault: of the variables whose gradient was not finite the last that the forward pass uses. Where
+    # the loss was not finite none is whole, and it is that of the first layer whose output was not finite when the
+    # batch went through again.
+    variable: str | None = None
     # forward: the loss was already non-finite; backward: only gradients were; of a rollback the rule that was broken;
     # of a phase what it trains
     cause: str | None = None
+    layer: str | None = None  # of that variable or output; "data" where the batch itself was not finite
+    fault: str | None = None  # what was found there: inf, or nan alone, which an overflow seldom leaves
     from_step: int | None = None  # of a rollback: the step at which the rule was broken
     optimizer: str | None = None  # whose scale this is, in a run of several optimizers: the model's attribute
     phase: int | None = None  # of a phase that begins: its number, from 1

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, ROLLBACK, Event, Scaling, StreakCounts
+from mpt_cli.telemetry.records import FORWARD_PASS, GROWTH, OVERFLOW, PHASE, ROLLBACK, Event, Scaling, StreakCounts
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
@@ -16,8 +16,10 @@ if TYPE_CHECKING:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, `unprovoked_steps` of those that no growth of the scale explains: it had
-    not grown since the skip before, or since the start.
+    those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
+    grown since the skip before, or since the start, nor had a phase begun. `nan_steps` are those whose loss was finite
+    and whose gradients held nan and no inf, which an overflow seldom leaves, and `uncured_steps` those of them at a
+    scale at which a step had been applied before: it was not the scale.
 
     `latest` are the last events themselves, for a post-mortem.
     """
@@ -27,12 +29,16 @@ class EventTally:
     growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
     unprovoked_steps: list[int] = field(default_factory=list)
+    nan_steps: list[int] = field(default_factory=list)
+    uncured_steps: list[int] = field(default_factory=list)
     lowest_scale: float | None = None
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
-    _has_grown: bool = False  # since the last skip
-    _is_provoked: bool = False  # whether a growth explains the last skip
+    _is_changed: bool = False  # by a growth or a phase since the last skip
+    _is_provoked: bool = False  # whether that explains the last skip
+    _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
+    _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -40,10 +46,13 @@ class EventTally:
 
     def _add_one(self, event: Event) -> None:
         self.latest.append(event)
+        self._note_applied(event)
         if event.kind == OVERFLOW:
             self._add_skip(event)
+        elif event.kind == PHASE:
+            self._is_changed = True
         elif event.kind == GROWTH:
-            self._has_grown = True
+            self._is_changed = True
             self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
@@ -53,16 +62,29 @@ class EventTally:
         self.lowest_scale = min(scales if self.lowest_scale is None else [*scales, self.lowest_scale])
         self.highest_scale = max(scales if self.highest_scale is None else [*scales, self.highest_scale])
 
+    def _note_applied(self, event: Event) -> None:
+        """Each skip and each change of the scale is an event: steps between two of them were applied at that scale."""
+        if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
+            highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
+            self._applied_scales[event.optimizer] = highest
+        self._last_steps[event.optimizer] = event.step
 
     def _add_skip(self, event: Event) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_provoked = self._has_grown or (goes_on and self._is_provoked)
-        self._has_grown = False
+        self._is_provoked = self._is_changed or (goes_on and self._is_provoked)
+        self._is_changed = False
         self.skip_steps.append(event.step)
-        if event.cause == "forward":
+        if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
+        elif event.nan and not event.inf:
+            self._add_nan(event)
         if not self._is_provoked:
             self.unprovoked_steps.append(event.step)
+
+    def _add_nan(self, event: Event) -> None:
+        self.nan_steps.append(event.step)
+        if event.scale_before <= self._applied_scales.get(event.optimizer, 0.0):
+            self.uncured_steps.append(event.step)
 
 
 @dataclass(frozen=True)
@@ -108,6 +130,7 @@ RISING_SHARE = 0.05  # of the lowest, above which they must lie: a plateau waver
 NO_STREAKS: StreakCounts[int] = StreakCounts(0, 0, 0, 0, 0)
 # 29 halvings lead from the default 2**15 to the smallest normal float16, 2**-14: a streak as long is no settling.
 LONGEST_SETTLING_SKIPS = 29
+THIRD_TIME = 3  # once and twice may be chance, or the scale
 # A scale settles at the start: within a twentieth of the run, in a short one within its first steps.
 SETTLING_SHARE, SETTLING_STEPS = 0.05, 20
 
@@ -130,7 +153,9 @@ class Signs:
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    unprovoked_steps: Sequence[int] = ()  # of those that no growth of the scale explains
+    unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
+    nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
+    uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     scale: float | None = None  # None before the first step
@@ -195,6 +220,12 @@ class Signs:
             return 0.0
         return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
 
+    def is_nan(self, skips: int) -> bool:
+        """Whether most of the latest `skips` skipped steps had nan and no inf, three or more of them."""
+        latest = set(self.skip_steps[-skips:]) if skips else set()
+        count = len(latest.intersection(self.nan_steps))
+        return count >= THIRD_TIME and 2 * count > len(latest)
+
 
 def is_at_floor(scaling: Scaling, scale: float) -> bool:
     """Whether `scale`, a float32 of the device, is at the floor of a scale that moves.
@@ -221,6 +252,8 @@ def observe(
         skip_steps=() if applies else tally.skip_steps,
         forward_steps=() if applies else tally.forward_steps,
         unprovoked_steps=() if applies else tally.unprovoked_steps,
+        nan_steps=() if applies else tally.nan_steps,
+        uncured_steps=() if applies else tally.uncured_steps,
         first_growth_step=tally.first_growth_step,
         bad_steps=len(tally.skip_steps) if applies else 0,
         scale=ledger.scale if ledger.seen else None,

@@ -12,6 +12,7 @@ import numpy as np
 
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
+from mpt_cli.engine.fault_search import FaultSearch
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
@@ -135,7 +136,7 @@ class Session:
         scaling = describe_scaling(parts.scaling, parts.model, scale)
         return RunHeader(
             recipe=settings.recipe, description=settings.description, run_dir=str(run_dir),
-            policy=policy, loss_scale=scaling, model=model, data=parts.data.description,
+            policy=policy, loss_scale=scaling, model=model, data=parts.data.header,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.epochs,
             steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
@@ -199,6 +200,9 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     every = trainer.gradient_health_every_steps
     if every is not None and may_sample and computes_in_float16(parts.model):
         runner.sampler = GradientSampler(parts.engine, every, telemetry.message)
+    own = own_steps(parts.model)
+    if process_info is None and (own is None or not own.optimizers):
+        runner.fault_search = FaultSearch(parts.engine, telemetry.message)
     if trainer.on_unhealthy == "rollback":
         runner.recover = Rollback(parts, runner)
     if process_info is not None:

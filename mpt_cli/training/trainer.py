@@ -6,6 +6,7 @@ from signal import Signals
 
 from mpt_cli.engine.backend import memory_in_use
 from mpt_cli.engine.distribution import ProcessGroup
+from mpt_cli.engine.fault_search import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
@@ -57,6 +58,7 @@ class Trainer:
         self.last_piece: Piece | None = None
         self.logged_step = 0
         self.sampler: GradientSampler | None = None  # None where nothing computes in float16
+        self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
         self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
@@ -239,8 +241,9 @@ class Trainer:
         self.stopwatch.stop(len(records), piece.batch_indices.shape[1])
         done, left = piece.divide(len(records))
         self.last_piece = done
+        first_step = self.ledger.seen + 1
         for part in records.parts():
-            self._take_in(part)
+            self._take_in(part, first_step)
         self.callbacks.call("on_train_batch_end", self.progress.step_in_epoch - 1, logs=records.metrics)
         return left
 
@@ -249,9 +252,12 @@ class Trainer:
         if self.process_group is None and self.engine.compiles(function, piece.batch_indices.shape):
             self.checkpointer.save_before_silence(self.progress, self.ledger)
 
-    def _take_in(self, part: StepRecords) -> None:
-        """The next steps, up to a line of the log or the end of the call."""
-        self.telemetry.events(self.ledger.absorb(part, self.progress.epoch))
+    def _take_in(self, part: StepRecords, first_step: int) -> None:
+        """The next steps, up to a line of the log or the end of the call, of which `last_piece` has all."""
+        events = self.ledger.absorb(part, self.progress.epoch)
+        if events and self.fault_search is not None and self.last_piece is not None:
+            events = self.fault_search.name_layers(events, self.last_piece, first_step)
+        self.telemetry.events(events)
         self.progress.step_in_epoch += len(part)
         if self.ledger.seen % self.plan.log_every_steps == 0:
             self._log(part.metrics)

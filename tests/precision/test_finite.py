@@ -54,10 +54,11 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
     described = compiled(describe, mode)
     nan, inf = np.nan, np.inf
     table = {
-        ((1.0, 0.0, 2.0), (0.0, 0.0, 0.0)): [0, 0, -1, 0],
-        ((0.0, 0.0, 0.0), (0.0, -0.0, 0.0)): [0, 0, -1, 1],
-        ((0.0, 0.0, 0.0), (nan, inf, -inf)): [1, 2, 2, 0],
-        ((1.0, nan, nan), (0.0, inf, 0.0)): [2, 1, 0, 0],
+        ((1.0, 0.0, 2.0), (0.0, 0.0, 0.0)): [0, 0, -1, 0, 0],
+        ((0.0, 0.0, 0.0), (0.0, -0.0, 0.0)): [0, 0, -1, 0, 1],
+        ((0.0, 0.0, 0.0), (nan, inf, -inf)): [1, 2, 2, 1, 0],
+        ((1.0, nan, nan), (0.0, inf, 0.0)): [2, 1, 2, 1, 0],
+        ((1.0, inf, nan), (0.0, nan, 0.0)): [2, 1, 2, 0, 0],  # the nearest has nan alone
     }
     for values, expected in table.items():
         tensors = [keras.ops.convert_to_tensor(np.float32(v)) for v in values]
@@ -65,17 +66,24 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_first_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, monkeypatch) -> None:
+@pytest.mark.parametrize("ranks", [range(7), [3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]])
+def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks, monkeypatch) -> None:
+    """inf and nan spread from it to all that are used before it; of one layer's the first is taken."""
     monkeypatch.setattr(finite, "SMALL_ELEMENTS", 4)
     shapes = [(2,), (3, 3), (), (0,), (5,), (1, 4), (2, 2)]
-    described = compiled(lambda *gradients: finite.describe_non_finite(list(gradients)), mode)
+    described = compiled(lambda *gradients: finite.describe_non_finite(list(gradients), ranks), mode)
     for bad in range(len(shapes)):
         values = [np.ones(shape, "float32") for shape in shapes]
-        for later in values[bad:]:
-            later.reshape(-1)[-1:] = np.inf
+        before = [i for i in range(len(shapes)) if ranks[i] <= ranks[bad] and values[i].size]
+        if not before:
+            continue
+        for i in before:
+            values[i].reshape(-1)[-1:] = np.inf if ranks[i] == ranks[bad] else np.nan
+        infs, nans = (sum(int(kind(v).sum()) for v in values) for kind in (np.isinf, np.isnan))
+        nearest = min(before, key=lambda i: (-ranks[i], i))
         found = np.asarray(described(*map(keras.ops.convert_to_tensor, values))).tolist()
-        at = next((i for i, v in enumerate(values) if not np.isfinite(v).all()), -1)
-        assert found == [0, sum(int(np.isinf(v).sum()) for v in values), at]
+        of_layer = [values[i] for i in before if ranks[i] == ranks[nearest]]
+        assert found == [nans, infs, nearest, int(any(np.isinf(v).any() for v in of_layer))]
 
 
 @pytest.mark.slow
@@ -84,16 +92,16 @@ def test_hundreds_of_large_gradients_compile_in_seconds(monkeypatch):
     monkeypatch.setattr(finite, "SMALL_ELEMENTS", 0)
     gradients = [np.ones(3, "float32") for _ in range(150)]
     gradients[70][1], gradients[149][2] = np.inf, np.nan
-    described = compiled(lambda *values: finite.describe_non_finite(list(values)), "xla")
+    described = compiled(lambda *values: finite.describe_non_finite(list(values), range(150)), "xla")
     started = time.process_time()
-    assert np.asarray(described(*map(keras.ops.convert_to_tensor, gradients))).tolist() == [1, 1, 70]
+    assert np.asarray(described(*map(keras.ops.convert_to_tensor, gradients))).tolist() == [1, 1, 149, 0]
     assert time.process_time() - started < 30
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_no_gradients_hold_nothing(mode: str) -> None:
-    described = compiled(lambda *values: finite.describe_non_finite([None, *values]), mode)
-    assert np.asarray(described(keras.ops.zeros((0, 4)))).tolist() == [0, 0, -1]
+    described = compiled(lambda *values: finite.describe_non_finite([None, *values], range(2)), mode)
+    assert np.asarray(described(keras.ops.zeros((0, 4)))).tolist() == [0, 0, -1, 0]
 
 
 def sparse(rows, places, shape):
@@ -155,5 +163,5 @@ def test_sums_of_float16_rows_are_those_in_float32():
 
 def test_a_sum_that_overflows_is_told_with_its_variable():
     gradient = sparse(np.float32([[3e38], [3e38], [1.0]]), [1, 1, 0], (4, 1))
-    bad = finite.describe_non_finite([keras.ops.ones((2,)), None, gradient])
-    assert [int(number) for number in bad] == [0, 1, 2]
+    bad = finite.describe_non_finite([keras.ops.ones((2,)), None, gradient], range(3))
+    assert [int(number) for number in bad] == [0, 1, 2, 1]

@@ -16,7 +16,7 @@ NAN, INF = math.nan, math.inf
 
 
 def block_of(steps: list[Step], losses: list[float] | None = None, **columns: int) -> StepRecords:
-    """A block of these steps; `columns` gives nan, inf and first_bad for all of them."""
+    """A block of these steps; `columns` gives nan, inf and nearest for all of them."""
     losses = losses or [0.5] * len(steps)
     floats = [[loss, step.scale_before, step.scale_after, 0.25] for step, loss in zip(steps, losses, strict=True)]
     ints = [
@@ -83,18 +83,22 @@ def test_equals_the_reference_however_steps_are_divided_into_calls(rule, pattern
 
 def test_an_overflow_names_the_variable_the_counts_and_the_way():
     ledger = Ledger(LedgerOptions(variables=("dense/kernel", "dense/bias")))
-    (event,) = ledger.absorb(block_of(steps_of("x"), nan=2, inf=5, first_bad=1), epoch=1)
+    (event,) = ledger.absorb(block_of(steps_of("x"), nan=2, inf=5, nearest=1), epoch=1)
     assert (event.variable, event.nan, event.inf, event.cause) == ("dense/bias", 2, 5, "backward")
+    assert (event.layer, event.fault) == ("dense", "nan")
+    (event,) = ledger.absorb(block_of(steps_of("x"), nan=2, inf=5, nearest=0, holds_inf=1), epoch=1)
+    assert (event.variable, event.layer, event.fault) == ("dense/kernel", "dense", "inf")
 
 
 @pytest.mark.parametrize("loss", [NAN, INF, -INF])
 def test_an_overflow_whose_loss_was_bad_comes_from_the_forward_pass(loss):
-    (event,) = Ledger(LedgerOptions()).absorb(block_of(steps_of("x"), [loss]), epoch=1)
-    assert event.cause == "forward"
+    rules = LedgerOptions(variables=("dense/kernel",))
+    (event,) = Ledger(rules).absorb(block_of(steps_of("x"), [loss], nearest=0), epoch=1)
+    assert (event.cause, event.variable) == ("forward", None)  # which spoils every gradient: none tells where it was
 
 
 def test_an_overflow_without_a_known_variable_names_none():
-    (event,) = Ledger(LedgerOptions(variables=("a",))).absorb(block_of(steps_of("x"), first_bad=-1), epoch=1)
+    (event,) = Ledger(LedgerOptions(variables=("a",))).absorb(block_of(steps_of("x"), nearest=-1), epoch=1)
     assert event.variable is None
 
 
@@ -256,13 +260,13 @@ def test_a_position_of_an_older_version_may_hold_more():
 
 def test_a_record_is_read_by_names():
     block = StepRecords(
-        np.array([[0.5, 8.0, 4.0, 0.1]], np.float32), np.array([[0, 7, 3, 2, 1, 1]], np.int32), {}
+        np.array([[0.5, 8.0, 4.0, 0.1]], np.float32), np.array([[0, 7, 3, 2, 1, 1, 1]], np.int32), {}
     )
     floats = block.loss, block.scale_before, block.scale_after, block.learning_rate
     assert [column.tolist() for column in floats] == [[0.5], [8.0], [4.0], [np.float32(0.1)]]
-    ints = block.counter, block.nan, block.inf, block.first_bad
+    ints = block.counter, block.nan, block.inf, block.nearest
     assert [column.tolist() for column in ints] == [[7], [3], [2], [1]]
-    assert (block.finite.tolist(), block.zero.tolist()) == ([False], [True])
+    assert (block.finite.tolist(), block.holds_inf.tolist(), block.zero.tolist()) == ([False], [True], [True])
 
 
 @pytest.mark.parametrize(("mark", "loss", "sound"), [(".", 0.5, True), (".", NAN, False), ("x", 0.5, False)])

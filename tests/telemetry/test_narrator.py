@@ -201,3 +201,22 @@ def test_a_resumed_run_goes_on_counting_from_the_trainers_count(header, clock, s
     narrator.recount(snapshot)
     narrator.add(_skips(41, 41, 8.0))
     assert narrator.sentences()[0].endswith("4 of 41 steps so far")
+
+
+def test_a_nan_that_comes_a_third_time_is_no_warm_up():
+    """At 65536 and 32768 steps had been applied before: lowering the scale cures nothing."""
+    narrator = Narrator(0.0)
+    narrator._scaling = DYNAMIC
+    told = []
+    for step, scale in ((10, 65536.0), (20, 32768.0), (30, 16384.0)):
+        narrator.add(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
+        told += narrator.sentences(at_once=True)
+    assert [": normal while the scale settles" in line for line in told] == [True, True, False]
+    assert "nan without inf for the third time, which lowering the scale does not cure: a bug of the model or data" in (
+        told[2])  # fmt: skip
+
+
+def test_a_forward_pass_that_went_wrong_names_its_layer():
+    narrator = Narrator(0.0)
+    narrator.add(_skips(4, 4, 8.0, nan=9, layer="net/block_3", fault="inf", cause="forward"))
+    assert "step 4: inf in the forward pass, first in net/block_3, step" in narrator.sentences(at_once=True)[0]

@@ -63,6 +63,27 @@ CASES = [
         "few enough",
     ),
     (
+        "a nan bug with head-room left",
+        _skipping([7, 14, 21], nan_steps=[7, 14, 21], uncured_steps=[7, 14, 21]),
+        v.BAD_VALUES,
+        "3 of 1,000 steps, the last 21, were skipped though the scale was not to blame: the gradients held nan and no "
+        "inf, of a finite loss, which lowering the scale did not cure: a bug of the model or data.",
+    ),
+    ("nan twice", _skipping([7, 14], nan_steps=[7, 14], uncured_steps=[7, 14]), v.WARM_UP, "nothing needs to be done"),
+    ("nan that went with the scale", _skipping([1, 2, 3], nan_steps=[1, 2, 3]), v.WARM_UP, "nothing needs to be done"),
+    (
+        "bad losses now and then",
+        _skipping([100, 400, 700], forward_steps=[100, 400, 700]),
+        v.BAD_VALUES,
+        "3 of 1,000 steps, the last 700, were skipped though the scale was not to blame: the loss itself was",
+    ),
+    (
+        "nan in every step",
+        _skipping(range(1, 9), replace(CLEAN, steps_seen=8), nan_steps=range(1, 9)),
+        v.NEVER_TRAINED,
+        "The gradients held nan and no inf",
+    ),
+    (
         "loss nan",
         replace(CLEAN, loss=math.nan),
         v.COLLAPSED,
@@ -120,7 +141,8 @@ def test_the_verdict_and_its_reason(signs: Signs, verdict: str, words: str) -> N
 
 
 def test_all_six_verdicts_have_a_case() -> None:
-    assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED}
+    assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED,
+                                           v.BAD_VALUES}  # fmt: skip
 
 
 LOGMAX = Scaling(LogMaxScale())
@@ -282,6 +304,28 @@ def test_float16_without_scaling_is_not_said_to_need_none():
         "All 10 steps were applied; the loss was not scaled although layers compute in float16, so every gradient "
         "below 2^-24 was lost. If the loss did not fall, that is why: loss_scale=dynamic keeps those gradients.",
     )
+
+
+def test_a_nan_at_a_scale_that_had_worked_is_not_the_scales():
+    tally, nan = EventTally(), {"nan": 5, "cause": "backward"}
+    tally.add([
+        Event(1, 1, "overflow", 64.0, 32.0, **nan),  # before any applied step: it may be the scale
+        Event(9, 1, "overflow", 32.0, 16.0, **nan),  # 2 to 8 were applied at 32
+        Event(20, 1, "growth", 16.0, 32.0),
+        Event(21, 1, "overflow", 32.0, 16.0, nan=2, inf=1, cause="backward"),  # an overflow makes inf first
+        Event(30, 1, "growth", 16.0, 64.0),
+        Event(31, 1, "overflow", 64.0, 32.0, **nan),  # higher than any that worked
+        Event(40, 1, "overflow", 32.0, 16.0, nan=1, cause="forward"),
+        Event(41, 1, "overflow", 16.0, 8.0, **nan),
+    ])  # fmt: skip
+    assert (tally.nan_steps, tally.uncured_steps, tally.forward_steps) == ([1, 9, 31, 41], [9, 41], [40])
+
+
+def test_scales_of_several_optimizers_are_not_mixed_up():
+    tally = EventTally()
+    tally.add([Event(5, 1, "growth", 64.0, 128.0, optimizer="a"),
+               Event(1, 1, "overflow", 32.0, 16.0, nan=1, cause="backward", optimizer="b")])  # fmt: skip
+    assert tally.uncured_steps == []
 
 
 LATE = _skipping([1, 2, 46], replace(CLEAN, steps_seen=64), unprovoked_steps=(1, 2, 46))

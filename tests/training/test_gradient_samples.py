@@ -192,4 +192,4 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
 def test_the_record_of_a_step_says_whether_every_gradient_is_zero(x, zero):
     engine, source = linear_engine(x, 2.0**-15, BACKEND == "jax")  # the scale is 2^15
     block = engine.train(source, ROW[None], 1).wait()
-    assert (block.zero.tolist(), block.first_bad.tolist()) == ([zero], [-1])
+    assert (block.zero.tolist(), block.nearest.tolist()) == ([zero], [-1])

@@ -65,7 +65,7 @@ class PatternEngine:
             if (i + 1 - logged.first) % logged.every == 0 and i + 1 >= logged.first:
                 at_lines[i + 1] = self.metrics()
         floats = [[loss, s.scale_before, s.scale_after, 0.1] for loss, s in zip(numbers, steps, strict=True)]
-        ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 0] for s in steps]
+        ints = [[s.finite, s.counter, 0, 1 - s.finite, 0, 1 - s.finite, 0] for s in steps]
         return Done(StepRecords(np.array(floats, np.float32), np.array(ints, np.int32), self.metrics(), at_lines))
 
     def evaluate(self, source: Any, batch_indices: Any, count: int) -> None:

@@ -19,11 +19,12 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, NAN
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
     FLOOR,
+    FORWARD_PASS,
     GROWTH,
     OVERFLOW,
     Event,
@@ -33,7 +34,7 @@ from mpt_cli.telemetry.records import (
     Snapshot,
     Summary,
 )
-from mpt_cli.telemetry.signs import Signs, is_at_floor, may_still_settle
+from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
 
 LABEL_WIDTH = 13
 
@@ -181,6 +182,7 @@ class Narrator:
         self._skipped = 0
         self._growth_step = float("inf")  # of the first growth
         self._told_step = 0
+        self._tally = EventTally()
 
     def start(self, header: RunHeader) -> None:
         self._scaling, self._total_steps = header.scaling, header.total_steps
@@ -197,6 +199,7 @@ class Narrator:
         """The run is back at `step`; whatever came after it is told already."""
         self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
         self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
+        self._tally = EventTally()
 
     def sentences(self, at_once: bool = False) -> list[str]:
         """What is due to be said now, most often nothing; `at_once` empties what is pending."""
@@ -205,6 +208,7 @@ class Narrator:
         self._told_at = self._clock()
         self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
         events, self._pending = self._pending, []
+        self._tally.add(events)
         return self._changes(events) + self._bounds(events)
 
     def _changes(self, events: list[Event]) -> list[str]:
@@ -239,8 +243,11 @@ class Narrator:
         return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
 
     def _comment(self, skips: list[Event]) -> str:
+        uncured = self._tally.uncured_steps
+        if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
+            return f": {CAUSES[NAN].hint}"
         signs = self._signs(skips)
-        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
+        for cause in (CAUSES[FORWARD], CAUSES[NAN], CAUSES[BEYOND]):
             if cause.fits(signs, len(skips)):
                 return f": {cause.hint}"
         if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
@@ -262,7 +269,8 @@ class Narrator:
         return Signs(
             self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
             skip_steps=[event.step for event in skips],
-            forward_steps=[event.step for event in skips if event.cause == "forward"],
+            forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
+            nan_steps=[event.step for event in skips if event.cause != FORWARD_PASS and event.nan and not event.inf],
             scale=min(at_floor, default=None),
         )  # fmt: skip
 
@@ -289,8 +297,9 @@ def _format_skips(skips: list[Event], scaling: Scaling) -> str:
     outcome = "applied all the same" if scaling.applies_overflows else "skipped"
     if len(skips) > 1:
         return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_format_where(skips)}"
-    if skips[0].cause == "forward":
-        return f"{_format_bad_values(skips[0])} in the forward pass, step {outcome}"
+    if skips[0].cause == FORWARD_PASS:
+        where = f", first in {skips[0].layer}" if skips[0].layer else ""
+        return f"{_format_bad_values(skips[0])} in the forward pass{where}, step {outcome}"
     return f"gradients overflowed{_format_where(skips)}, step {outcome}"
 
 
@@ -307,5 +316,8 @@ def _format_where(skips: list[Event]) -> str:
 
 
 def _format_bad_values(event: Event) -> str:
+    """What was found at the place that is named, else in all gradients together."""
+    if event.fault:
+        return event.fault
     kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
     return " and ".join(kinds) or "not finite"
