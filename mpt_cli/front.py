@@ -55,8 +55,8 @@ def fit(
         callbacks: Keras callbacks; where one has hooks of batches, the steps are run one by one.
         run_dir: where the run writes; None for runs/MODEL/TIME.
         resume: a run directory to go on with, or True for the one in `run_dir`, or the latest of this model.
-        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}; with "phases",
-            each of which compiles the model anew with its optimizer, `epochs` is left out.
+        settings: any other key of a configuration by its path, as in {"trainer.log_every_steps": 10}; "phases" have
+            their own epochs.
 
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
@@ -67,8 +67,7 @@ def fit(
 
     check_trainable(model)
     tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
-    if epochs != 1 or "phases" not in (settings or {}):
-        tree["epochs"] = epochs
+    tree |= _epochs(epochs, settings)
     data = read_given(DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split))
     asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
@@ -89,6 +88,11 @@ class Asked:
     name: str | None = None
     tree: dict[str, Any] = field(default_factory=dict)
     more: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _epochs(epochs: int, settings: Mapping[str, Any] | None) -> dict[str, int]:
+    """Nothing where phases say how long each is, and nobody said otherwise."""
+    return {} if epochs == 1 and "phases" in (settings or {}) else {"epochs": epochs}
 
 
 def _batch_size(batch_size: int | None, x: Any) -> int:

@@ -62,7 +62,7 @@ def replay(
     checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
-    _check_phase(run, checkpoint, overflow)
+    check_replayable(run, checkpoint, overflow)
     if checkpoint is not None:
         _take_up(parts, checkpoint, len(overflow.borders))
         stepper = _stepper_at(parts, checkpoint)
@@ -83,7 +83,7 @@ def _take_up(parts: Assembly, checkpoint: Checkpoint, phase: int) -> None:
         enter_phase(parts, phase)
 
 
-def _check_phase(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
+def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow: OverflowEvent) -> None:
     """DataError unless the checkpoint is of the phase of the overflow, or the last one of the phase before."""
     borders = overflow.borders
     phase = 0 if checkpoint is None else int(checkpoint.position["progress"].get("phase", 0))

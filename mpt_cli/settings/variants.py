@@ -15,7 +15,7 @@ class ModelSettings:
                                  "or those of the saved model")
     freeze: List[str] = key([], "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
                             "or class; those of a pattern after ! stay as they are")
-    unfreeze: List[str] = key([], "layers that are trained again, such as frozen ones of a saved model; after freeze")
+    unfreeze: List[str] = key([], "layers that are trained again, as frozen ones of a saved model; after `freeze`")
 
 
 @dataclass

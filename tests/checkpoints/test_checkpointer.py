@@ -32,9 +32,10 @@ def _model() -> Any:
         inner_optimizer=SimpleNamespace(variables=[Variable(2.0)]),
         scale_state=SimpleNamespace(by_name={"scale": Variable(8.0)}),
     )
+    weights = [Variable(1.0)]
     return SimpleNamespace(
-        trainable_variables=[Variable(1.0)], non_trainable_variables=[], metrics_variables=[], optimizer=optimizer
-    )
+        _trainable_variables=weights, variables=weights, metrics_variables=[], optimizer=optimizer
+    )  # fmt: skip
 
 
 @pytest.fixture

@@ -12,6 +12,10 @@ from examined import NETS
 
 from mpt_cli import job
 from mpt_cli.cli import main
+from mpt_cli.diagnose.overflow import check_replayable
+from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.errors import DataError
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 
 pytestmark = pytest.mark.slow
@@ -74,6 +78,21 @@ def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys)
 
 
 @only_on("tensorflow")
+def test_a_step_of_a_later_phase_is_trained_again_in_that_phase(tmp_path, capsys):
+    """The last checkpoint before it is the one at the border, of the phase before."""
+    two = "phases=[{epochs: 1, freeze: [hidden_1]}, {epochs: 1, learning_rate: 0.01, unfreeze: [hidden_1]}]"
+    words = ["policy=mixed_float16", "~trainer.epochs", "~trainer.max_steps", two, "model.hidden_units=[8]",
+             "trainer.checkpoint_every_steps=null", "fault.kind=overflow", "fault.at_steps=[26]"]  # fmt: skip
+    content = found(trained(tmp_path / "r", *words), capsys)
+    assert (content["replayed_from_step"], content["step"], content["overflowed_again"]) == (23, 26, True)
+
+
+def test_a_step_of_a_phase_without_a_checkpoint_is_refused(tmp_path):
+    overflow = OverflowEvent(30, 2.0**15, None, None, borders=(23,))
+    with pytest.raises(DataError, match="has no checkpoint of phase 2, in which step 30 overflowed, to train again fr"):
+        check_replayable(RunDirectory(tmp_path), None, overflow)
+
+
 def test_the_first_step_of_an_epoch(tmp_path, capsys):
     words = ["trainer.batch_size=500", "trainer.epochs=2"]  # 3 steps each
     run = trained(tmp_path / "r", *words, "fault=overflow", "fault.at_steps=[4]")

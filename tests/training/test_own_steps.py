@@ -125,3 +125,15 @@ def test_the_policy_is_in_force_while_a_model_is_called(tmp_path):
     for words in (("evaluate", "run"), ("export", "run", "--format", "savedmodel")):
         done = mpt(*words, cwd=tmp_path, backend=BACKEND)
         assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_phases_of_an_own_step_are_those_of_keras_s_own(tmp_path):
+    own, plain = tmp_path / "own", tmp_path / "plain"
+    two = "phases=[{epochs: 1, freeze: ['batch*']}, {epochs: 1, learning_rate: 0.2, unfreeze: ['*']}]"
+    for folder, builder in ((own, "classifier"), (plain, "plain")):
+        folder.mkdir()
+        train(folder, two, "~trainer.epochs", f"model.builder={NETS}:{builder}")
+        assert (summary(folder)["applied_steps"], summary(folder)["phases_completed"]) == (12, 2)
+    for name, value in weights(plain).items():
+        np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion

@@ -16,7 +16,11 @@ from mpt_cli.evaluation import evaluate
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import PhaseSettings, Settings
+from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training import phases
+from mpt_cli.training.checkpoint import _model_variables
+from mpt_cli.training.phases import Phases
 from mpt_cli.training.trainer import Trainer
 
 PROGRAM = Path(__file__).with_name("phased_net.py")
@@ -140,7 +144,9 @@ def whole(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", KILLS)
+@pytest.mark.parametrize("place", [
+    "at the border", *(pytest.param(place, marks=pytest.mark.long) for place in KILLS if place != "at the border")
+])  # fmt: skip
 def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, whole, place):
     with monkeypatch.context() as patch, pytest.raises(Killed):
         KILLS[place](patch)
@@ -153,6 +159,7 @@ def test_a_run_that_is_killed_ends_as_the_unbroken_one(tmp_path, monkeypatch, wh
     assert [(event["phase"], event["epoch"]) for event in begun] == [(2, 3)]
 
 
+@pytest.mark.slow
 def test_scale_and_its_counter_go_on_and_a_schedule_begins_anew(tmp_path):
     """The scale doubles after each 4 applied steps, 12 in all; a cosine falls to 0 over the 5 steps of each phase."""
     two = "phases=[{epochs: 1, learning_rate: 0.4, freeze: [base]}, {epochs: 1, learning_rate: 0.1, unfreeze: [base]}]"
@@ -217,6 +224,7 @@ def test_a_rollback_over_the_border_makes_the_change_again(tmp_path):
     np.testing.assert_allclose([rates[1], rates[2]], [0.05, 0.005], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
     """A learning rate that ruins the second phase."""
     words = TWO.replace("learning_rate: 0.01", "learning_rate: 2")
@@ -257,6 +265,21 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_phase_is_for_one_optimizer():
+    settings = Settings(phases=[PhaseSettings(1), PhaseSettings(1)])
+    found = Phases(settings, load_program().build_model((6,), 2), Scaling(), 5)
+    with pytest.raises(ConfigError, match=r"^phases: must be left out: Functional has 2 optimizers \(a, b\), and a p"):
+        found.check_optimizers({"a": None, "b": None})
+
+
+def test_a_variable_has_one_name_in_all_phases():
+    model = load_program().build_model((6,), 2)
+    before = {name: id(variable) for name, variable in _model_variables(model).items()}
+    model.get_layer("base").trainable = False
+    assert {name: id(variable) for name, variable in _model_variables(model).items()} == before
+
+
+@pytest.mark.slow
 def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
     train(tmp_path / "run", TWO)
     monkeypatch.setattr("mpt_cli.job.check_resumable", lambda run, settings: {"phases": (1, 2)})
