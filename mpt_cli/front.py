@@ -61,11 +61,12 @@ def fit(
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
+    from mpt_cli.data.tf_data import is_tf_dataset
     from mpt_cli.training.callbacks import check_callback
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_trainable, read_given
 
     check_trainable(model)
-    tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and _is_array(x)}
+    tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
     if epochs != 1 or "phases" not in (settings or {}):
         tree["epochs"] = epochs
     data = read_given(DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split))
@@ -90,20 +91,14 @@ class Asked:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _is_array(x: Any) -> bool:
-    from mpt_cli.data.tf_data import is_tf_dataset
-
-    return not is_tf_dataset(x)
-
-
 def _batch_size(batch_size: int | None, x: Any) -> int:
-    if _is_array(x):
+    from mpt_cli.training.model_program import batch_size_of, is_batched_source
+
+    if not is_batched_source(x):
         return 32 if batch_size is None else batch_size
     if batch_size is not None:
-        raise ConfigError(Problem("batch_size", "must be left out with a tf.data.Dataset, which is batched.",
-                                  batch_size))
-    from mpt_cli.training.model_program import batch_size_of
-
+        raise ConfigError(Problem("batch_size", "must be left out with a tf.data.Dataset or PyDataset, which is "
+                                  "batched.", batch_size))
     return batch_size_of(x)
 
 

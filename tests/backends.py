@@ -10,7 +10,8 @@ workers busy to the end:
     def test_on_jax(files, only):
         assert_passes_on_jax(*files, only=only)
 
-Its quick tests run so in `make test`, its slow ones in `make test-long`.
+Its quick tests run so in `make test`, its slow ones in `make test-long`; of a folder that names some files, the quick
+tests of the others in `make test-long` as well.
 """
 
 import contextlib
@@ -36,13 +37,20 @@ def only_on(backend: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(backend != BACKEND, reason=f"a matter of {backend}, not of {BACKEND}")
 
 
-def parts(folder: Path, count: int) -> list[Any]:
+def parts(folder: Path, count: int, first: tuple[str, ...] = ()) -> list[Any]:
     """The test files right in `folder`, dealt out to `count` cases of a test, and to half as many long ones.
 
-    Each case has the marks of its tests: those that are not slow, and in the long ones those that are.
+    Each case has the marks of its tests: those that are not slow, and in the long ones those that are. With `first`,
+    the names of some files, the quick tests of these are a case of their own, and those of the others are long too.
     """
     files, half = sorted(folder.glob("test_*.py")), max(1, count // 2)
-    quick = [pytest.param(files[part::count], "not slow", id=f"part{part + 1}of{count}") for part in range(count)]
+    chosen, marks = [folder / name for name in first], pytest.mark.long if first else ()
+    others = [file for file in files if file not in chosen]
+    quick = [
+        pytest.param(others[part::count], "not slow", id=f"part{part + 1}of{count}", marks=marks)
+        for part in range(count)
+    ]
+    quick += [pytest.param(chosen, "not slow", id="first")] if first else []
     slow = [
         pytest.param(files[part::half], "slow and not long", id=f"slow_part{part + 1}of{half}", marks=pytest.mark.long)
         for part in range(half)

@@ -26,6 +26,7 @@ from mpt_cli.data.prepare import (
     read_target,
     to_numbers,
 )
+from mpt_cli.data.rows import Rows
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 
@@ -45,12 +46,14 @@ def shape_text(shape: Any) -> str:
         return ", ".join(f"{key} {shape_text(value)}" for key, value in shape.items())
     if shape and isinstance(shape[0], (tuple, dict)):
         return ", ".join(shape_text(part) for part in shape)
-    return "x".join(str(size) for size in shape) or "a number"
+    if shape == (None,):
+        return "any length"
+    return "x".join("?" if size is None else str(size) for size in shape) or "a number"
 
 
 def input_shape(x: Any) -> Any:
-    """Shape of one example; a dict or tuple of shapes where x is one."""
-    return map_arrays(lambda array: tuple(int(size) for size in array.shape[1:]), x)
+    """Shape of one example; a dict or tuple of shapes where x is one. None for a dimension of different lengths."""
+    return map_arrays(lambda array: tuple(None if size is None else int(size) for size in array.shape[1:]), x)
 
 
 def input_dtype(x: Any) -> str:
@@ -63,7 +66,9 @@ def input_dtypes(x: Any) -> Any:
     return map_arrays(_dtype_name, x)
 
 
-def _dtype_name(array: Array) -> str:
+def _dtype_name(array: Any) -> str:
+    if isinstance(array, Rows):
+        return array.dtype_name
     return "string" if array.dtype.kind == "S" else str(array.dtype.name)
 
 
@@ -102,6 +107,7 @@ class RawArrays:
     source's own. `in_order`: the examples follow one another (text) or are random anyhow (synthetic): the last ones
     are held out and nothing is copied. `standardise`: which columns of x, and with it a regression's targets.
     `keep_targets`: they stay as they came (but for float64 and int64), for a loss that the user named.
+    `scale_pixels`: uint8 inputs are divided by 255; else they stay as they are, as Keras's `fit` leaves them.
     `preprocessing` as in DataSet; standardising and the scaling of uint8 add to it.
     """
 
@@ -115,6 +121,7 @@ class RawArrays:
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     keep_targets: bool = False
+    scale_pixels: bool = True
 
 
 def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet:
@@ -128,14 +135,19 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
-    drawn = replace(raw, train=train, validation=validation, preprocessing=divisors(raw.train.x) | raw.preprocessing)
+    done = _divisors(raw, raw.train.x) | raw.preprocessing
+    drawn = replace(raw, train=train, validation=validation, preprocessing=done)
     return _described(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
+
+
+def _divisors(raw: "RawArrays | RawStream", x: Any) -> dict[str, Any]:
+    return divisors(x) if raw.scale_pixels else {}
 
 
 def _prepare_sets(raw: RawArrays) -> tuple[list[Examples], TargetSpec]:
     titles = [raw.title] if raw.validation is None else [raw.title, f"{raw.title} (validation)"]
     sets = [raw.train] if raw.validation is None else [raw.train, raw.validation]
-    parts = [to_numbers(part, title) for part, title in zip(sets, titles, strict=True)]
+    parts = [to_numbers(part, title, raw.scale_pixels) for part, title in zip(sets, titles, strict=True)]
     if raw.task != "regression" and not raw.keep_targets:
         parts = [labels_from_one_hot(part) for part in parts]
     target = read_target(parts, raw.task, raw.num_classes, raw.keep_targets)
@@ -218,25 +230,27 @@ class RawStream:
     note: str = ""
     preprocessing: dict[str, Any] = field(default_factory=dict)
     keep_targets: bool = False
+    scale_pixels: bool = True
 
 
 def build_stream_set(raw: RawStream) -> DataSet:
     """DataSet whose description and fingerprint rest on the first batch; DataError where that can't be trained on."""
     found = _first_batch(raw.train, raw.title)
-    first = to_numbers(found, raw.title)
+    first = to_numbers(found, raw.title, raw.scale_pixels)
     target = _stream_target(first, raw)
     first = _prepare_batch(first, target, raw.title, is_batch=True)
     validation = raw.validation
     if isinstance(validation, Examples):
-        validation = _prepare_batch(to_numbers(validation, raw.title), target, f"{raw.title} (validation)")
+        numbers = to_numbers(validation, raw.title, raw.scale_pixels)
+        validation = _prepare_batch(numbers, target, f"{raw.title} (validation)")
     elif validation is not None:
-        validation = _checked_stream(validation, target, f"{raw.title} (validation)")
-    train = _checked_stream(raw.train, target, raw.title)
+        validation = _checked_stream(validation, target, replace(raw, title=f"{raw.title} (validation)"))
+    train = _checked_stream(raw.train, target, raw)
     shape = input_shape(first.x)
     text = describe(raw.title, train, validation, shape, target, raw.note)
     return DataSet(train, validation, target.task, shape, input_dtype(first.x), target.num_classes,
                    _stream_fingerprint(text, first), text, max_abs_input([first]),
-                   f"the description and the first {len(first)} examples", divisors(found.x) | raw.preprocessing,
+                   f"the description and the first {len(first)} examples", _divisors(raw, found.x) | raw.preprocessing,
                    input_dtypes(first.x), raw.keep_targets)
 
 
@@ -265,11 +279,11 @@ def _prepare_batch(examples: Examples, target: TargetSpec, where: str, is_batch:
     return prepare_examples(labelled, target, where, is_batch)
 
 
-def _checked_stream(stream: Stream, target: TargetSpec, where: str) -> Stream:
+def _checked_stream(stream: Stream, target: TargetSpec, raw: RawStream) -> Stream:
     """The stream with each batch in final dtypes; a bad one raises DataError with its number."""
 
     def checked(batch: Examples, number: int) -> Examples:
-        place = f"{where}, batch {number}"
-        return _prepare_batch(to_numbers(batch, place), target, place, is_batch=True)
+        place = f"{raw.title}, batch {number}"
+        return _prepare_batch(to_numbers(batch, place, raw.scale_pixels), target, place, is_batch=True)
 
     return stream.mapped(checked)

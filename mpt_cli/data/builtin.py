@@ -75,14 +75,14 @@ _CONNECT_SECONDS = 30.0
 
 
 def load_keras_set(settings: KerasDataset, seed: int) -> DataSet:
-    """A set with its own test set as validation. Images float32 0 … 1 (h, w, c); imdb int32 tokens (T,)."""
+    """A set with its own test set as validation. Images (h, w, c), float32 0 … 1 or uint8; imdb int32 tokens (T,)."""
     (x, y), (x_val, y_val) = _load_keras(settings)
     if settings.dataset == "imdb":
         x, x_val = _padded(x, settings), _padded(x_val, settings)
     elif x.ndim == 3:
         x, x_val = x[..., None], x_val[..., None]
     raw = RawArrays(settings.dataset, Examples(x, y), Examples(x_val, y_val), "classification",
-              _KERAS_CLASSES.get(settings.dataset, 10))
+              _KERAS_CLASSES.get(settings.dataset, 10), scale_pixels=settings.scale_pixels is not False)
     return build_data_set(raw, settings, seed)
 
 

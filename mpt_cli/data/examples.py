@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mpt_cli.data.rows import Rows
 from mpt_cli.errors import DataError
 
 Array: TypeAlias = NDArray[Any]
@@ -175,7 +176,8 @@ def in_epochs_of(stream: Stream, steps: int) -> BatchStream:
 class DataSet:
     """Training and validation data, ready for the trainer.
 
-    Inputs are float32 or, for tokens, int32. Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T)
+    Inputs are float32, int32 for tokens, or uint8 where the source leaves those as they are; ragged and sparse ones are
+    `Rows`. Classification: int32 labels 0 … num_classes-1 of shape (n,), or (n, T)
     for a label per position. Regression: float32 targets (n, k) and num_classes = k.
     `input_shape` is without the batch; a dict or tuple of shapes where x is one. `input_dtype` joins the names with
     "+" where inputs differ. `max_abs_input` is the largest magnitude among the float inputs, so that a run in float16
@@ -205,6 +207,14 @@ class DataSet:
     input_dtypes: Any = None
     targets_as_given: bool = False
     warnings: tuple[str, ...] = ()
+
+    @property
+    def header(self) -> str:
+        """The description, and where inputs were uint8 what was done to them."""
+        divided = {255} & set(self.preprocessing.get("divided_by", {}).values())
+        done = ["uint8 inputs divided by 255"] if divided else []
+        done += ["uint8 inputs as they came"] if "uint8" in self.input_dtype else []
+        return "; ".join([self.description, *done])
 
 
 def leaves(arrays: Arrays, name: str) -> list[tuple[str, Array]]:
@@ -244,7 +254,9 @@ def fingerprint_arrays(parts: list[Examples]) -> tuple[str, str]:
     digest = hashlib.sha256()
     for name, array in arrays:
         digest.update(f"{name} {array.dtype.str} {array.shape} {stride};".encode())
-        digest.update(np.ascontiguousarray(array[::stride]).view(np.uint8).data)
+        chosen = array[::stride]
+        for piece in chosen.parts if isinstance(chosen, Rows) else (chosen,):
+            digest.update(np.ascontiguousarray(piece).view(np.uint8).data)
     return digest.hexdigest(), "all bytes" if stride == 1 else f"shapes and every {stride}th example"
 
 

@@ -30,7 +30,8 @@ def load_npz(settings: Npz, seed: int, keep_targets: bool = False) -> DataSet:
     if "x_val" in arrays or "y_val" in arrays:
         validation = Examples(_npz_array("x_val", arrays, file), _npz_array("y_val", arrays, file))
     train = Examples(_npz_array("x", arrays, file), _npz_array("y", arrays, file))
-    raw = RawArrays(file.name, train, validation, settings.task, keep_targets=keep_targets)
+    raw = RawArrays(file.name, train, validation, settings.task, keep_targets=keep_targets,
+                    scale_pixels=settings.scale_pixels is not False)  # fmt: skip
     return build_data_set(raw, settings, seed)
 
 

@@ -47,7 +47,8 @@ def load_images(settings: Images, seed: int) -> DataSet:
     else:
         x = np.stack(list(_in_parallel(decode, folder.files)))
         raw = RawArrays(_title(folder), Examples(x, folder.labels), None, "classification", len(folder.classes),
-                  note=_note(folder), preprocessing=_preprocessing(folder, settings))
+                  note=_note(folder), preprocessing=_preprocessing(folder, settings),
+                  scale_pixels=settings.scale_pixels is not False)  # fmt: skip
         data = build_data_set(raw, settings, seed)
     fingerprint, of = _files_fingerprint(folder, f"{data.description} {settings.image_size} {seed}")
     return replace(data, fingerprint=fingerprint, fingerprint_of=of)
@@ -68,7 +69,8 @@ def _streams(folder: ImageFolder, decode: Callable[[Path], Array], settings: Ima
         return Stream(opened, len(part))
 
     return RawStream(_title(folder), stream(train), None if validation is None else stream(validation),
-                     "classification", len(folder.classes), _note(folder), _preprocessing(folder, settings))
+                     "classification", len(folder.classes), _note(folder), _preprocessing(folder, settings),
+                     scale_pixels=settings.scale_pixels is not False)  # fmt: skip
 
 
 def _scan(path: Path) -> ImageFolder:

@@ -19,7 +19,15 @@ from mpt_cli.data.own_batches import (
     warn_of_workers,
 )
 from mpt_cli.data.prepare import weighted_by_class
-from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, load_tfrecord, read_tf_dataset, tensorflow_seeded
+from mpt_cli.data.rows import as_rows
+from mpt_cli.data.tf_data import (
+    as_tf_dataset,
+    is_tf_dataset,
+    load_tfrecord,
+    open_tf_batches,
+    read_tf_dataset,
+    tensorflow_seeded,
+)
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
 from mpt_cli.settings.references import call_user, load_function
@@ -35,9 +43,9 @@ def load_loader(settings: Loader, seed: int, keep_targets: bool = False) -> Data
 
     It may return an array x for a model that needs no targets, (x, y) or (x, y, sample_weight), two such tuples (the
     second for validation), or one or a tuple of two of tf.data.Dataset, keras.utils.PyDataset and generator. x, y and
-    sample_weight may be dicts, lists or tuples of arrays. Datasets hold single examples or batches of any size; they
-    are batched anew. A PyDataset and a generator give batches, which stay as they are. uint8 inputs are divided by 255:
-    return float32 to keep another range.
+    sample_weight may be dicts, lists or tuples of arrays, x also ragged or sparse. A tf.data.Dataset that is batched, a
+    PyDataset and a generator give batches, which stay as they are; a dataset of single examples is batched here. uint8
+    inputs stay 0 to 255, as in Keras's `fit`.
     """
     function = load_function(settings.loader, "data.loader")
     arguments = _loader_arguments(function, settings, seed)
@@ -73,7 +81,8 @@ def _returned_data_set(returned: Returned, settings: DataSettings) -> DataSet:
     title = returned.title
     train, validation = _read_returned(returned, settings)
     if isinstance(train, Examples) and not isinstance(validation, Stream):
-        raw = RawArrays(title, train, validation, "auto", _num_classes(settings), keep_targets=returned.keep_targets)
+        raw = RawArrays(title, train, validation, "auto", _num_classes(settings), keep_targets=returned.keep_targets,
+                        scale_pixels=False)  # fmt: skip
         return build_data_set(raw, settings, returned.seed)
     return _loader_stream_set(returned, train, validation, settings)
 
@@ -100,20 +109,20 @@ def _loader_stream_set(returned: Returned, train: Examples | Stream, validation:
              "its own batches" + (", no validation" if validation is None else "") if own else ""]  # fmt: skip
     note = "; ".join(filter(None, notes))
     data = build_stream_set(RawStream(title, train, validation, "auto", _num_classes(settings), note,
-                                      keep_targets=returned.keep_targets))  # fmt: skip
+                                      keep_targets=returned.keep_targets, scale_pixels=False))  # fmt: skip
     return replace(data, warnings=warn_of_workers(train, validation))
 
 
 def _check_whole_batches(title: str, validation: Examples | Stream | None, settings: DataSettings) -> None:
     """DataError for what takes single examples. The default of validation_fraction holds for other sources too."""
     declared = next(each for each in fields(settings) if each.name == "validation_fraction")
+    sources = "a batched dataset, PyDataset or generator gives whole batches"
     if settings.limit is not None:
-        raise DataError(f"{title}: data.limit can't be kept: a PyDataset or generator gives whole batches. Let the "
-                        "loader give fewer.")
+        raise DataError(f"{title}: data.limit can't be kept: {sources}. Let the loader give fewer.")
     if validation is None and settings.validation_fraction not in (0, default_of(declared)):
-        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: a "
-                        "PyDataset or generator gives whole batches, which are not split. Return two of them "
-                        "(training, validation), or leave it out for no validation.")
+        raise DataError(f"{title}: data.validation_fraction={settings.validation_fraction:g} can't be kept: {sources}, "
+                        "which are not split. Return two of them (training, validation), or leave it out for no "
+                        "validation.")
 
 
 def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int) -> dict[str, Any]:
@@ -137,21 +146,27 @@ def _loader_arguments(function: Callable[..., Any], settings: Loader, seed: int)
 def _read_returned(returned: Returned, settings: DataSettings) -> tuple[Examples | Stream, Examples | Stream | None]:
     value, title = returned.call(), returned.title
 
+    def again(place: int | None) -> Any:
+        with tensorflow_seeded(returned.seed):
+            made = returned.call()
+        return made if place is None else made[place]
+
     def read(part: Any, place: int | None, where: str) -> Examples | Stream:
         if is_batch_source(part):
-            return open_batches(part, lambda: _at(returned.call(), place), returned.seed, where)
+            return open_batches(part, lambda: again(place), returned.seed, where)
+        if is_tf_dataset(part) and as_tf_dataset(part, where).batched:
+            return open_tf_batches(part, None if place == 1 else lambda: again(place), where)
         return _read_part(part, where, settings)
 
     if not isinstance(value, tuple) or not value:
         return read(value, None, title), None
     pair = len(value) == 2 and (value[1] is None or all(_is_part(part) for part in value))
-    if pair and _is_part(value[0]):
-        return read(value[0], 0, title), None if value[1] is None else read(value[1], 1, f"{title} (validation)")
-    return _read_part(value, title, settings), None
-
-
-def _at(value: Any, place: int | None) -> Any:
-    return value if place is None else value[place]
+    if not (pair and _is_part(value[0])):
+        return _read_part(value, title, settings), None
+    train, held_out = read(value[0], 0, title), f"{title} (validation)"
+    if value[1] is None or isinstance(train, BatchStream):
+        return train, None if value[1] is None else read(value[1], 1, held_out)
+    return train, _read_part(value[1], held_out, settings) if is_tf_dataset(value[1]) else read(value[1], 1, held_out)
 
 
 def _is_part(value: Any) -> bool:
@@ -161,7 +176,7 @@ def _is_part(value: Any) -> bool:
 def _read_part(value: Any, title: str, settings: DataSettings) -> Examples | Stream:
     if is_tf_dataset(value):
         return read_tf_dataset(as_tf_dataset(value, title), settings.limit)
-    if isinstance(value, (np.ndarray, dict)):
+    if isinstance(value, (np.ndarray, dict)) or as_rows(value) is not None:
         return Examples(as_arrays(value), None)
     if isinstance(value, tuple) and len(value) in (2, 3) and value[0] is not None and value[1] is not None:
         return Examples(*map(as_arrays, value))

@@ -13,23 +13,41 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, BatchStream, Examples, Reading, map_arrays
+from mpt_cli.data.examples import BatchStream, Examples, Reading
+from mpt_cli.data.rows import Rows, as_rows
 from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 
 def as_arrays(value: Any) -> Any:
-    """Lists of arrays, which Keras takes for several inputs, as tuples, and framework tensors as NumPy arrays.
+    """Lists and tuples of arrays, which Keras takes for several inputs, as tuples; framework tensors as NumPy arrays,
+    and ragged and sparse ones as `Rows`.
 
-    A list of numbers is one array.
+    A list or tuple of numbers is one array.
 
-    >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}])
-    (array([0., 0.]), {'a': (array([1.]),)})
+    >>> as_arrays([np.zeros(2), {"a": [np.ones(1)]}, (1, 2)])
+    (array([0., 0.]), {'a': (array([1.]),)}, array([1, 2]))
     """
+    if value is None or isinstance(value, (np.ndarray, Rows)):
+        return value
     if isinstance(value, dict):
         return {name: as_arrays(part) for name, part in value.items()}
-    if isinstance(value, tuple) or (isinstance(value, list) and any(hasattr(part, "shape") for part in value)):
-        return tuple(map(as_arrays, value))
-    return value if value is None or isinstance(value, (np.ndarray, list)) else np.asarray(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(map(as_arrays, value)) if _holds_arrays(value) else _one_array(value)
+    rows = as_rows(value)
+    return np.asarray(value) if rows is None else rows
+
+
+def _one_array(value: Any) -> Any:
+    try:
+        return np.asarray(value)
+    except ValueError:
+        return value  # rows of different lengths: who checks the data says so, and where
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_arrays, value))
+    return (hasattr(value, "shape") and value.shape != ()) or isinstance(value, dict)
 
 
 def is_batch_source(value: Any) -> bool:
@@ -113,12 +131,7 @@ def as_examples(batch: Any, where: str) -> Examples:
     if len(parts) not in (1, 2, 3):
         raise DataError(f"{where}: a batch must be x, (x, y) or (x, y, sample_weight). Received: a tuple of "
                         f"{len(parts)}.")
-    x, y, weight = (map_arrays(_array, as_arrays(part)) for part in (*parts, None, None)[:3])
-    return Examples(x, y, weight)
-
-
-def _array(value: Any) -> Array:
-    return np.asarray(value)
+    return Examples(*map(as_arrays, (*parts, None, None)[:3]))
 
 
 @contextmanager

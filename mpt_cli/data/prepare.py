@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, Stream, all_arrays, leaves, map_arrays
+from mpt_cli.data.rows import Rows, as_rows, on_values
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 
@@ -16,18 +17,19 @@ _INT32 = np.iinfo(np.int32)
 _PIXEL_MAX = 255
 
 
-def to_numbers(examples: Examples, where: str) -> Examples:
+def to_numbers(examples: Examples, where: str, scale_pixels: bool = True) -> Examples:
     """Inputs as float32 or int32, targets as float32 or int64, weights as float32.
 
-    uint8 inputs are pixels: they are divided by 255. Other integers are tokens. bool becomes 0 and 1. A float64 that
-    float32 can't hold becomes inf, which `check_examples` reports. Text among the inputs becomes UTF-8 bytes. DataError
-    for other objects, complex numbers, and text in targets.
+    uint8 inputs are pixels: `scale_pixels` divides them by 255, else they stay as they are. Other integers are tokens.
+    bool becomes 0 and 1. A float64 that float32 can't hold becomes inf, which `check_examples` reports. Text among the
+    inputs becomes UTF-8 bytes; ragged and sparse inputs become Rows. DataError for other objects, complex numbers, and
+    text, ragged and sparse tensors in targets.
     """
-    x = map_arrays(lambda a: _as_array(a, f"{where}: x", takes_text=True), examples.x)
+    x = map_arrays(lambda a: _as_input(a, f"{where}: x"), examples.x)
     y = map_arrays(lambda a: _as_array(a, f"{where}: y"), examples.y)
     weight = map_arrays(lambda a: _as_array(a, f"{where}: sample_weight"), examples.sample_weight)
     return Examples(
-        _map_named(_input_array, x, f"{where}: x"),
+        _map_named(lambda a, name: on_values(_input_array, a, name, scale_pixels), x, f"{where}: x"),
         _map_named(_target_array, y, f"{where}: y"),
         map_arrays(lambda a: _target_array(a, where).astype(np.float32), weight),
     )
@@ -35,8 +37,12 @@ def to_numbers(examples: Examples, where: str) -> Examples:
 
 def divisors(x: Arrays) -> dict[str, Any]:
     """What `to_numbers` divides raw inputs by, as DataSet.preprocessing says it; empty where no input is uint8."""
-    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if np.asarray(array).dtype == np.uint8}
+    pixels = {name: _PIXEL_MAX for name, array in leaves(x, "x") if _dtype_of(array) == np.uint8}
     return {"divided_by": pixels} if pixels else {}
+
+
+def _dtype_of(array: Any) -> Any:
+    return array.dtype if hasattr(array, "dtype") else np.asarray(array).dtype
 
 
 def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
@@ -44,7 +50,15 @@ def _map_named(function: Any, arrays: Arrays, name: str) -> Arrays:
     return map_arrays(lambda a: function(a, next(names)), arrays)
 
 
+def _as_input(value: Any, name: str) -> Any:
+    found = as_rows(value, name)
+    value = value if found is None else found
+    return on_values(lambda each: _as_array(each, name, takes_text=True), value)
+
+
 def _as_array(value: Any, name: str, takes_text: bool = False) -> Array:
+    if isinstance(value, Rows) or as_rows(value, name) is not None:
+        raise DataError(f"{name} must be dense: only inputs may be ragged or sparse. Make it dense in the loader.")
     try:
         array = np.asarray(value)
     except (ValueError, TypeError) as error:
@@ -68,8 +82,8 @@ def _as_text(array: Array) -> Array | None:
     return array if array.dtype.kind == "S" else None
 
 
-def _input_array(array: Array, name: str) -> Array:
-    if array.dtype.kind == "S":
+def _input_array(array: Array, name: str, scale_pixels: bool) -> Array:
+    if array.dtype.kind == "S" or (array.dtype == np.uint8 and not scale_pixels):
         return array
     if array.dtype == np.uint8:
         return np.divide(array, np.float32(_PIXEL_MAX), dtype=np.float32)
@@ -179,6 +193,8 @@ def final_targets(y: Arrays, target: TargetSpec) -> Arrays:
 
 def warn_of_float_labels(data: DataSet, settings: DataSettings) -> list[str]:
     """A warning where a regression was read off float targets that look like class labels: 0.0, 1.0, …"""
+    if data.targets_as_given:
+        return []  # the loss that the user named knows
     by_dtype = getattr(settings, "task", "auto") == "auto" and settings.name in _TAKE_FOR_LABELS
     if data.task != "regression" or not by_dtype or not isinstance(data.train, Examples):
         return []
@@ -277,6 +293,8 @@ def _gap_problems(y: Array, largest: int) -> list[str]:
 def _not_finite(name: str, array: Array) -> list[str]:
     if array.dtype.kind != "f" or (np.isfinite(array.min()) and np.isfinite(array.max())):
         return []  # min and max pass NaN on, so that no mask as large as the array is needed
+    if isinstance(array, Rows):
+        name, array = f"{name} (its values, row after row)", array.values
     found = []
     for word, mask in (("NaN", np.isnan(array)), ("infinite (or beyond float32)", np.isinf(array))):
         count = int(mask.sum())

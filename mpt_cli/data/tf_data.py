@@ -4,7 +4,7 @@ own seed. TensorFlow is imported only inside functions.
 
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
@@ -12,11 +12,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
-from mpt_cli.data.examples import DataSet, Examples, Stream, leaves
+from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, leaves
 from mpt_cli.data.paths import matching_files
+from mpt_cli.data.rows import as_rows, joined
 from mpt_cli.errors import DataError, did_you_mean, install_command
 from mpt_cli.settings.variants import TFRecord
 
@@ -79,44 +78,68 @@ ElementShape = tuple[int | None, ...]
 
 def element_spec(dataset: Any, where: str) -> tuple[Any, ...]:
     """The specs of x alone (as Keras has it: not a tuple), (x, y) or (x, y, sample_weight); DataError for other
-    elements, ragged and sparse tensors, and text but in x."""
+    elements, and for text, ragged and sparse tensors but in x."""
     import tensorflow as tf
 
     spec = dataset.element_spec if isinstance(dataset.element_spec, tuple) else (dataset.element_spec,)
     if len(spec) not in (1, 2, 3):
         raise DataError(f"{where}: elements of a dataset must be x, (x, y) or (x, y, sample_weight). Received: {spec}.")
-    texts = {id(part) for part in tf.nest.flatten(spec[0]) if part.dtype == tf.string}
+    inputs = {id(part) for part in tf.nest.flatten(spec[0])}
     for part in tf.nest.flatten(spec):
-        if not isinstance(part, tf.TensorSpec) or not (part.dtype.is_floating or part.dtype.is_integer
-                                                       or part.dtype.is_bool or id(part) in texts):
-            raise DataError(f"{where}: elements of a dataset must be dense tensors of numbers. Received: {part}.")
+        takes = (tf.TensorSpec, tf.RaggedTensorSpec, tf.SparseTensorSpec) if id(part) in inputs else tf.TensorSpec
+        is_text = id(part) in inputs and getattr(part, "dtype", None) == tf.string
+        if not isinstance(part, takes) or not (is_text or part.dtype.is_floating or part.dtype.is_integer
+                                               or part.dtype.is_bool):  # fmt: skip
+            raise DataError(f"{where}: elements of a dataset must be tensors of numbers, targets and weights dense "
+                            f"ones. Received: {part}.")
         if part.shape.rank is None:
             raise DataError(f"{where}: the dataset doesn't say how many dimensions its tensors have. Set them with "
                             "tensor.set_shape(...) in a map, or output_signature of from_generator.")
     return spec
 
 
-def is_batched(spec: tuple[Any, ...], where: str) -> bool:
+def is_batched(spec: tuple[Any, ...], where: str, ends_in_batch: bool = False) -> bool:
     """Whether elements are batches rather than single examples.
 
     A scalar anywhere, or a vector as the only input, is a single example. An unknown first dimension throughout is a
-    batch. Of a fixed one (batched with drop_remainder) only images with a label each are told for sure; the rest is
-    a DataError, since (32, 10) may be 32 examples as well as one sequence of 32 steps.
+    batch. A fixed one (batched with drop_remainder) is told by how the dataset was made, `ends_in_batch`, or by images
+    with a label each; the rest is a DataError, since (32, 10) may be 32 examples as well as one sequence of 32 steps.
     """
     import tensorflow as tf
 
     shapes: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec)]
     inputs: list[ElementShape] = [tuple(part.shape) for part in tf.nest.flatten(spec[0])]
-    if any(not shape for shape in shapes):
+    rows_alone = any(getattr(part, "ragged_rank", 1) == 0 for part in tf.nest.flatten(spec))
+    if rows_alone or any(not shape for shape in shapes):
         return False
     if all(shape[0] is None for shape in shapes):
+        return True
+    if ends_in_batch and len({shape[0] for shape in shapes}) == 1:
         return True
     if [len(shape) for shape in inputs] == [1] or len({shape[0] for shape in shapes}) > 1:
         return False
     if len(inputs[0]) >= 3 and all(len(part.shape) == 1 for part in tf.nest.flatten(spec[1:])):
         return True
     raise DataError(f"{where}: it isn't clear whether elements of shape {', '.join(map(str, shapes))} are examples or "
-                    f"batches. Batch without drop_remainder: dataset.batch(n) or dataset.rebatch(n).")
+                    f"batches. Batch without drop_remainder, as the last step: dataset.batch(n).")
+
+
+_KEEP_ELEMENTS = ("Prefetch", "Map", "Shuffle", "Repeat", "Take", "Skip", "Cache", "Options", "Rebatch", "Zip")
+
+
+def ends_in_batch(dataset: Any) -> bool:
+    """Whether the last step of the pipeline that divides or gathers elements is a `batch` of some kind."""
+    name = type(dataset).__name__
+    if "Batch" in name:
+        return True
+    inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
+    return bool(inputs) and any(kept in name for kept in _KEEP_ELEMENTS) and ends_in_batch(inputs[0])
+
+
+def draws_order(dataset: Any) -> bool:
+    """Whether some step of the pipeline shuffles."""
+    inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
+    return "Shuffle" in type(dataset).__name__ or any(map(draws_order, inputs))
 
 
 def example_bytes(spec: tuple[Any, ...]) -> int:
@@ -157,7 +180,7 @@ def as_tf_dataset(dataset: Any, where: str) -> TfDataset:
 
     DataError where an element isn't that.
     """
-    return TfDataset(dataset, is_batched(element_spec(dataset, where), where), where)
+    return TfDataset(dataset, is_batched(element_spec(dataset, where), where, ends_in_batch(dataset)), where)
 
 
 def read_tf_dataset(source: TfDataset, limit: int | None = None) -> Examples | Stream:
@@ -183,6 +206,52 @@ def open_tf_stream(source: TfDataset, length: float | None, limit: int | None = 
 
     endless = length == float("inf")
     return Stream(opened, None if length is None or endless else int(length), endless)
+
+
+def open_tf_batches(dataset: Any, again: Callable[[], Any] | None, where: str) -> BatchStream:
+    """The batches of a dataset that its author batched, as they come, as Keras's `fit` reads them.
+
+    `again` makes another dataset like it, so that an epoch can be read once more; without it the next pass is read.
+    """
+    count = int(dataset.cardinality())  # negative: -1 endless, -2 unknown
+    steps = count if count >= 0 else None
+    return BatchStream(read=_BatchPasses(dataset, again, where), steps=steps, endless=count == -1)
+
+
+class _BatchPasses:
+    """Pass after pass over a dataset: one that shuffles draws another order for each.
+
+    So epoch n is the n-th pass, also where a resumed run leaves out those before it: a pass is drawn when its iterator
+    is made. (On TensorFlow Keras's `fit` makes one more between two epochs, so that there epoch 2 is the third pass.)
+    The first batch of a pass, which is looked at before training, is kept: the pass goes on from there.
+    """
+
+    def __init__(self, dataset: Any, again: Callable[[], Any] | None, where: str) -> None:
+        self.dataset, self.again, self.where = dataset, again, where
+        self.passes = 0  # that were begun
+        self.head: Examples | None = None
+        self.rest: Iterator[Examples] = iter(())
+
+    def __call__(self, reading: Reading) -> Iterator[Examples]:
+        if self.head is None or self.passes != reading.epoch:
+            self._begin(reading.epoch)
+            self.head = next(self.rest, None)
+        if self.head is None:
+            return
+        yield self.head
+        for batch in self.rest:
+            self.head = None  # from here on the pass can't be taken up again
+            yield batch
+        self.head = None
+
+    def _begin(self, epoch: int) -> None:
+        if self.again is not None and self.passes >= epoch:
+            self.dataset, self.passes = self.again(), 0
+        while self.passes < epoch - 1:
+            iter(self.dataset)
+            self.passes += 1
+        self.passes = epoch
+        self.rest = _read_portions(TfDataset(self.dataset, True, self.where), self.dataset)
 
 
 def _ordered(source: TfDataset, batch_size: int, shuffle_seed: int | None) -> Any:
@@ -212,19 +281,22 @@ def _read_portions(source: TfDataset, portions: Any) -> Iterator[Examples]:
     import tensorflow as tf
 
     try:
-        for element in portions.as_numpy_iterator():
+        for element in portions:
             parts = element if isinstance(element, tuple) else (element,)
-            yield Examples(*(_as_tuples(part) for part in (*parts, None, None)[:3]))
+            yield Examples(*map(_as_arrays, parts), *[None] * (2 - len(parts)))
     except (tf.errors.OpError, ValueError, TypeError) as error:
         lines = [line for line in str(error).splitlines() if line.strip()]
         raise DataError(f"{source.where}: reading the dataset failed: {lines[0] if lines else error!r}") from error
 
 
-def _as_tuples(part: Any) -> Any:
-    """TensorFlow gives a list of inputs as a tuple, but not within a dict."""
+def _as_arrays(part: Any) -> Any:
+    """TensorFlow gives a list of inputs as a tuple, but not within a dict; ragged and sparse tensors become Rows."""
     if isinstance(part, dict):
-        return {name: _as_tuples(value) for name, value in part.items()}
-    return tuple(map(_as_tuples, part)) if isinstance(part, (list, tuple)) else part
+        return {name: _as_arrays(value) for name, value in part.items()}
+    rows = as_rows(part)
+    if rows is not None:
+        return rows
+    return tuple(map(_as_arrays, part)) if isinstance(part, (list, tuple)) else part.numpy()
 
 
 def _length(source: TfDataset) -> float | None:
@@ -245,7 +317,7 @@ def _joined(parts: list[Examples]) -> Examples:
             return {key: join([piece[key] for piece in pieces]) for key in pieces[0]}
         if isinstance(pieces[0], tuple):
             return tuple(join(list(column)) for column in zip(*pieces, strict=True))
-        return np.concatenate(pieces)
+        return joined(pieces)
 
     columns = zip(*((part.x, part.y, part.sample_weight) for part in parts), strict=True)
     return Examples(*(join(list(column)) for column in columns))
@@ -253,13 +325,14 @@ def _joined(parts: list[Examples]) -> Examples:
 
 def _memory_bytes(part: Examples) -> int:
     """Size as it will be in memory: inputs that are pixels grow fourfold to float32."""
-    return sum(array.size * max(4, array.itemsize) for _, array in leaves((part.x, part.y), ""))
+    arrays = [array for _, array in leaves((part.x, part.y), "")]
+    return sum(array.nbytes * max(1, 4 // array.dtype.itemsize) for array in arrays)
 
 
 def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
     """Arrays, or of large files a stream, whose validation examples are then taken at even distances.
 
-    uint8 inputs are bytes features (divided by 255), the others float or int64 lists. DataError without TensorFlow.
+    uint8 inputs are bytes features, the others float or int64 lists. DataError without TensorFlow.
     """
     try:
         import tensorflow as tf
@@ -273,9 +346,11 @@ def load_tfrecord(settings: TFRecord, seed: int) -> DataSet:
     task = "regression" if settings.num_classes is None else "classification"
     found = read_tf_dataset(TfDataset(dataset, False, title))
     if isinstance(found, Examples):
-        return build_data_set(RawArrays(title, found, None, task, settings.num_classes), settings, seed)
+        raw = RawArrays(title, found, None, task, settings.num_classes, scale_pixels=settings.scale_pixels is not False)
+        return build_data_set(raw, settings, seed)
     train, validation = _split_stream(dataset, settings, title)
-    return build_stream_set(RawStream(title, train, validation, task, settings.num_classes))
+    return build_stream_set(RawStream(title, train, validation, task, settings.num_classes,
+                                      scale_pixels=settings.scale_pixels is not False))  # fmt: skip
 
 
 def _target_feature(records: Any, settings: TFRecord, title: str) -> tuple[str, int]:

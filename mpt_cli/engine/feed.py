@@ -9,10 +9,21 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.examples import Batch, BatchStream, Examples, Stream, all_arrays, fingerprint_arrays, leaves
+from mpt_cli.data.examples import (
+    Batch,
+    BatchStream,
+    Examples,
+    Stream,
+    all_arrays,
+    fingerprint_arrays,
+    leaves,
+    map_arrays,
+)
+from mpt_cli.data.rows import Ragged, Rows, joined
 from mpt_cli.engine.loop import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20
@@ -98,10 +109,10 @@ def build_feed(data: Examples | Stream, engine: Engine, plan: BatchPlan, residen
 
 
 def byte_size(data: Examples | Stream | None) -> int | None:
-    """Bytes of all arrays; None for a stream."""
+    """Bytes of all arrays; None for a stream, and for Rows that are made dense batch by batch."""
     if data is None:
         return 0
-    if isinstance(data, Stream):
+    if isinstance(data, Stream) or any(_made_dense(array) for _, array in leaves(data.x, "x")):
         return None
     return _batch_bytes(data.as_batch())
 
@@ -147,7 +158,7 @@ class ChunkFeed:
     def __init__(self, data: Examples | Stream, engine: Engine, plan: BatchPlan) -> None:
         self.data, self.engine, self.plan = data, engine, plan
         self.steps = plan.steps_per_epoch(data)
-        self._usual = plan.batch_size  # examples of the batches that are sent several at a time
+        self._usual: list[Any] = []  # the form of the batches that are sent several at a time
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="mpt-feed")
         self._chunks: Iterator[Piece] = iter(())
         self._ahead: Future[Piece | None] | None = None
@@ -181,21 +192,22 @@ class ChunkFeed:
     def empty_piece(self) -> Piece:
         first = first_batch(self.data, self.plan.batch_size)
         first = self._fitted(first) or first
+        self._usual = _form(first)
         return replace(self._piece_of([first]), count=0)
 
     def _read(self, epoch: int, skip_steps: int) -> Iterator[Piece]:
         batches: list[Batch] = []
-        for number, whole in enumerate(self._batches(epoch)):
-            batch = self._fitted(whole)
-            if number == 0 and isinstance(self.data, BatchStream):
-                self._usual = _length(whole) if batch is None else _length(batch)
+        for number, read in enumerate(self._batches(epoch)):
+            batch = self._fitted(whole := for_backend(read))
+            if number == 0:
+                self._usual = _form(whole if batch is None else batch)
             if number < skip_steps or batch is None:
                 continue
             if batches and _form(batch) != _form(batches[0]):
                 yield self._piece_of(batches)
                 batches = []
             batches.append(batch)
-            if len(batches) == self._slots(batch):
+            if len(batches) >= self._slots(batch):
                 yield self._piece_of(batches)
                 batches = []
         if batches:
@@ -211,7 +223,8 @@ class ChunkFeed:
         return batch if left == length else _cut(batch, left) if left else None
 
     def _slots(self, batch: Batch) -> int:
-        return 1 if _length(batch) != self._usual else self._chunk_steps(batch)
+        is_whole = isinstance(self.data, BatchStream) or _length(batch) == self.plan.batch_size
+        return self._chunk_steps(batch) if is_whole and _form(batch) == self._usual else 1
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         plan = self.plan
@@ -226,7 +239,10 @@ class ChunkFeed:
         return max(1, min(self.plan.capacity, CHUNK_BYTES // max(_batch_bytes(batch), 1)))
 
     def _piece_of(self, batches: list[Batch]) -> Piece:
-        """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero."""
+        """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
+
+        Of batches that don't have the form of the first one, which may come in any length, it holds one.
+        """
         count, size = len(batches), _length(batches[0])
         slots = self._slots(batches[0])
         source = self.engine.to_device(_joined(batches, slots * size))
@@ -253,7 +269,7 @@ def _cut(batch: Batch, length: int) -> Batch:
 
 
 def _joined(batches: list[Batch], length: int) -> Batch:
-    """The batches one after the other in arrays of `length` examples, zeros behind them; None stays None."""
+    """The batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
 
     def join(parts: list[Any]) -> Any:
         if parts[0] is None:
@@ -262,10 +278,7 @@ def _joined(batches: list[Batch], length: int) -> Batch:
             return {name: join([part[name] for part in parts]) for name in parts[0]}
         if isinstance(parts[0], tuple):
             return tuple(join(list(group)) for group in zip(*parts, strict=True))
-        dtype = np.result_type(*parts)  # texts are as wide as the longest of theirs
-        whole = np.zeros((length, *parts[0].shape[1:]), dtype)
-        np.concatenate(parts, out=whole[: sum(len(part) for part in parts)])
-        return whole
+        return joined(parts, length)
 
     return Batch(*(join(list(parts)) for parts in zip(*batches, strict=True)))
 
@@ -279,8 +292,17 @@ def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:
 def first_batch(data: Examples | Stream, batch_size: int) -> Batch:
     """The first `batch_size` examples, or all where there are fewer, in the order of the source."""
     if isinstance(data, Stream):
-        return next(data.batches(batch_size, epoch=1, seed=0, shuffle=False))
-    return data.take(slice(0, batch_size)).as_batch()
+        return for_backend(next(data.batches(batch_size, epoch=1, seed=0, shuffle=False)))
+    return for_backend(data.take(slice(0, batch_size)).as_batch())
+
+
+def for_backend(batch: Batch) -> Batch:
+    """The batch as Keras's `fit` hands it to the model: sparse inputs dense, and ragged ones on JAX, which has none."""
+    return batch._replace(x=map_arrays(lambda array: array.dense() if _made_dense(array) else array, batch.x))
+
+
+def _made_dense(array: Any) -> bool:
+    return isinstance(array, Rows) and (keras.backend.backend() == "jax" or not isinstance(array, Ragged))
 
 
 def shuffle_check(data: Examples | Stream, first: Batch) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from mpt_cli.data.rows import Ragged
 from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
 from mpt_cli.engine.loop import (
     EVALUATION,
@@ -51,7 +52,7 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._traced: list[Any] = []
         self._make_training()
-        self._evaluate = self._function(self._evaluate_loop)
+        self._evaluate = self._loop(self._evaluate_loop)
         self._gradients = self._function(self._gradients_of)
         self._compare = self._function(partial(compare_gradients, self.model))
         self._all_finite = self._function(self._weights_all_finite)
@@ -61,8 +62,13 @@ class TensorFlowEngine(Engine):
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
+    def _loop(self, function: Callable[..., Any]) -> "LoopsByShape":
+        return LoopsByShape(
+            lambda: tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
+        )
+
     def _make_training(self) -> None:
-        self._train = self._function(self._train_loop)
+        self._train = self._loop(self._train_loop)
 
     def compile_training(self, source: Any, batch_indices: BatchIndices) -> str | None:
         no_step = tf.constant(LoopControl.of(0, False, LoggedSteps(), StopLimits()).pack())
@@ -78,7 +84,7 @@ class TensorFlowEngine(Engine):
         self._make_functions()
 
     def to_device(self, arrays: Any) -> Any:
-        return tf.nest.map_structure(lambda a: None if a is None else tf.convert_to_tensor(a), arrays)
+        return tf.nest.map_structure(_tensor, arrays)
 
     def train(
         self,
@@ -235,6 +241,30 @@ class TensorFlowEngine(Engine):
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
 
 
+class LoopsByShape:
+    """A compiled loop for each shape of batch indices; the examples may come in any length.
+
+    A second length makes a program for all of them, as the one that Keras's `fit` makes: batches that are padded to
+    their longest row would else be traced one by one.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._loops = make, dict[tuple[int, ...], Any]()
+
+    def __call__(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
+        return self._of(batch_indices)(source, batch_indices, *more)
+
+    def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
+        """As of a tf.function."""
+        return self._of(batch_indices).get_concrete_function(source, batch_indices, *more)
+
+    def _of(self, batch_indices: Tensor) -> Any:
+        shape = tuple(batch_indices.shape)
+        if shape not in self._loops:
+            self._loops[shape] = self._make()
+        return self._loops[shape]
+
+
 def _obstacle(function: Any, *arguments: Any) -> str | None:
     """What keeps XLA from compiling `function`, which is called; None where it does."""
     function.get_concrete_function(*arguments)  # what is wrong with the model itself is raised here, and not XLA's
@@ -261,6 +291,12 @@ def describe_obstacle(message: str) -> str:
     if found := _UNKNOWN_OPERATION.search(message):
         return f"it has no operation {found[1]}"
     return "it says: " + message.strip().partition("\n")[0][:200].rstrip(".")
+
+
+def _tensor(array: Any) -> Any:
+    if isinstance(array, Ragged):
+        return tf.RaggedTensor.from_row_splits(array.values, array.splits, validate=False)
+    return None if array is None else tf.convert_to_tensor(array)
 
 
 def _batch(source: Any, rows: Tensor) -> Any:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 from keras import layers
 
+from mpt_cli.data.rows import RAGGED
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.own_step import can_be_called
@@ -123,7 +124,15 @@ def _symbolic(shape: Any, dtype: Any) -> Any:
         return {name: _symbolic(part, _part_of(dtype, name)) for name, part in shape.items()}
     if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
         return [_symbolic(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
-    return keras.KerasTensor((None, *shape), dtype="float32" if "+" in dtype else dtype)
+    return symbol((None, *shape), "float32" if "+" in dtype else dtype)
+
+
+def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
+    """A symbolic input; "ragged int32" is one with rows of different lengths, where the backend has them."""
+    plain = dtype.removeprefix(RAGGED)
+    if plain == dtype or keras.backend.backend() != "tensorflow":
+        return keras.KerasTensor(shape, dtype=plain)
+    return keras.KerasTensor(shape, dtype=plain, ragged=True, ragged_rank=1)
 
 
 def _part_of(dtype: Any, name: Any) -> Any:

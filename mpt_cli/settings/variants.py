@@ -1,7 +1,7 @@
 """Keys of each model, data source and optimizer, by `model.name`, `data.name` and `optimizer.name`."""
 
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Union
 
 from mpt_cli.settings.key import REQUIRED, key
 
@@ -95,6 +95,15 @@ class DataSettings:
 
 
 @dataclass
+class PixelSettings(DataSettings):
+    """What every source has whose inputs may be uint8."""
+
+    scale_pixels: Union[bool, str] = key(
+        "auto", "uint8 inputs: true divides them by 255, false leaves them 0 to 255; auto divides them, and asks where "
+        "the model begins with Rescaling or Normalization", choices=("auto", True, False))
+
+
+@dataclass
 class Digits(DataSettings):
     """1,797 scans of handwritten digits, 8x8, inside scikit-learn (UCI optical recognition test set)."""
 
@@ -133,7 +142,7 @@ class Synthetic(DataSettings):
 
 
 @dataclass
-class KerasDataset(DataSettings):
+class KerasDataset(PixelSettings):
     """A set of keras.datasets; downloaded on first use where there is a network."""
 
     name: str = "keras"
@@ -143,7 +152,7 @@ class KerasDataset(DataSettings):
 
 
 @dataclass
-class Npz(DataSettings):
+class Npz(PixelSettings):
     """A NumPy .npz with arrays x and y, and optionally x_val and y_val."""
 
     name: str = "npz"
@@ -164,8 +173,8 @@ class Csv(DataSettings):
 
 
 @dataclass
-class Images(DataSettings):
-    """A folder with one sub-folder of images per class, scaled to 0…1."""
+class Images(PixelSettings):
+    """A folder with one sub-folder of images per class."""
 
     name: str = "images"
     path: str = key(REQUIRED, "the folder")
@@ -174,7 +183,7 @@ class Images(DataSettings):
 
 
 @dataclass
-class TFRecord(DataSettings):
+class TFRecord(PixelSettings):
     """TFRecord files of tf.train.Example with fixed-length features (needs TensorFlow installed)."""
 
     name: str = "tfrecord"

@@ -13,6 +13,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console.live import LiveConsole
+from mpt_cli.telemetry.console.notebook import NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
@@ -62,9 +63,11 @@ def load_sink(name: str) -> Any:
 
 
 def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> list[Sink]:
-    """`auto` is live in a terminal that can move its cursor and show the characters used, else plain."""
+    """`auto` is live in a notebook, and in a terminal that can move its cursor and show the characters; else plain."""
     if mode == "quiet":
         return []
+    if mode == "auto" and stream is sys.stdout and (update := notebook_update()) is not None:
+        return [NotebookConsole(update, clock)]
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
         return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False), clock)]
     lines = StreamLines(stream)

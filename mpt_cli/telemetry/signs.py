@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.telemetry.records import FORWARD_PASS, GROWTH, OVERFLOW, ROLLBACK, Event, Scaling, StreakCounts
+from mpt_cli.telemetry.records import FORWARD_PASS, GROWTH, OVERFLOW, PHASE, ROLLBACK, Event, Scaling, StreakCounts
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 @dataclass
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
-    those whose loss was already not finite, `unprovoked_steps` of those that no growth of the scale explains: it had
-    not grown since the skip before, or since the start. `nan_steps` are those whose loss was finite and whose gradients
-    held nan and no inf, which an overflow seldom leaves, and `uncured_steps` those of them at a scale at which a step
-    had been applied before: it was not the scale.
+    those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
+    grown since the skip before, or since the start, nor had a phase begun. `nan_steps` are those whose loss was finite
+    and whose gradients held nan and no inf, which an overflow seldom leaves, and `uncured_steps` those of them at a
+    scale at which a step had been applied before: it was not the scale.
 
     `latest` are the last events themselves, for a post-mortem.
     """
@@ -35,8 +35,8 @@ class EventTally:
     highest_scale: float | None = None
     rollbacks: list[Event] = field(default_factory=list)
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
-    _has_grown: bool = False  # since the last skip
-    _is_provoked: bool = False  # whether a growth explains the last skip
+    _is_changed: bool = False  # by a growth or a phase since the last skip
+    _is_provoked: bool = False  # whether that explains the last skip
     _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
     _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
 
@@ -49,8 +49,10 @@ class EventTally:
         self._note_applied(event)
         if event.kind == OVERFLOW:
             self._add_skip(event)
+        elif event.kind == PHASE:
+            self._is_changed = True
         elif event.kind == GROWTH:
-            self._has_grown = True
+            self._is_changed = True
             self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
@@ -69,8 +71,8 @@ class EventTally:
 
     def _add_skip(self, event: Event) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_provoked = self._has_grown or (goes_on and self._is_provoked)
-        self._has_grown = False
+        self._is_provoked = self._is_changed or (goes_on and self._is_provoked)
+        self._is_changed = False
         self.skip_steps.append(event.step)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
@@ -151,7 +153,7 @@ class Signs:
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
-    unprovoked_steps: Sequence[int] = ()  # of those that no growth of the scale explains
+    unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
     uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
     first_growth_step: int | None = None

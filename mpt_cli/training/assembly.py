@@ -11,6 +11,7 @@ import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
 from mpt_cli.data.prepare import warn_of_float_labels
+from mpt_cli.data.rows import RAGGED, Rows
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, slowed, warn_of_fault
@@ -19,6 +20,7 @@ from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.models.build import build_model, freeze_layers
+from mpt_cli.models.shapes import symbol
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,
@@ -128,6 +130,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     with distribution.scope():
         model = program.build_model(data)
     check_layers(settings.backend.name, model)
+    _check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
@@ -136,6 +139,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
+    jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
     engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
@@ -148,6 +152,27 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
+
+
+def _check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
+    """ConfigError where both source and model would scale pixels, and nobody asked for it."""
+    layer = first_scaling(model)
+    if layer and "divided_by" in data.preprocessing and getattr(settings.data, "scale_pixels", None) == "auto":
+        raise ConfigError(Problem(
+            "data.scale_pixels", f"must be said: the model begins with {layer}, and uint8 inputs would be divided by "
+            "255 before it.", "auto", "Set false for inputs of 0 to 255, as Keras's fit would get them, or true."))
+
+
+def first_scaling(model: Any) -> str:
+    """The Rescaling or Normalization that a model begins with, behind layers that augment; empty where it doesn't."""
+    for layer in model.layers:
+        if isinstance(layer, (keras.layers.Rescaling, keras.layers.Normalization)):
+            return type(layer).__name__
+        if isinstance(layer, keras.Model):
+            return first_scaling(layer)
+        if not isinstance(layer, keras.layers.InputLayer) and not type(layer).__name__.startswith(("Random", "Resiz")):
+            break
+    return ""
 
 
 def put_to_training(
@@ -232,6 +257,17 @@ def _is_text(settings: Settings, data: DataSet) -> bool:
                                   "data.loader."))
     if settings.trainer.jit_compile is True:
         raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are text, which "
+                                  "XLA does not compute with.", True))
+    return True
+
+
+def _is_ragged(settings: Settings, data: DataSet) -> bool:
+    """Whether inputs are ragged tensors, which XLA does not compute with: ConfigError where that was asked for. On JAX
+    they are padded."""
+    if RAGGED not in data.input_dtype or settings.backend.name != "tensorflow":
+        return False
+    if settings.trainer.jit_compile is True:
+        raise ConfigError(Problem("trainer.jit_compile", "must be auto or false: inputs of the data are ragged, which "
                                   "XLA does not compute with.", True))
     return True
 
@@ -343,8 +379,10 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
 
 
 def _symbol(array: Any) -> Any:
+    if isinstance(array, Rows):
+        return symbol(array.shape, array.dtype_name)
     dtype = "string" if array.dtype.kind == "S" else array.dtype
-    return keras.KerasTensor(array.shape, keras.backend.standardize_dtype(dtype))
+    return symbol(array.shape, keras.backend.standardize_dtype(dtype))
 
 
 @dataclass(frozen=True)

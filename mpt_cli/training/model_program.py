@@ -4,17 +4,20 @@ What is recorded of it are its settings; the objects themselves are the caller's
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from inspect import isgenerator
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.build import input_dtype, input_shape, max_abs_input
+from mpt_cli.data.build import input_dtype, input_dtypes, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays
+from mpt_cli.data.own_batches import as_arrays, is_batch_source, open_batches
 from mpt_cli.data.prepare import class_factors
-from mpt_cli.data.tf_data import as_tf_dataset, is_tf_dataset, open_tf_stream
+from mpt_cli.data.rows import on_values
+from mpt_cli.data.tf_data import as_tf_dataset, draws_order, is_tf_dataset, open_tf_batches
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
@@ -162,10 +165,8 @@ def read_given(given: DataArguments) -> DataSet:
     """The data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
     if not 0 <= given.validation_split < 1:
         raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
-    if is_tf_dataset(given.x):
-        return _of_datasets(given)
-    if given.y is None:
-        raise ConfigError(Problem("y", "must be given with arrays as x; a tf.data.Dataset brings its own."))
+    if is_batched_source(given.x):
+        return _of_batches(given)
     train = _examples((given.x, given.y, _weights(given)), "x and y")
     validation = _validation(given)
     if validation is None and given.validation_split:
@@ -176,48 +177,67 @@ def read_given(given: DataArguments) -> DataSet:
     counts = f"{len(train):,} training"
     counts += f" and {len(validation):,} validation" if isinstance(validation, Examples) else ""
     return DataSet(train, validation, "given", input_shape(train.x), input_dtype(train.x), None, fingerprint,
-                   f"arrays: {counts} examples", max_abs_input(parts), of)  # fmt: skip
+                   f"arrays: {counts} examples", max_abs_input(parts), of, input_dtypes=input_dtypes(train.x))
 
 
-def _of_datasets(given: DataArguments) -> DataSet:
+def is_batched_source(x: Any) -> bool:
+    """Whether `x` brings batches, and targets and weights in them."""
+    return is_tf_dataset(x) or is_batch_source(x)
+
+
+def _of_batches(given: DataArguments) -> DataSet:
+    kind = "a tf.data.Dataset" if is_tf_dataset(given.x) else "a PyDataset"
     for name in ("y", "sample_weight", "class_weight"):
         if getattr(given, name) is not None:
-            raise ConfigError(Problem(name, "must be left out with a tf.data.Dataset, which brings its own."))
+            raise ConfigError(Problem(name, f"must be left out with {kind}, which brings its own."))
     if given.validation_split:
-        raise ConfigError(Problem("validation_split", "is for arrays; give a dataset as validation_data.",
+        raise ConfigError(Problem("validation_split", f"is for arrays; give {kind} as validation_data.",
                                   given.validation_split))
     train = _stream(given.x, "x")
-    first = next(iter(train.open(1, None)))
+    first = train.first(1)
+    if first is None:
+        raise DataError("x: there are no examples.")
     fingerprint, _ = fingerprint_arrays([first])
+    draws = is_tf_dataset(given.x) and draws_order(given.x)
     return DataSet(train, _validation(given), "given", input_shape(first.x), input_dtype(first.x), None, fingerprint,
-                   "a tf.data.Dataset", max_abs_input([first]), f"the first {len(first)} examples")  # fmt: skip
+                   kind, max_abs_input([first]), f"the first {len(first)} examples",
+                   input_dtypes=input_dtypes(first.x), warnings=(SHUFFLES,) if draws else ())  # fmt: skip
+
+
+SHUFFLES = ("data: the dataset shuffles. Another process can go on with this run exactly only if its dataset draws the "
+            "same: give shuffle a seed, or call tf.random.set_seed before it is made.")  # fmt: skip
 
 
 def batch_size_of(dataset: Any) -> int:
-    """How many examples the first batch of a dataset holds; DataError for one that is not batched or empty."""
-    source = as_tf_dataset(dataset, "x")
-    if not source.batched:
-        raise DataError("x: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
-    first = next(iter(dataset.take(1).as_numpy_iterator()), None)
+    """How many examples the first batch holds; DataError for a dataset that is not batched, and for an empty one."""
+    first = _stream(dataset.take(1) if is_tf_dataset(dataset) else dataset, "x").first(1)
     if first is None:
         raise DataError("x: the dataset is empty.")
-    return int(leaves(_plain(first[0]), "x")[0][1].shape[0])
+    return len(first)
 
 
-def _stream(dataset: Any, where: str) -> Stream:
-    found = open_tf_stream(as_tf_dataset(dataset, where), None)
-    opened = found.open
-    return replace(found, open=lambda size, seed: (_as_keras(batch) for batch in opened(size, seed)))
+def _stream(source: Any, where: str) -> Stream:
+    if isgenerator(source):
+        raise DataError(f"{where}: a generator can be read but once. Give a keras.utils.PyDataset, or "
+                        "tf.data.Dataset.from_generator(...).batch(n).")
+    if is_batch_source(source):
+        found = open_batches(source, lambda: source, 0, where)
+    elif as_tf_dataset(source, where).batched:
+        found = open_tf_batches(source, None, where)
+    else:
+        raise DataError(f"{where}: the dataset must be batched, as Keras's fit takes it. Use dataset.batch(n).")
+    return found.mapped(lambda batch, number: _as_keras(batch))
 
 
 def _validation(given: DataArguments) -> "Examples | Stream | None":
     data = given.validation_data
     if data is None:
         return None
-    if is_tf_dataset(data):
+    if is_batched_source(data):
         return _stream(data, "validation_data")
     if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
-        raise ConfigError(Problem("validation_data", "must be (x, y), (x, y, sample_weight) or a tf.data.Dataset.",
+        raise ConfigError(Problem("validation_data", "must be (x, y), (x, y, sample_weight), a tf.data.Dataset or a "
+                                  "PyDataset.",
                                   type(data).__name__))
     return _examples(tuple(data), "validation_data")
 
@@ -236,7 +256,7 @@ def _weights(given: DataArguments) -> Any:
 
 def _examples(parts: tuple[Any, ...], where: str) -> Examples:
     """DataError where the arrays are not of one length."""
-    found = _as_keras(Examples(*(None if part is None else map_arrays(np.asarray, _plain(part)) for part in parts)))
+    found = _as_keras(Examples(*map(as_arrays, parts)))
     lengths = {name: len(array) for name, array in [*leaves(found.x, "x"), *leaves(found.y, "y")]}
     if found.sample_weight is not None:
         lengths["sample_weight"] = len(found.sample_weight)
@@ -246,21 +266,12 @@ def _examples(parts: tuple[Any, ...], where: str) -> Examples:
     return found
 
 
-def _plain(part: Any) -> Any:
-    """Lists of arrays as tuples: Keras takes both, and tells them from a list of numbers."""
-    if isinstance(part, dict):
-        return {name: _plain(value) for name, value in part.items()}
-    is_several = isinstance(part, (tuple, list)) and part and all(hasattr(value, "shape") for value in part)
-    return tuple(_plain(value) for value in part) if is_several else part
-
-
 def _as_keras(examples: Examples) -> Examples:
     """Floats in Keras's floatx, as its `fit` has them; all else as it is."""
 
     def cast(array: Any) -> Any:
-        array = np.asarray(array)
         return array.astype(keras.config.floatx()) if array.dtype.kind == "f" else array
 
-    weight = None if examples.sample_weight is None else cast(examples.sample_weight)
-    return Examples(map_arrays(cast, _plain(examples.x)), map_arrays(cast, _plain(examples.y)), weight)
+    parts = examples.x, examples.y, examples.sample_weight
+    return Examples(*(map_arrays(lambda array: on_values(cast, array), part) for part in parts))
 

@@ -33,6 +33,11 @@ def test_uint8_inputs_are_pixels_between_0_and_1():
     assert x.tolist() == [[0.0, np.float32(0.2), 1.0]]
 
 
+def test_uint8_inputs_stay_where_nobody_wants_them_scaled():
+    x = to_numbers(Examples(np.array([[0, 51]], np.uint8), np.zeros(1)), "it", scale_pixels=False).x
+    assert (x.dtype, x.tolist()) == (np.uint8, [[0, 51]])
+
+
 @pytest.mark.parametrize("dtype", [np.int8, np.int32, np.int64, np.uint16])
 def test_other_integer_inputs_are_int32_tokens(dtype):
     x = x_of(np.array([[3, 100]], dtype))

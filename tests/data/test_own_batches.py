@@ -185,7 +185,7 @@ def test_text_is_bytes_and_known_as_a_string() -> None:
 
 @pytest.mark.usefixtures("loaders")
 def test_a_limit_can_not_be_kept_of_whole_batches() -> None:
-    with pytest.raises(DataError, match=r"data.limit can't be kept: a PyDataset or generator gives whole batches"):
+    with pytest.raises(DataError, match=r"data.limit can't be kept: a batched dataset, PyDataset or generator gives"):
         load_data(Loader(loader="loaders:steps", limit=3), 0, True)
 
 

@@ -125,6 +125,22 @@ def test_datasets(returning):
     assert len(data.validation) == 3
 
 
+def test_a_dataset_that_is_batched_keeps_its_batches_in_each_epoch(returning):
+    shuffled = "d.shuffle(20).batch(8), d.take(5).batch(2)"
+    data = returning(shuffled, prelude=DATASET, num_classes=4)
+    epochs = [[batch.x[:, 0].tolist() for batch in data.train.batches(64, epoch, 0, shuffle=True)] for epoch in (1, 2)]
+    assert [list(map(len, epoch)) for epoch in epochs] == [[8, 8, 4]] * 2 and epochs[0] != epochs[1]
+    again = returning(shuffled, prelude=DATASET, num_classes=4).train.batches(64, 2, 0, shuffle=True)
+    assert [batch.x[:, 0].tolist() for batch in again] == epochs[1]
+    assert [len(batch.x) for batch in data.validation.batches(64, 1, 0, shuffle=False)] == [2, 2, 1]
+    assert data.description.endswith("4 classes; its own batches")
+
+
+def test_uint8_inputs_stay_as_they_came(returning):
+    data = returning("np.full((8, 2, 2), 200, np.uint8), y[:8]")
+    assert (data.input_dtype, data.train.x.max(), data.preprocessing) == ("uint8", 200, {})
+
+
 @pytest.fixture
 def stream_memory(monkeypatch):
     monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)  # 20 examples of 16 + 8 bytes are too many, 5 are not

@@ -6,7 +6,14 @@ import tensorflow as tf
 
 from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Examples, Stream
-from mpt_cli.data.tf_data import as_tf_dataset, element_spec, is_batched, is_tf_dataset, read_tf_dataset
+from mpt_cli.data.tf_data import (
+    as_tf_dataset,
+    element_spec,
+    is_batched,
+    is_tf_dataset,
+    open_tf_batches,
+    read_tf_dataset,
+)
 from mpt_cli.errors import DataError
 
 X = np.arange(20, dtype=np.float32).reshape(10, 2)
@@ -56,8 +63,8 @@ def test_where_it_is_not_clear_the_user_is_asked(shapes):
 
 @pytest.mark.parametrize(("elements", "message"), [
     (dataset(X, Y, Y, Y), r"must be x, \(x, y\) or \(x, y, sample_weight\)\. Received: \(TensorSpec"),
-    (dataset(X, np.array(["a"] * 10)), r"must be dense tensors of numbers\. Received: .*string"),
-    (tf.data.Dataset.from_tensor_slices((tf.ragged.constant([[1, 2], [3]]), [0, 1])), r"dense tensors .*Ragged"),
+    (dataset(X, np.array(["a"] * 10)), r"must be tensors of numbers, targets and weights dense ones\. .*string"),
+    (dataset(X[:2], tf.ragged.constant([[1, 2], [3]])), r"targets and weights dense ones\. Received: Ragged"),
     (dataset().map(lambda x, y: (tf.py_function(lambda a: a, [x], tf.float32), y)),
      r"doesn't say how many dimensions its tensors have\. Set them with tensor\.set_shape"),
 ])
@@ -162,6 +169,55 @@ def test_examples_of_different_shapes():
     made = tf.data.Dataset.from_generator(generate, output_signature=spec((None,), ()))
     with pytest.raises(DataError, match=r"^it: reading the dataset failed: .*shape"):
         read(made)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: dataset(X, X).batch(5, drop_remainder=True),
+    lambda: dataset(Y, Y).batch(5, drop_remainder=True).prefetch(1),
+    lambda: dataset(X, X).batch(5, drop_remainder=True).map(lambda x, y: (x, y)).shuffle(2)])
+def test_batches_of_a_fixed_size_are_told_by_how_they_were_made(make):
+    assert as_tf_dataset(make(), "it").batched
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_ragged_and_sparse_elements(batch):
+    words = tf.ragged.constant([[1, 2], [3], [4, 5, 6]])
+    places = tf.SparseTensor([[0, 1], [2, 0]], [5.0, 7.0], (3, 2))
+    made = dataset(({"words": words, "places": places}), [0, 1, 0])
+    source = as_tf_dataset(made if batch is None else made.batch(batch), "it")
+    assert source.batched == (batch is not None)
+    x = read_tf_dataset(source).x
+    assert (x["words"].splits.tolist(), x["words"].values.tolist()) == ([0, 2, 3, 6], [1, 2, 3, 4, 5, 6])
+    assert x["places"].dense().tolist() == [[0, 5], [0, 0], [7, 0]]
+
+
+def shuffled(drawn):
+    drawn.append(tf.random.set_seed(3))
+    return dataset(X[:, 0], Y).shuffle(10).batch(4)
+
+
+def passes(drawn, *epochs):
+    stream = open_tf_batches(shuffled(drawn), lambda: shuffled(drawn), "it")
+    return [[batch.x.tolist() for batch in stream.batches(64, epoch, 0, shuffle=True)] for epoch in epochs]
+
+
+def test_batches_of_the_users_stay_as_they_are_and_epoch_n_is_the_nth_pass():
+    made = shuffled([])
+    wanted = [[x.numpy().tolist() for x, _ in made] for _ in range(3)]
+    assert wanted[0] != wanted[1] and [len(x) for x in wanted[0]] == [4, 4, 2]
+    drawn = []
+    assert passes(drawn, 1, 2, 3) == wanted and len(drawn) == 1
+    assert passes([], 3, 1) == [wanted[2], wanted[0]]
+
+
+def test_looking_at_the_first_batch_does_not_read_a_dataset_anew():
+    drawn = []
+    stream = open_tf_batches(shuffled(drawn), lambda: shuffled(drawn), "it")
+    looks = [stream.first(1).x.tolist() for _ in range(3)]
+    whole = [batch.x.tolist() for batch in stream.batches(64, 1, 0, shuffle=False)]
+    assert looks == [whole[0]] * 3 and sum(map(len, whole)) == 10 and len(drawn) == 1
+    assert (stream.steps, stream.endless) == (3, False)
+    assert open_tf_batches(shuffled([]).repeat(), None, "it").endless
 
 
 def test_is_dataset():

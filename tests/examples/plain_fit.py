@@ -31,11 +31,19 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
         x = keras.ops.convert_to_tensor(x, "string")
     build = getattr(module, settings["model"]["builder"].rpartition(":")[2])
     takes_shape = "input_shape" in build.__code__.co_varnames[: build.__code__.co_argcount]
-    model = build(**({"input_shape": x.shape[1:]} if takes_shape else {}))
+
+    def built() -> Any:
+        made = build(**({"input_shape": x.shape[1:]} if takes_shape else {}))
+        if not made.built:
+            made(x[:1])
+        return made
+
+    model = built()
     write(model, "start.npz")
     kind, rate, *more = arguments["compile"].pop("optimizer")
     smoothed = keras.losses.CategoricalCrossentropy(label_smoothing=0.1)
-    own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed}
+    logits = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    own = {"loss": lambda: module.loss(), "label_smoothing": lambda: smoothed, "sparse_logits": lambda: logits}
     arguments["compile"] = keras.tree.map_structure(lambda value: own[value]() if value in own else value,
                                                     arguments["compile"])  # fmt: skip
     optimizer = getattr(keras.optimizers, kind)(rate, **(more[0] if more else {}))
@@ -47,7 +55,12 @@ def main(name: str, arguments: dict[str, dict[str, Any]], run: Path) -> None:
         fit["sample_weight"] = weight[0]
     model.fit(x, y, shuffle=False, verbose=0, **fit)
     write(model, "plain.npz")
-    write(keras.saving.load_model(run / "model.keras", compile=False), "ours.npz")
+    if (run / "model.keras").is_file():
+        ours = keras.saving.load_model(run / "model.keras", compile=False)
+    else:  # of a class that Keras can't read again
+        ours = built()
+        ours.load_weights(run / "model.weights.h5")
+    write(ours, "ours.npz")
 
 
 def write(model: Any, path: str) -> None:

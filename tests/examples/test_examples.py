@@ -72,6 +72,22 @@ EXAMPLES = {
     "distillation": Example(30, export="savedmodel"),
     "bidirectional_lstm": Example(21),
     "recommender": Example(39),
+    "vision_transformer": Example(30, plain={
+        "compile": {"optimizer": ["AdamW", 0.003, {"weight_decay": 1e-4}], "loss": "sparse_logits"},
+        "fit": {"epochs": 5, "batch_size": 24}}),
+    "text_transformer": Example(21, plain={
+        "compile": {"optimizer": ["Adam", 0.005], "loss": "sparse_categorical_crossentropy"},
+        "fit": {"epochs": 3, "batch_size": 32}}),
+    "vae_add_loss": Example(15, plain={
+        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+    "vae_compute_loss": Example(15, export="savedmodel", plain={
+        "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
+    "unet": Example(25, plain={
+        "compile": {"optimizer": ["Adam", 0.01], "loss": "sparse_categorical_crossentropy"},
+        "fit": {"epochs": 5, "batch_size": 16}}),
+    "ragged_text": Example(28, plain={
+        "compile": {"optimizer": ["Adam", 0.02], "loss": "binary_crossentropy"},
+        "fit": {"epochs": 4, "batch_size": 24}}),
 }  # fmt: skip
 CASES = [
     pytest.param(name, backend, id=f"{name}-{backend}")
@@ -165,7 +181,7 @@ def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: st
     example = EXAMPLES[name]
     given = json.dumps(example.plain)
     program = str(Path(__file__).with_name("plain_fit.py"))
-    done = run_program(program, name, given, "run", backend=backend, cwd=work, timeout=200.0)
+    done = run_program(program, name, given, "run", backend=backend, cwd=work, timeout=400.0)
     assert done.returncode == 0, done.stdout + done.stderr
     ours, plain, start = (dict(np.load(work / f"{which}.npz")) for which in ("ours", "plain", "start"))
     assert ours.keys() == plain.keys() and len(ours) > 1

@@ -224,6 +224,7 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
         r"y: must be left out with a tf\.data\.Dataset": lambda: mpt.fit(net(), dataset, y),
         r"validation_split: is for arrays": lambda: mpt.fit(net(), dataset, validation_split=0.5),
         r"x: the dataset must be batched": lambda: mpt.fit(net(), dataset.unbatch()),
+        r"x: a generator can be read but once\. Give a keras": lambda: mpt.fit(net(), (each for each in [x])),
         r"x: the dataset is empty": lambda: mpt.fit(net(), dataset.take(0)),
     }
     for words, call in cases.items():

@@ -19,12 +19,13 @@ def assert_passes(backend: str, *paths: Path, only: str = "not long") -> None:
     assert done.returncode == 0 and " passed" in done.stdout, f"on {backend}:\n{done.stdout}\n{done.stderr}"
 
 
+@pytest.mark.long
 def test_two_replicas_on_tensorflow():
     assert_passes("tensorflow", HERE / "two_devices")
 
 
 @pytest.mark.parametrize(("files", "only"), [
-    *parts(HERE, 4), pytest.param([HERE / "two_devices"], "not long", id="two_devices"),
+    *parts(HERE, 4), pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
 ])
 def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""

@@ -99,7 +99,7 @@ def progress_rows(header: RunHeader, position: RunPosition, width: int) -> Rende
     steps = f"step {format_count(position.step)}" + (f"/{format_count(total)}" if total else "")
     where = Text(f"epoch {position.epoch}/{header.epochs}  {steps}", style="bold", no_wrap=True)
     bar = ProgressBar(total=total, completed=position.step, pulse=total is None)
-    left = Text(position.phase or _format_time_left(position.seconds_left(total)), style="cyan", no_wrap=True)
+    left = Text(position.phase or format_time_left(position.seconds_left(total)), style="cyan", no_wrap=True)
     grid = Table.grid(padding=(0, 1), expand=True)
     for ratio in (None, 1, None) if width >= NARROW else (1, None):
         grid.add_column(ratio=ratio)
@@ -160,7 +160,11 @@ def value_table(values: list[tuple[str, str, str]], width: int) -> Table:
     return grid
 
 
-def _format_time_left(seconds: float | None) -> str:
+def format_time_left(seconds: float | None) -> str:
+    """
+    >>> format_time_left(75.4), format_time_left(None)
+    ('1:15 left', '')
+    """
     if seconds is None:
         return ""
     minutes, rest = divmod(int(seconds + 0.5), 60)

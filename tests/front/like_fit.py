@@ -1,0 +1,187 @@
+"""`python like_fit.py NAME…`: models and inputs of many kinds, trained by Keras's `fit` and by `mpt.fit` from one seed.
+
+Prints a line of JSON for each: the largest difference of the trained weights in float32, the applied and skipped steps
+of that run and of one under mixed_float16.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import scipy.sparse
+import tensorflow as tf
+from jax.experimental import sparse as jax_sparse
+from keras import layers, ops
+
+import mpt_cli as mpt
+
+COUNT, ON_JAX = 70, keras.backend.backend() == "jax"
+rng = np.random.default_rng(0)
+LENGTHS = rng.integers(3, 9, COUNT)
+WORDS = [rng.integers(1, 20, length).tolist() for length in LENGTHS]
+LONG = (LENGTHS > 5).astype("float32")[:, None]
+X, Y = rng.normal(size=(COUNT, 30)).astype("float32"), rng.normal(size=(COUNT, 1)).astype("float32")
+ROWS = scipy.sparse.random(COUNT, 30, 0.1, format="csr", dtype="float32", random_state=0)
+IMAGES = rng.integers(0, 256, (COUNT, 8, 8, 1)).astype("uint8")
+
+
+def compiled(model: Any, loss: Any = "mse") -> Any:
+    model.compile("adam", loss, jit_compile=ON_JAX)
+    return model
+
+
+def network(*stack: Any, **given: Any) -> Callable[[], Any]:
+    """What makes a model of an input and what `stack` makes of it, one layer for each."""
+
+    def build() -> Any:
+        inputs = x = keras.Input(**given)
+        for make in stack:
+            x = make()(x)
+        return compiled(keras.Model(inputs, layers.Dense(1)(x)))
+
+    return build
+
+
+def relu(units: int) -> Callable[[], Any]:
+    return lambda: layers.Dense(units, activation="relu")
+
+
+class MadeInCall(keras.Model):
+    """The last layer is made when the model is called first, another one in each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.last = layers.Dense(4), None
+
+    def call(self, x: Any) -> Any:
+        if self.last is None:
+            self.last = layers.Dense(1)
+        return self.last(layers.Activation("relu")(self.hidden(x)))
+
+
+class Blocks(keras.Model):
+    """Layers in a list and a dict, and a call that asks whether it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = [layers.Dense(8, "relu") for _ in range(2)]
+        self.heads = {"y": layers.Dense(1)}
+
+    def call(self, x: Any, training: Any = None) -> Any:
+        for block in self.blocks:
+            x = block(x)
+        return self.heads["y"](x)
+
+
+class Reconstruction(layers.Layer):
+    def call(self, x: Any, again: Any) -> Any:
+        x, again = ops.cast(x, "float32"), ops.cast(again, "float32")
+        self.add_loss(ops.mean(ops.square(x - again)))
+        return again
+
+
+def alone() -> Any:
+    inputs = keras.Input((30,))
+    again = layers.Dense(30)(layers.Dense(4, "relu")(inputs))
+    return compiled(keras.Model(inputs, Reconstruction(dtype="float32")(inputs, again)), None)
+
+
+def nested() -> Any:
+    inner = keras.Sequential([keras.Input((30,)), layers.Dense(8, "relu"), layers.BatchNormalization()])
+    x = keras.Input((30,))
+    middle = keras.Model(x, inner(x) + layers.Dense(8)(x))
+    outer = keras.Input((30,))
+    return compiled(keras.Model(outer, layers.Dense(1)(middle(outer))))
+
+
+def shared() -> Any:
+    left, right, layer = keras.Input((15,)), keras.Input((15,)), layers.Dense(6, "tanh")
+    return compiled(keras.Model([left, right], layers.Dense(1)(layers.Concatenate()([layer(left), layer(right)]))))
+
+
+class Parts(keras.utils.PyDataset):
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, place: int) -> Any:
+        rows = slice(place * 14, place * 14 + 14)
+        return X[rows], Y[rows]
+
+
+def sliced(*arrays: Any) -> Any:
+    return tf.data.Dataset.from_tensor_slices(arrays)
+
+
+def ragged() -> Any:
+    return tf.ragged.constant(WORDS, dtype="int64")
+
+
+def padded_batches() -> Any:
+    """Each is as long as its longest row, which is another length in one of them."""
+    words = sliced(ragged(), LONG).map(lambda x, y: (tf.cast(x, tf.int32), y))
+    return words.take(7).padded_batch(7, ([None], [1])).concatenate(words.filter(
+        lambda x, y: tf.size(x) < 6).take(20).padded_batch(7, ([None], [1]))).apply(
+        tf.data.experimental.assert_cardinality(4))  # fmt: skip
+
+
+def sparse_tensor() -> Any:
+    return tf.sparse.from_dense(ROWS.toarray())
+
+
+MLP, SPARSE_MLP = network(relu(4), shape=(30,)), network(relu(4), shape=(30,), sparse=True)
+TEXT = network(lambda: layers.Embedding(20, 8), layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")
+MASKED = network(lambda: layers.Embedding(20, 8, mask_zero=True),
+                 lambda: layers.Bidirectional(layers.LSTM(4, return_sequences=True)),
+                 layers.GlobalAveragePooling1D, shape=(None,), dtype="int32")  # fmt: skip
+KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
+    "ragged": (TEXT, lambda: (ragged(), LONG)),
+    "ragged batches": (TEXT, lambda: (sliced(ragged(), LONG).batch(16),)),
+    "csr": (MLP, lambda: (ROWS, Y)),
+    "sparse tensor": (SPARSE_MLP, lambda: (sparse_tensor(), Y)),
+    "sparse batches": (MLP, lambda: (sliced(sparse_tensor(), Y).batch(16),)),
+    "bcoo": (MLP, lambda: (jax_sparse.BCOO.fromdense(ROWS.toarray()), Y)),
+    "padded batches": (MASKED, lambda: (padded_batches(),)),
+    "full batches": (MLP, lambda: (sliced(X, Y).batch(16, drop_remainder=True),)),
+    "odd batches": (MLP, lambda: (sliced(X, Y).batch(16).map(lambda x, y: (x[1:], y[1:])),)),
+    "pydataset": (MLP, lambda: (Parts(),)),
+    "uint8": (network(lambda: layers.Rescaling(1 / 255), lambda: layers.Conv2D(4, 3), layers.Flatten, shape=(8, 8, 1)),
+              lambda: (IMAGES, Y)),
+    "x alone": (alone, lambda: (X,)),
+    "nested": (nested, lambda: (X, Y)),
+    "shared": (shared, lambda: ([X[:, :15], X[:, 15:]], Y)),
+    "made in call": (lambda: compiled(MadeInCall()), lambda: (X, Y)),
+    "blocks": (lambda: compiled(Blocks()), lambda: (X, Y)),
+    "lambda": (network(lambda: layers.Lambda(lambda v: ops.concatenate([v, ops.square(v)], -1)), shape=(30,)),
+               lambda: (X, Y)),
+    "wrappers": (network(lambda: layers.TimeDistributed(layers.Dense(4, "relu")),
+                         lambda: layers.Bidirectional(layers.GRU(3, return_sequences=True), merge_mode="sum"),
+                         layers.Flatten, shape=(6, 5)), lambda: (X.reshape(COUNT, 6, 5), Y)),
+    "mask": (MASKED, lambda: (keras.utils.pad_sequences(WORDS, padding="post"), LONG)),
+}  # fmt: skip
+
+
+def main(name: str) -> dict[str, Any]:
+    build, data = KINDS[name]
+    size = {} if len(data()) == 1 and name != "x alone" else {"batch_size": 16}
+    quiet = {"logger.console": "quiet", "trainer.jit_compile": "auto" if ON_JAX else False}
+
+    def fitted(fit: Callable[..., Any], **more: Any) -> tuple[list[Any], Any]:
+        keras.utils.set_random_seed(1)
+        model = build()
+        found = fit(model, *data(), epochs=2, shuffle=False, **size, **more)
+        return model.get_weights(), found
+
+    plain, _ = fitted(lambda model, *given, **more: model.fit(*given, verbose=0, **more))
+    ours, run = fitted(mpt.fit, run_dir=f"{name}/float32", settings=quiet)
+    _, mixed = fitted(mpt.fit, run_dir=f"{name}/mixed", policy="mixed_float16", settings=quiet)
+    counts = [[each.summary["applied_steps"], each.summary["skipped_steps"]] for each in (run, mixed)]
+    difference = max(float(np.abs(a - b).max()) for a, b in zip(plain, ours, strict=True))
+    return {"name": name, "difference": difference, "counts": counts}
+
+
+if __name__ == "__main__":
+    for each in sys.argv[1:] or KINDS:
+        print(json.dumps(main(each)), flush=True)

@@ -1,0 +1,83 @@
+"""What is asked of inputs before a run: pixels that would be scaled twice, text and ragged tensors under XLA."""
+
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+from mpt_cli.data.build import RawArrays, build_data_set
+from mpt_cli.data.examples import Examples
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.variants import DataSettings
+from mpt_cli.training.assembly import _check_scaled_once, _is_ragged, _is_text, first_scaling
+
+
+def model(*stack):
+    return keras.Sequential([keras.Input((8, 8, 1)), *stack])
+
+
+@pytest.mark.parametrize(("made", "name"), [
+    (lambda: model(layers.Rescaling(1 / 255), layers.Flatten()), "Rescaling"),
+    (lambda: model(layers.RandomFlip(), layers.Resizing(4, 4), layers.Normalization()), "Normalization"),
+    (lambda: model(model(layers.RandomFlip(), layers.Rescaling(2.0)), layers.Flatten()), "Rescaling"),
+    (lambda: model(layers.Flatten(), layers.Rescaling(2.0)), ""),
+    (lambda: model(layers.RandomFlip(), layers.Flatten()), ""),
+])
+def test_the_layer_that_scales_first_is_found(made, name):
+    assert first_scaling(made()) == name
+
+
+def pixels(scale: bool):
+    raw = RawArrays("it", Examples(np.full((4, 8, 8, 1), 51, np.uint8), np.arange(4)), scale_pixels=scale)
+    return build_data_set(raw, DataSettings(name="it", validation_fraction=0), 0)
+
+
+@pytest.mark.parametrize(("asked", "scaled", "refused"), [
+    ("auto", True, True), (True, True, False), (False, False, False), (None, False, False)])
+def test_pixels_that_would_be_scaled_twice_are_asked_about(asked, scaled, refused):
+    settings = SimpleNamespace(data=SimpleNamespace(**({} if asked is None else {"scale_pixels": asked})))
+    rescaled = model(layers.Rescaling(1 / 255), layers.Flatten())
+    _check_scaled_once(settings, model(layers.Flatten()), pixels(scaled))
+    if not refused:
+        _check_scaled_once(settings, rescaled, pixels(scaled))
+        return
+    message = (r"^data\.scale_pixels: must be said: the model begins with Rescaling, and uint8 inputs would be divided "
+               r"by 255 before it\. Received: 'auto'\. Set false for inputs of 0 to 255")
+    with pytest.raises(ConfigError, match=message):
+        _check_scaled_once(settings, rescaled, pixels(scaled))
+
+
+@pytest.mark.parametrize(("scaled", "words"), [
+    (True, "uint8 inputs divided by 255"), (False, "uint8 inputs as they came")])
+def test_the_header_says_what_was_done_to_pixels(scaled, words):
+    data = pixels(scaled)
+    assert data.header == f"{data.description}; {words}"
+    assert data.train.x.max() == (np.float32(0.2) if scaled else 51)
+
+
+def settings(*words: str):
+    return load_settings(["conf=digits_mlp", *words])
+
+
+def inputs(dtype: str):
+    return SimpleNamespace(input_dtype=dtype)
+
+
+def test_text_is_refused_on_jax_and_under_xla():
+    assert _is_text(settings(), inputs("float32+string")) and not _is_text(settings(), inputs("int32"))
+    message = r"^backend\.name: jax has no text, and inputs of the data are\. .* turn them into numbers in data\.loader"
+    with pytest.raises(ConfigError, match=message):
+        _is_text(settings("backend=jax"), inputs("string"))
+    with pytest.raises(ConfigError, match=r"^trainer\.jit_compile: must be auto or false: inputs of the data are text"):
+        _is_text(settings("trainer.jit_compile=true"), inputs("string"))
+
+
+def test_ragged_inputs_go_without_xla_on_tensorflow():
+    assert _is_ragged(settings(), inputs("float32+ragged int32"))
+    assert not _is_ragged(settings("backend=jax"), inputs("ragged int32"))
+    message = r"must be auto or false: inputs of the data are ragged, which XLA does not compute with"
+    with pytest.raises(ConfigError, match=message):
+        _is_ragged(settings("trainer.jit_compile=true"), inputs("ragged int32"))
