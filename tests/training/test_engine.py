@@ -127,7 +127,7 @@ def test_events_name_the_variable():
     piece = run.feed.take(1)
     (event,) = run.ledger.absorb(run.engine.train(piece.source, piece.batch_indices, piece.count).wait(), 1)
     owner = next(layer for layer in run.model.layers if layer.path == event.layer)
-    assert (event.kind, event.cause, event.fault) == ("overflow", "backward", "inf") and event.inf > 0
+    assert (event.kind, event.cause) == ("overflow", "backward") and event.fault in ("inf", "nan")
     assert event.variable in [weight.path for weight in owner.trainable_variables]
 
 
