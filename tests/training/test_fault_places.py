@@ -87,8 +87,9 @@ def attentive(where):
         if place % 2:
             y = keras.layers.MultiHeadAttention(2, 4, name=f"attention_{place}")(y, y)
         else:
-            y = keras.layers.Dense(8, "gelu", name=f"dense_{place}")(y)
-        x = keras.layers.Add(name=f"add_{place}")([x, Spoiled(place, where)(y)])
+            y = keras.layers.Dense(8, name=f"dense_{place}")(y)
+        y = Spoiled(place, where)(y)  # before the gelu, which on JAX makes nan of an inf that comes back to it
+        x = keras.layers.Add(name=f"add_{place}")([x, keras.layers.Activation("gelu", name=f"gelu_{place}")(y)])
     return keras.Model(inputs, keras.layers.Dense(3, name="head_12")(keras.layers.Flatten(name="flat_12")(x)))
 
 
@@ -136,11 +137,12 @@ def named(run: TinyRun, search: FaultSearch):
     return event
 
 
-@pytest.mark.parametrize("name", ["dense", *(pytest.param(name, marks=pytest.mark.slow) for name in [*MODELS][1:])])
-def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(name):
+@pytest.mark.parametrize(("name", "every"), [("dense", 5), *(pytest.param(name, 1, marks=pytest.mark.slow)
+                                                              for name in MODELS)])  # fmt: skip
+def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(name, every):
     run, where = spoiled_run(MODELS[name])
     said: list[str] = []
-    cases = [(place, way, what) for place in range(DEPTH) for way in (0, 1) for what in (np.inf, np.nan)]
+    cases = [(place, way, what) for place in range(0, DEPTH, every) for way in (0, 1) for what in (np.inf, np.nan)]
     wrong = []
     for place, way, what in cases:
         where.assign(np.array([place, way, what], "float32"))
@@ -178,6 +180,7 @@ def test_looking_for_the_layer_changes_nothing():
     assert not any("call" in vars(layer) for layer in run.model.layers)
 
 
+@pytest.mark.slow
 def test_a_model_that_can_not_be_looked_into_is_said_once_and_trained_on(monkeypatch):
     run, where = spoiled_run(dense)
     where.assign(np.array([5, 0, np.inf], "float32"))
@@ -189,6 +192,7 @@ def test_a_model_that_can_not_be_looked_into_is_said_once_and_trained_on(monkeyp
     assert (run.ledger.applied, run.ledger.skipped) == (0, 2)
 
 
+@pytest.mark.slow
 def test_of_many_such_steps_ever_fewer_are_looked_into():
     run, where = spoiled_run(dense)
     where.assign(np.array([5, 0, np.nan], "float32"))
