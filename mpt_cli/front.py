@@ -63,12 +63,14 @@ def fit(
     """
     from mpt_cli.data.tf_data import is_tf_dataset
     from mpt_cli.training.callbacks import check_callback
-    from mpt_cli.training.model_program import DataArguments, ModelProgram, check_trainable, read_given
+    from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 
     check_trainable(model)
     tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
     tree |= _epochs(epochs, settings)
-    data = read_given(DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split))
+    given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
+    check_targets(model, given)
+    data = read_given(given)
     asked = Asked(policy, loss_scale, seed, run_dir, resume, tree={"trainer": tree}, more=settings or {})
     for callback in callbacks:
         check_callback(callback, "callbacks")

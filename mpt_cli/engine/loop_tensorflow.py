@@ -62,10 +62,11 @@ class TensorFlowEngine(Engine):
     def _function(self, function: Callable[..., Any]) -> Any:
         return tf.function(function, jit_compile=self.jit_compile, autograph=False)
 
-    def _loop(self, function: Callable[..., Any]) -> "LoopsByShape":
-        return LoopsByShape(
-            lambda: tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
-        )
+    def _loop(self, function: Callable[..., Any]) -> Any:
+        def make() -> Any:
+            return tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
+
+        return make() if self._takes_any_length else LoopsByShape(make)
 
     def _make_training(self) -> None:
         self._train = self._loop(self._train_loop)
@@ -119,9 +120,7 @@ class TensorFlowEngine(Engine):
         """Before the first call, which would trace for the length that it has."""
         if self._takes_any_length and function not in self._traced:
             self._traced.append(function)
-            any_length = tf.nest.map_structure(
-                lambda a: None if a is None else tf.TensorSpec((None, *a.shape[1:]), a.dtype), source
-            )
+            any_length = tf.nest.map_structure(_of_any_length, source)
             rows = tf.TensorSpec((None, None), tf.int32)
             function.get_concrete_function(any_length, rows, tf.TensorSpec(last.shape, last.dtype))
 
@@ -252,13 +251,14 @@ class LoopsByShape:
         self._make, self._loops = make, dict[tuple[int, ...], Any]()
 
     def __call__(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
-        return self._of(batch_indices)(source, batch_indices, *more)
+        return self.of_shape(batch_indices)(source, batch_indices, *more)
 
     def get_concrete_function(self, source: Any, batch_indices: Tensor, *more: Tensor) -> Any:
         """As of a tf.function."""
-        return self._of(batch_indices).get_concrete_function(source, batch_indices, *more)
+        return self.of_shape(batch_indices).get_concrete_function(source, batch_indices, *more)
 
-    def _of(self, batch_indices: Tensor) -> Any:
+    def of_shape(self, batch_indices: Tensor) -> Any:
+        """The tf.function for batch indices of this shape."""
         shape = tuple(batch_indices.shape)
         if shape not in self._loops:
             self._loops[shape] = self._make()
@@ -291,6 +291,14 @@ def describe_obstacle(message: str) -> str:
     if found := _UNKNOWN_OPERATION.search(message):
         return f"it has no operation {found[1]}"
     return "it says: " + message.strip().partition("\n")[0][:200].rstrip(".")
+
+
+def _of_any_length(array: Any) -> Any:
+    """What a function takes of any number of examples like these."""
+    if isinstance(array, tf.RaggedTensor):
+        shape = (None, *array.shape[1:])
+        return tf.RaggedTensorSpec(shape, array.dtype, array.ragged_rank, array.row_splits.dtype)
+    return None if array is None else tf.TensorSpec((None, *array.shape[1:]), array.dtype)
 
 
 def _tensor(array: Any) -> Any:

@@ -21,7 +21,7 @@ from mpt_cli.data.tf_data import as_tf_dataset, draws_order, is_tf_dataset, open
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
-from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
@@ -109,6 +109,14 @@ def check_trainable(model: Any) -> None:
     if model.run_eagerly:
         raise ConfigError(Problem("model", "must not be compiled with run_eagerly=True: the loop is compiled.", True,
                                   "Leave it out, or use mpt.Recorder with Keras's own fit."))
+
+
+def check_targets(model: Any, given: DataArguments) -> None:
+    """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
+    own = has_own_train_step(model) or type(model).compute_loss is not keras.Model.compute_loss
+    if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
+        raise ConfigError(Problem("y", "must be given with arrays: the model is compiled with a loss.", None,
+                                  "Compile it with loss=None where add_loss says it all."))
 
 
 def rule_of(optimizer: Any) -> ScaleRule | None:

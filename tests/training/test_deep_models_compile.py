@@ -45,7 +45,7 @@ def program_of(model: keras.Model) -> str:
     engine._train = record
     with pytest.raises(_Traced):
         engine.train(piece.source, piece.batch_indices, piece.count)
-    return loop.experimental_get_compiler_ir(*seen)("hlo")
+    return loop.of_shape(seen[1]).experimental_get_compiler_ir(*seen)("hlo")
 
 
 @only_on("tensorflow")
