@@ -4,6 +4,7 @@ Keras's `fit` takes both. On TensorFlow a ragged batch stays ragged (`tf.RaggedT
 to the longest of its rows. A sparse batch is made dense, which gives the same numbers.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -18,7 +19,7 @@ RAGGED = "ragged "  # before the dtype of such an input
 
 
 @dataclass(frozen=True, eq=False)
-class Rows:
+class Rows(ABC):
     """`splits` (n + 1 of them) say where in `values` each of the n rows begins and ends.
 
     What looks at arrays finds here what it looks for: shape, dtype, length, rows by slice or by indices.
@@ -79,9 +80,9 @@ class Rows:
         """The same rows with `function` applied to all values at once."""
         return replace(self, values=function(self.values))
 
+    @abstractmethod
     def dense(self) -> Values:
         """As one array."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, eq=False)

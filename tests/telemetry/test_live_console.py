@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from mpt_cli.precision import FixedScale
-from mpt_cli.telemetry.console.live import LiveConsole, Phases, RunPosition, screen, value_cells
+from mpt_cli.telemetry.console.live import Activities, LiveConsole, RunPosition, screen, value_cells
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
@@ -67,18 +67,18 @@ def test_skipped_steps_have_a_colour_of_their_own(header, snapshot, skipped, str
     assert [style for label, _, style in cells if label in ("skipped", "skip streak")] == styles
 
 
-def test_phases_show_the_innermost_with_its_seconds(clock) -> None:
-    phases = Phases(clock)
-    assert str(phases) == ""
-    phases.begin("validating")
+def test_activities_show_the_innermost_with_its_seconds(clock) -> None:
+    activities = Activities(clock)
+    assert str(activities) == ""
+    activities.begin("validating")
     clock.now += 61.5
-    assert str(phases) == "validating  1:01"
-    phases.begin("compiling the validation step")
-    assert str(phases) == "compiling the validation step"
+    assert str(activities) == "validating  1:01"
+    activities.begin("compiling the validation step")
+    assert str(activities) == "compiling the validation step"
     clock.now += 12
-    assert str(phases) == "compiling the validation step  12 s"
-    phases.end()
-    assert str(phases) == "validating  1:13"
+    assert str(activities) == "compiling the validation step  12 s"
+    activities.end()
+    assert str(activities) == "validating  1:13"
 
 
 def test_a_phase_is_shown_before_the_header_and_beside_the_steps(header) -> None:

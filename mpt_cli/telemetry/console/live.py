@@ -63,8 +63,8 @@ class RunPosition:
         return (self.clock() - self.first_at) / done * max(0, total_steps - self.step)
 
 
-class Phases:
-    """What the run is busy with: phases within phases, each with the time it began."""
+class Activities:
+    """What the run is busy with: one within the other, each with the time it began."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -197,7 +197,7 @@ class LiveConsole(Sink):
         self._snapshot: Snapshot | None = None
         self._sample: GradientSample | None = None  # the latest
         self._position = RunPosition(clock=clock)
-        self._phases = Phases()
+        self._activities = Activities()
         self._spinner = Spinner("dots", style="cyan")
         self._epoch_started_at = clock()
         self._live = Live(
@@ -209,11 +209,11 @@ class LiveConsole(Sink):
         )
 
     def begin_phase(self, doing: str) -> None:
-        self._phases.begin(doing)
+        self._activities.begin(doing)
         self._live.start()
 
     def end_phase(self, doing: str, seconds: float) -> None:
-        self._phases.end()
+        self._activities.end()
 
     def start(self, header: RunHeader) -> None:
         self._header, self._table = header, EpochTable(header, trend=self._trend)
@@ -282,7 +282,7 @@ class LiveConsole(Sink):
             self._console.print(Text.assemble(*line))
 
     def _render(self) -> RenderableType:
-        phase = str(self._phases)
+        phase = str(self._activities)
         width = max(1, self._console.width - ECHO_COLUMNS)
         if self._header is None:
             self._spinner.update(text=Text(phase, style="cyan", no_wrap=True, overflow="ellipsis"))

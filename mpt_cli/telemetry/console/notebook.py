@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpt_cli.telemetry.console.lines import LABEL_WIDTH, Narrator, final_rows, header_rows, labelled_lines
-from mpt_cli.telemetry.console.live import NARRATE_SECONDS, Phases, RunPosition, format_time_left
+from mpt_cli.telemetry.console.live import NARRATE_SECONDS, Activities, RunPosition, format_time_left
 from mpt_cli.telemetry.console.table import HEADING_STYLE, EpochTable, Extent, Line, plain
 from mpt_cli.telemetry.format import format_count, format_number, format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS
@@ -59,17 +59,17 @@ class NotebookConsole(Sink):
         self._table: EpochTable | None = None
         self._header: RunHeader | None = None
         self._snapshot: Snapshot | None = None
-        self._position, self._phases = RunPosition(clock=clock), Phases(clock)
+        self._position, self._activities = RunPosition(clock=clock), Activities(clock)
         self._end: list[Line] = []
         self._shown_at = float("-inf")
         self._epoch_started_at = clock()
 
     def begin_phase(self, doing: str) -> None:
-        self._phases.begin(doing)
+        self._activities.begin(doing)
         self._show()
 
     def end_phase(self, doing: str, seconds: float) -> None:
-        self._phases.end()
+        self._activities.end()
 
     def start(self, header: RunHeader) -> None:
         self._header, self._table = header, EpochTable(header)
@@ -141,7 +141,7 @@ class NotebookConsole(Sink):
 
     def _live_line(self) -> Line:
         """Where the run is now."""
-        phase = str(self._phases) or self._position.phase
+        phase = str(self._activities) or self._position.phase
         if self._header is None:
             return [(phase, "")]
         header, position, snapshot = self._header, replace(self._position), self._snapshot
