@@ -8,6 +8,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import TextIO
 
 from mpt_cli import __version__
 from mpt_cli.errors import (
@@ -19,6 +20,7 @@ from mpt_cli.errors import (
     MptError,
     UserCodeError,
     did_you_mean,
+    printable,
 )
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
 from mpt_cli.verbs import LISTED_VERBS, VERBS
@@ -27,6 +29,7 @@ from mpt_cli.verbs.parser import load_verb, verb_parser
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
             5 expectation not met, 130 interrupted, 143 terminated"""
 
+MOST_SHOWN = 50  # problems in one message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
@@ -47,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return stop.code if isinstance(stop.code, int) else BAD_CONFIG
     except KeyboardInterrupt as interrupt:
         sent = raised_signal() or signal.SIGINT
-        print(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""), file=sys.stderr)
+        _say(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""))
         return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:
         _silence_stdout()
@@ -59,20 +62,42 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _explain(error: Exception, arguments: list[str]) -> int:
     """Says what ended it; the exit code."""
     if (number := raised_signal()) is not None:  # compiled code made another exception of it
-        print(f"\nmpt: {format_end(number)}", file=sys.stderr)
+        _say(f"\nmpt: {format_end(number)}")
         return SIGNAL_EXIT_CODES[number]
     if isinstance(error, MptError):
-        print(_message(arguments[0], error), file=sys.stderr)
+        _say(_message(arguments[0], error))
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
         _silence_stdout()
-        print(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}", file=sys.stderr)
+        _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
         return BAD_DATA
-    traceback.print_exception(error)
-    print(f"\nThis is a bug in mpt {__version__}: please report it with the lines above.", file=sys.stderr)
+    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+        _say(f"mpt {arguments[0]}: the working directory is gone. Change to one that exists.")
+        return BAD_DATA
+    _say("".join(traceback.format_exception(error)))
+    _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
+
+
+def _say(text: str) -> None:
+    """To standard error, without control codes that a name or a file brought in; where nothing can be written there,
+    the exit code says it alone."""
+    if sys.stderr is None:
+        return
+    try:
+        print(printable(text), file=sys.stderr, flush=True)
+    except OSError:
+        _silence(sys.stderr)
+
+
+def _has_working_directory() -> bool:
+    try:
+        os.getcwd()
+        return True
+    except FileNotFoundError:
+        return False
 
 
 def _run(arguments: list[str]) -> int:
@@ -107,8 +132,9 @@ def _unknown_verb(verb: str) -> str:
 
 def _message(verb: str, error: MptError) -> str:
     """The error's sentences; several problems one to a line, and the user's own exception with its traceback."""
-    if isinstance(error, ConfigError) and len(error.problems) > 1:
-        return "\n  ".join([f"mpt {verb}: {len(error.problems)} problems:", *map(str, error.problems)])
+    if isinstance(error, ConfigError) and (count := len(error.problems)) > 1:
+        more = [f"… and {count - MOST_SHOWN:,} more"] if count > MOST_SHOWN else []
+        return "\n  ".join([f"mpt {verb}: {count:,} problems:", *map(str, error.problems[:MOST_SHOWN]), *more])
     text = f"mpt {verb}: {error}"
     if isinstance(error, UserCodeError) and error.__cause__ is not None:
         from mpt_cli.settings.references import user_traceback
@@ -133,5 +159,9 @@ def _print_json(error: MptError) -> None:
 
 
 def _silence_stdout() -> None:
-    """The reader of a pipe (`head`) has gone; Python would complain once more when it closes stdout."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    _silence(sys.stdout)
+
+
+def _silence(stream: TextIO) -> None:
+    """The reader of a pipe (`head`) has gone, or a disk is full; Python would complain once more when it closes it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

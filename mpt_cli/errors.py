@@ -121,3 +121,16 @@ class UserCodeError(MptError):
     """An exception inside a function of the user's; `__cause__` is theirs, shown from their frame on."""
 
     exit_code = BAD_CONFIG
+
+
+_CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def printable(text: str) -> str:
+    """The text as a terminal may have it: control codes, which could move its cursor or colour what follows, written
+    out.
+
+    >>> printable("a\x1b[31mb")
+    'a\\\\x1b[31mb'
+    """
+    return text.translate(_CONTROL)

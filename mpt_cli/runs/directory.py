@@ -99,7 +99,7 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}. A run that was killed leaves none.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}.") from error
     if not isinstance(value, dict):
         raise DataError(f"{path} is damaged: it must hold a JSON object.")

@@ -12,6 +12,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, get_args, get_origin, get_type_hints
 
 from mpt_cli.errors import did_you_mean
+from mpt_cli.settings.limits import broken_text_rule
 
 _NUMBER = r"\d+(?:\.\d*)?(?:[eE][+-]?\d+)?"
 _POWER = re.compile(rf"\s*([+-]?)\s*({_NUMBER})\s*\*\*\s*([+-]?\d+)\s*")
@@ -178,6 +179,8 @@ def read_value(key: Key, value: Any) -> Any:
     for part in parts:
         _check_choice(key, part)
         _check_range(key, part)
+        if isinstance(part, str) and (rule := broken_text_rule(part)) is not None:
+            raise BadValue(rule)
     return converted
 
 

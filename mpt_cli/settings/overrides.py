@@ -15,6 +15,7 @@ from hydra.grammar.gen.OverrideLexer import OverrideLexer
 from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key
+from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.recipes import (
     IMPLIED_CHOICES,
     GroupChoice,
@@ -99,7 +100,9 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
     """Sorts them into recipe, choices and overrides; what fits nowhere becomes a problem."""
     parsed = ParsedOverrides()
     for text in overrides:
-        if text.startswith("conf="):
+        if (problem := word_problem(text)) is not None:
+            parsed.problems.append(problem)
+        elif text.startswith("conf="):
             _take_conf(text, parsed)
         elif (override := _parse(text, parsed.problems)) is not None:
             _take_override(override, parsed)

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from functools import cache
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
+from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
@@ -59,6 +61,7 @@ def _only_path(path: Path) -> str:
     return f"./{path}" if first.startswith(("-", "~")) or "=" in first else str(path)
 
 
+MOST_BASES = 50
 _SUFFIXES = (".yaml", ".yml")
 
 
@@ -95,10 +98,18 @@ def find_recipe(name_or_path: str) -> Path:
     shipped = recipe_paths().get(name_or_path)
     if shipped:
         return shipped
-    path = Path(name_or_path).expanduser()
+    path = expanded(name_or_path)
     if _is_path(name_or_path) and path.is_file():
         return path
     raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def _is_path(name_or_path: str) -> bool:
@@ -241,16 +252,16 @@ def _load_mapping(path: Path) -> dict[str, Any]:
 
     try:
         # OmegaConf's way of reading: duplicate keys are errors, 1e-3 is a number
-        content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        content = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml_text(path))), resolve=False)
     except yaml.YAMLError as error:
         raise ConfigError(Problem("conf", f"{path} is not valid YAML: {_one_line(error)}.")) from error
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         raise ConfigError(Problem(error.full_key or "conf", f"cannot be read: {reason}.", str(path))) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
+    except OSError as error:  # of a single scalar OmegaConf says it cannot load it
+        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level.")) from error
     if not isinstance(content, dict):
-        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level.", content))
+        raise ConfigError(Problem("conf", f"{path} must hold keys and values at its top level."))
     if not content:
         remedy = "`model: {name: mlp}` is the shortest recipe, with all else by default; mpt copy gives one to edit."
         raise ConfigError(Problem("conf", f"{path} must hold keys, and it is empty or all comments.", None, remedy))
@@ -295,6 +306,11 @@ def _add_base(recipe: Recipe, name_or_path: str, seen: tuple[Path, ...]) -> None
     path = find_recipe(str(recipe.path.parent / name_or_path) if name_or_path.startswith(".") else name_or_path)
     if path.resolve() in seen:
         recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name_or_path))
+    elif any(path.resolve() == base.path.resolve() for base in recipe.bases):
+        recipe.problems.append(Problem("defaults", "a recipe must be listed once.", name_or_path))
+    elif len(seen) > MOST_BASES or sum(len(base.chain()) for base in recipe.bases) > MOST_BASES:
+        rule = f"a recipe must start from at most {MOST_BASES} others, all of theirs counted."
+        raise ConfigError(Problem("defaults", rule, str(name_or_path)))
     else:
         recipe.bases.append(read_recipe(path, seen))
 
@@ -309,6 +325,10 @@ def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[st
             elif value is not None:
                 remedy = f"To choose one, put `- {name}: {value}` in the defaults: list."
                 problems.append(Problem(name, "must be a section with keys of its own.", value, remedy))
+        elif "." in name and find_key(name) is not None:
+            section, _, rest = name.partition(".")
+            remedy = f"Write `{section}: {{{rest}: …}}`; with points it stands on the command line."
+            problems.append(Problem(name, "must be nested in a YAML file.", value, remedy))
         elif find_key(name) is None:
             problems.append(Problem(name, "there is no such key.", value, remedy_for(name)))
         elif _fits(name, value, problems):

@@ -2,6 +2,7 @@
 choices of a search.
 """
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +15,12 @@ from hydra.errors import HydraException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
+from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.overrides import parse_override
 from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 
+MOST_VALUES = 100_000  # of a range, each of which becomes a word
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _RANGE = re.compile(r"\brange\(([^()]*)\)")
 _POWERS_OF_A_RANGE = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(range\([^()]*\))")
@@ -66,6 +69,9 @@ def read_grid(words: Iterable[str]) -> Grid:
 
 
 def _read_override(word: str, problems: list[Problem]) -> Assignment:
+    if (problem := word_problem(word)) is not None:
+        problems.append(problem)
+        return Assignment(problem.key, ())
     powers = _POWERS_OF_A_RANGE.fullmatch(word)
     prefix = f"{powers[2]}**" if powers else ""
     text = f"{powers[1]}={powers[3]}" if powers else _RANGE.sub(_numbers_of_range, word)
@@ -94,11 +100,25 @@ def _read_sweep(override: Override, prefix: str, problems: list[Problem]) -> Ass
         problems.append(Problem(key, rule, override.get_value_string(), remedy))
         return Assignment(key, ())
     value = override.value()
+    if isinstance(value, RangeSweep) and (broken := _broken_range_rule(value)) is not None:
+        problems.append(Problem(key, broken, prefix + override.get_value_string()))
+        return Assignment(key, ())
     found = _matches(key, value, problems) if isinstance(value, Glob) else list(override.sweep_string_iterator())
     if not found and not isinstance(value, Glob):
         problems.append(Problem(key, "must have at least one value.", override.get_value_string()))
     texts = [f"{prefix}{text}" for text in found]
     return Assignment(key, tuple(f"{start}={text}" for text in texts), tuple(map(_without_quotes, texts)))
+
+
+def _broken_range_rule(values: RangeSweep) -> str | None:
+    start, stop, step = float(values.start or 0), float(values.stop or 0), float(values.step)
+    if not all(map(math.isfinite, (start, stop, step))):
+        return "range() must have finite limits."
+    if step == 0:
+        return "range() must have a step other than 0."
+    if (stop - start) / step > MOST_VALUES:
+        return f"range() must have at most {MOST_VALUES:,} values."
+    return None
 
 
 def _matches(key: str, glob: Glob, problems: list[Problem]) -> list[str]:

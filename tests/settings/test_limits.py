@@ -1,0 +1,138 @@
+"""What no recipe needs is refused at once, in a sentence, before anything is built of it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpt_cli import settings
+from mpt_cli.cli import MOST_SHOWN, main
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings.limits import DEEPEST, MOST_VALUES, read_yaml_text
+
+LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{name}: &{name} [{','.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+FILES = {
+    "model: {kwargs: {a: " + "[" * 300 + "]" * 300 + "}}": "must not be nested deeper than 50 lists and mappings.",
+    "model:\n  kwargs: &k {a: *k}\n": "must not hold itself: &k contains *k.",
+    LAUGHS: "must hold at most 20,000 values.",
+    "".join(f"k{number}: 1\n" for number in range(20_001)): "must hold at most 20,000 values.",
+    "root:x:0:0:root:/root\nbin:x:1:1:bin:/bin\n": "must hold keys and values at its top level.",
+    "- 1\n": "must hold keys and values at its top level.",
+    "#" * (2**20 + 1): "must be at most 1 MiB of YAML. Received: '1,048,577 bytes'.",
+}
+
+
+@pytest.mark.parametrize(("text", "rule"), FILES.items(), ids=range(len(FILES)))
+def test_a_file_that_is_no_recipe_is_refused_without_showing_it(text, rule, tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(text)
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    assert capsys.readouterr().err == f"mpt check: conf: {tmp_path}/x.yaml {rule}\n"
+
+
+def test_what_is_just_within_the_limits_is_read(tmp_path):
+    (tmp_path / "x.yaml").write_text(f"a: {'[' * (DEEPEST - 1)}{']' * (DEEPEST - 1)}\n")
+    read_yaml_text(tmp_path / "x.yaml")
+    (tmp_path / "y.yaml").write_text(f"a: [{','.join('1' * (MOST_VALUES - 3))}]\n")
+    read_yaml_text(tmp_path / "y.yaml")
+    (tmp_path / "y.yaml").write_text(f"a: [{','.join('1' * (MOST_VALUES - 2))}]\n")
+    with pytest.raises(ConfigError, match=r"must hold at most 20,000 values\."):
+        read_yaml_text(tmp_path / "y.yaml")
+
+
+WORDS = {
+    "seed=" + "9" * 401: "seed: must hold no number of more than 400 digits.",
+    "model.kwargs=" + "{a:" * 51 + "1" + "}" * 51: "model.kwargs: must not be nested deeper than 50 lists and",
+    "description=" + "x" * 100_000: "description: must be at most 100,000 characters.",
+    "run_dir=a\udcff": "run_dir: must be valid UTF-8.",
+    "run_dir=a\0": "run_dir: must hold no NUL.",
+    "x\x1b[31m=1": "x\\x1b[31m: there is no such key.",
+}
+
+
+@pytest.mark.parametrize(("word", "rule"), WORDS.items(), ids=range(len(WORDS)))
+def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_terminal(word, rule, capsys):
+    assert main(["check", "conf=digits_mlp", word]) == 2
+    assert main(["sweep", "conf=digits_mlp", "--dry-run", "policy=float32,float16", word]) == 2
+    err = capsys.readouterr().err
+    assert f"mpt check: {rule}" in err and f"mpt sweep: {rule}" in err
+    assert not {sign for sign in err if ord(sign) < 32} - {"\n"} and len(err) < 2000
+
+
+@pytest.mark.parametrize(
+    ("word", "rule"),
+    [
+        ("seed=range(0,3,0)", "range() must have a step other than 0."),
+        ("seed=range(1e9)", "range() must have at most 100,000 values."),
+        ("seed=range(0,1e400)", "range() must have finite limits."),
+        ("seed=2**range(8,99999999999)", "range() must have at most 100,000 values."),
+    ],
+)
+def test_a_range_that_never_ends_is_refused(word, rule, capsys):
+    assert main(["sweep", "conf=digits_mlp", "--dry-run", word]) == 2
+    assert f"seed: {rule}" in capsys.readouterr().err
+
+
+def test_a_nul_in_a_file_is_refused_where_a_text_is_meant(tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text('run_dir: "a\\0b"\n')
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    assert "run_dir: must hold no NUL. Received: 'a\\x00b'." in capsys.readouterr().err
+
+
+def test_recipes_that_start_from_each_other_many_times_are_refused(tmp_path, capsys):
+    for number in range(16):
+        bases = f"[./r{number + 1}.yaml, ./r{number + 1}.yaml]" if number < 15 else "[digits_mlp]"
+        (tmp_path / f"r{number}.yaml").write_text(f"defaults: {bases}\n")
+    assert main(["check", f"conf={tmp_path}/r0.yaml"]) == 2
+    assert "defaults: a recipe must be listed once. Received: './r1.yaml'." in capsys.readouterr().err
+    for number in range(60):
+        (tmp_path / f"s{number}.yaml").write_text(f"defaults: [./s{number + 1}.yaml]\n")
+    assert main(["check", f"conf={tmp_path}/s0.yaml"]) == 2
+    assert "a recipe must start from at most 50 others, all of theirs counted." in capsys.readouterr().err
+
+
+def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, capsys):
+    assert main(["check", "conf=~nosuchuser/x.yaml"]) == 2
+    assert "conf: there is no such file. Received: '~nosuchuser/x.yaml'." in capsys.readouterr().err
+    (tmp_path / "x.yaml").write_text("defaults: [~optimizer]\n")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    assert "conf: no shipped recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
+
+
+def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text("trainer.epochs: 5\n")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    sentence = "trainer.epochs: must be nested in a YAML file. Received: 5. Write `trainer: {epochs: …}`; with points"
+    assert sentence in capsys.readouterr().err
+
+
+def test_many_problems_are_shown_in_part(tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text("".join(f"k{number}: 1\n" for number in range(1000)))
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "mpt check: 1,000 problems:" and lines[-1] == "  … and 950 more"
+    assert len(lines) == MOST_SHOWN + 2
+
+
+def test_a_damaged_file_of_a_run_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "summary.json").write_text("[" * 100_000)
+    (tmp_path / "config.yaml").write_text("recipe: x\n")
+    assert main(["report", str(tmp_path)]) == 0
+    assert "summary.json is damaged: maximum recursion depth exceeded" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_exit_code_tells_it_where_nothing_else_can(tmp_path):
+    mpt = [sys.executable, "-m", "mpt_cli"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([*mpt, "check", "conf=nope"], stderr=full, stdout=full).returncode == 2
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    where = {"PYTHONPATH": str(Path(settings.__file__).parents[2])}
+    script = f'cd "{gone}" && rmdir "{gone}" && exec {sys.executable} -m mpt_cli train conf=digits_mlp'
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, env=os.environ | where)
+    assert (done.returncode, done.stderr.strip()) == (
+        3, "mpt train: the working directory is gone. Change to one that exists.")  # fmt: skip
