@@ -56,7 +56,7 @@ WORDS = {
 @pytest.mark.parametrize(("word", "rule"), WORDS.items(), ids=range(len(WORDS)))
 def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_terminal(word, rule, capsys):
     assert main(["check", "conf=digits_mlp", word]) == 2
-    assert main(["sweep", "conf=digits_mlp", "--dry-run", "policy=float32,float16", word]) == 2
+    assert main(["sweep", "conf=digits_mlp", "--dry-run", "policy=float32,mixed_float16", word]) == 2
     err = capsys.readouterr().err
     assert f"mpt check: {rule}" in err and f"mpt sweep: {rule}" in err
     assert not {sign for sign in err if ord(sign) < 32} - {"\n"} and len(err) < 2000
