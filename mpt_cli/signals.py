@@ -76,6 +76,7 @@ class _MainThread:
         self.held: signal.Signals | None = None  # in a section in which nothing may be raised
         self.latest: signal.Signals | None = None  # as the other thread saw it
         self.stderr = 2
+        self.hears_hangups = False  # and makes a SIGTERM of each
 
 
 _main = _MainThread()
@@ -156,7 +157,8 @@ def _call_endings(end: ForcedEnd) -> None:
 
 class Watch:
     """From the first moment of a program to its last: the two signals raise KeyboardInterrupt and `Terminated` where
-    nothing else handles them, and end the program where it does not end.
+    nothing else handles them, and end the program where it does not end. A terminal that goes away (a dropped ssh)
+    makes a SIGTERM, unless SIGHUP is ignored, as under nohup.
 
     It is ended `UNHEARD_SECONDS` after a signal unless an `Interruption` or `handled_by` lets it end in its own time,
     and then too where it is `unheard`; `AGAIN_SECONDS` after a second Ctrl-C, also where it has to save, if it said
@@ -169,6 +171,9 @@ class Watch:
         _main.stderr = os.dup(2)  # what is imported quietly moves the descriptor itself
         for number in heeded():
             signal.signal(number, _raise)
+        for number in heeded((signal.SIGHUP,)):
+            signal.signal(number, _nothing)  # `_listen` hears it
+            _main.hears_hangups = True
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_unwatched)
         self._is_urgent = False
@@ -203,6 +208,8 @@ class Watch:
             wait = None if deadline is None else max(0.0, deadline - time.monotonic())
             if select.select([self._woken], [], [], wait)[0]:
                 for number in os.read(self._woken, 64):
+                    if number == signal.SIGHUP and _main.hears_hangups:
+                        os.kill(os.getpid(), signal.SIGTERM)
                     if number in SIGNALS:
                         deadline = min(self._hear(signal.Signals(number)), deadline or float("inf"))
             if deadline is not None and time.monotonic() >= deadline:
@@ -227,6 +234,10 @@ class Watch:
                 _end_program(ForcedEnd(SIGNAL_EXIT_CODES[_main.latest], format_end(_main.latest, doing), _main.latest))
 
 
+def _nothing(number: int, _: FrameType | None) -> None:
+    pass
+
+
 class Terminated(KeyboardInterrupt):
     """SIGTERM, which ends what Ctrl-C ends. Not SystemExit, which a function of the user's may raise as well."""
 
@@ -243,8 +254,10 @@ def _unwatched() -> None:
     """In a forked process, whose signals are not those of this one."""
     with suppress(ValueError):  # it was not forked by the main thread
         signal.set_wakeup_fd(-1)
-        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
-            if number in heeded():
+        _main.hears_hangups = False
+        for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL),
+                                (signal.SIGHUP, signal.SIG_DFL)):  # fmt: skip
+            if heeded((number,)):
                 signal.signal(number, default)
 
 
@@ -320,7 +333,11 @@ def handled_by(handler: Callable[[int], None], numbers: tuple[signal.Signals, ..
 
 @contextmanager
 def hangup_as_termination() -> Iterator[None]:
-    """A terminal that goes away ends the program as SIGTERM does; under nohup it is ignored, as it was."""
+    """A terminal that goes away ends the program as SIGTERM does; under nohup it is ignored, as it was. A `Watch` does
+    that for the whole of a program."""
+    if _main.hears_hangups:
+        yield
+        return
     with handled_by(lambda _: os.kill(os.getpid(), signal.SIGTERM), (signal.SIGHUP,)):
         yield
 

@@ -59,6 +59,38 @@ def test_what_hears_nothing_is_ended_with_the_code_of_the_signal(number, code, w
     assert seconds > 0.4
 
 
+def test_a_terminal_that_goes_away_is_a_sigterm_also_where_nothing_is_heard():
+    body = """
+        with unheard("compiling"):
+            end("ready", flush=True)
+            hear_nothing(FOREVER)
+    """
+    code, _, err, _ = run_body(body, signal.SIGHUP)
+    assert (code, err.strip()) == (143, "mpt: terminated while compiling")
+    body = """
+        with Interruption() as interruption:
+            end("ready", flush=True)
+            while interruption.requested is None:
+                time.sleep(0.01)
+        end(interruption.requested.name)
+        raise_for(interruption.requested)
+    """
+    assert run_body(body, signal.SIGHUP)[:2] == (143, "SIGTERM\n")
+
+
+def test_under_nohup_a_terminal_that_goes_away_is_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a program inherits
+    try:
+        body = """
+            end("ready", flush=True)
+            time.sleep(1.0)
+            end("ended of its own")
+        """
+        assert run_body(body, signal.SIGHUP)[:2] == (0, "ended of its own\n")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_what_hears_ends_at_once_and_by_itself():
     body = """
         try:
