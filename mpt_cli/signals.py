@@ -169,6 +169,7 @@ class Watch:
         self._woken, wake = os.pipe()
         os.set_blocking(wake, False)
         _main.stderr = os.dup(2)  # what is imported quietly moves the descriptor itself
+        self._terminals = [number for number in (1, 2, _main.stderr) if os.isatty(number)]
         for number in heeded():
             signal.signal(number, _raise)
         for number in heeded((signal.SIGHUP,)):
@@ -209,12 +210,19 @@ class Watch:
             if select.select([self._woken], [], [], wait)[0]:
                 for number in os.read(self._woken, 64):
                     if number == signal.SIGHUP and _main.hears_hangups:
-                        os.kill(os.getpid(), signal.SIGTERM)
+                        self._hang_up()
                     if number in SIGNALS:
                         deadline = min(self._hear(signal.Signals(number)), deadline or float("inf"))
             if deadline is not None and time.monotonic() >= deadline:
                 deadline = None
                 self._end_if_it_must()
+
+    def _hang_up(self) -> None:
+        """What is written to a terminal that is gone fails, and what would be saved after it would be lost."""
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for number in self._terminals:
+            os.dup2(nowhere, number)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     def _hear(self, number: signal.Signals) -> float:
         """By when the program has to have ended, or to have begun to."""

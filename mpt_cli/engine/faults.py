@@ -135,8 +135,9 @@ class Injector:
         if x is None or not keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)):
             return x
         shares = self.replicas if keras.backend.backend() == "jax" else 1  # TensorFlow hands each replica its share
-        first = (self.fault.replica or 0) * (x.shape[0] // shares)
-        is_first = ops.reshape(ops.equal(ops.arange(x.shape[0]), first), (-1,) + (1,) * (len(x.shape) - 1))
+        count = ops.shape(x)[0]  # without XLA a tensor on TensorFlow
+        first = (self.fault.replica or 0) * (count // shares)
+        is_first = ops.reshape(ops.equal(ops.arange(count), first), (-1,) + (1,) * (len(x.shape) - 1))
         return ops.where(is_first, x * ops.cast(factor, x.dtype), x)
 
     def _spoiled_loss(self, *arguments: Any, **named: Any) -> Tensor:

@@ -332,9 +332,9 @@ def remedy_for(path: str) -> str:
         index = path[listed.index(f".{INDEX}.") + 1 :].partition(".")[0]
         return remedy_for(listed).replace(f".{INDEX}.", f".{index}.")
     section, _, leaf = path.rpartition(".")
-    known = [*all_keys(), *sections()]
+    known = sorted([*all_keys(), *sections()], key=_is_single)  # those of sections in lists first: the others win
     same_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
-    if same_leaf:
+    if same_leaf := [*filter(_is_single, same_leaf)] or same_leaf:
         return f"Did you mean {' or '.join(same_leaf[:3])}?"
     siblings = {other.rpartition(".")[2]: other for other in known if other.rpartition(".")[0] == section}
     if match := nearest(leaf, siblings):
@@ -346,6 +346,10 @@ def remedy_for(path: str) -> str:
         return f"Keys here: {', '.join(siblings)}."
     match = nearest(path, known)
     return f"Did you mean {match}?" if match else f"Sections: {', '.join(sections())}."
+
+
+def _is_single(path: str) -> bool:
+    return f".{INDEX}." not in path
 
 
 def _is_section(path: str) -> bool:

@@ -3,9 +3,11 @@ right exit code, and with a run that is whole or not there at all."""
 
 import json
 import os
+import pty
 import random
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -161,3 +163,26 @@ def test_at_any_moment_up_to_the_second_epoch(backend, number, tmp_path):
         assert process.returncode in (CODES[number], -number) and "Traceback" not in err, (i, err)
         assert seconds < seconds_allowed(), (i, err)
         check_whole_or_gone(run, number)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_terminal_that_is_closed_saves_the_run(tmp_path):
+    """As a dropped ssh does: SIGHUP, and nothing more can be written to the terminal."""
+    words = ["-m", "mpt_cli", "train", "conf=digits_mlp", "trainer.epochs=100000", "run_dir=r"]
+    child, terminal = pty.fork()
+    if child == 0:
+        os.chdir(tmp_path)
+        os.execv(sys.executable, [sys.executable, *words])
+    shown = b""
+    while b"3/100,000" not in shown and b" 3/" not in shown:
+        shown += os.read(terminal, 65536)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 143
+    summary = summary_of(tmp_path / "r")
+    assert (summary["exit_code"], summary["status"]) == (143, "terminated")
+    assert summary["applied_steps"] == summary["steps_seen"] >= 46
+    done = mpt("train", f"conf={tmp_path}/r/config.yaml", "resume=r",
+               f"trainer.max_steps={summary['steps_seen'] + 5}", "--json", cwd=tmp_path)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps_seen"] == summary["steps_seen"] + 5

@@ -76,6 +76,11 @@ def test_a_run_shows_itself(reference):
     assert mpt.load_run(str(run.path)).explanation in run._repr_html_()
 
 
+def without_layers(run: mpt.Run) -> list[dict]:
+    """Events without what a Recorder does not look for, and with the names of layers, which count on in a process."""
+    return [{name: value for name, value in event.items() if name not in ("layer", "fault")} for event in run.events]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.long), 64])
 def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
@@ -83,7 +88,7 @@ def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
     recorder = mpt.Recorder(tmp_path / "run", loss_scale=SCALING, settings=QUIET)
     model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[recorder])
     run, own = recorder.run, reference[0]
-    assert len(own.events) > 6 and run.events == own.events
+    assert len(own.events) > 6 and without_layers(run) == without_layers(own)
     for name in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", "min_loss_scale", "verdict"):
         assert run.summary[name] == own.summary[name], name
     for mine, theirs in zip(model.get_weights(), reference[1].get_weights(), strict=True):
@@ -138,7 +143,7 @@ def test_a_finished_run_goes_on_as_if_it_had_not_ended(reference, tmp_path):
     model = net()
     again = fit(model, tmp_path / "run", resume=True)
     assert [event["attempt"] for event in again.events] == [1 + (event["step"] > 32) for event in again.events]
-    assert [{**event, "attempt": 1} for event in again.events] == reference[0].events
+    assert [{**event, "attempt": 1} for event in without_layers(again)] == without_layers(reference[0])
     assert again.summary["steps_seen"] == 64
     for mine, theirs in zip(model.get_weights(), reference[1].get_weights(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
