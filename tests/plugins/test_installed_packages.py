@@ -60,7 +60,7 @@ def events(run: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
 def test_a_run_of_another_packages_parts_is_killed_and_goes_on(backend: str, work: Path) -> None:
     words = ["train", "conf=./own.yaml", f"backend={backend}", "run_dir=run", "trainer.checkpoint_every_steps=5",
              "fault=overflow", "fault.slow_storage_seconds=0.2"]  # fmt: skip

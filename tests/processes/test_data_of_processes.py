@@ -20,6 +20,7 @@ def load():
 """
 
 
+@pytest.mark.long
 @slow
 def test_streamed_data_gives_the_weights_of_resident_data_and_only_the_main_thread_exchanges(tmp_path: Path) -> None:
     words = ["trainer.epochs=3", "trainer.steps_per_execution=3"]  # 8 chunks an epoch, each sent ahead of its steps

@@ -104,6 +104,7 @@ def test_both_processes_see_the_same_and_end_with_the_same_weights(tmp_path: Pat
     assert first["scales"] == [2**13, 2**15, 2**15]  # lowest, highest, last: grown at steps 22 and 37
 
 
+@pytest.mark.long
 @slow
 def test_the_result_is_that_of_one_process_with_the_whole_batch(tmp_path: Path) -> None:
     """Within rounding: the sum over a batch is taken in another order."""

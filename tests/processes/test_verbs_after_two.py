@@ -7,7 +7,7 @@ import pytest
 from pair import TINY, TWO
 from preloaded import mpt
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]
 WORDS = [*TINY, *TWO, "trainer.epochs=1"]
 
 

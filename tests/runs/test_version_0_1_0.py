@@ -69,6 +69,7 @@ def resumed(folder, backend) -> Path:
     return folder / name
 
 
+@pytest.mark.long
 def test_a_killed_run_is_finished(resumed, backend):
     summary = json.loads((resumed / "summary.json").read_text())
     assert (summary["status"], summary["verdict"], summary["steps_seen"]) == ("finished", VERDICT[backend], 90)

@@ -97,7 +97,7 @@ def test_what_diverged_is_behind_without_any_spread(stubs):
 @pytest.mark.slow
 @pytest.mark.parametrize(("configurations", "seeds"), [(2, 3), (5, 3), (12, 5)])
 def test_of_equal_configurations_one_is_called_best_no_more_often_than_is_said(configurations, seeds):
-    random, trials = np.random.default_rng(configurations), 1000
+    random, trials = np.random.default_rng(configurations), 400
     wrong = 0
     for values in random.normal(0.9, 0.02, (trials, configurations, seeds)):
         ordered = values[np.argsort(-values.mean(axis=1))].tolist()
@@ -108,7 +108,7 @@ def test_of_equal_configurations_one_is_called_best_no_more_often_than_is_said(c
 
 @pytest.mark.slow
 def test_the_true_best_is_among_those_not_told_apart():
-    random, missed, trials = np.random.default_rng(0), 0, 1000
+    random, missed, trials = np.random.default_rng(0), 0, 400
     for values in random.normal([[0.91], [0.905], *[[0.90]] * 4], 0.01, (trials, 6, 4)):
         order = np.argsort(-values.mean(axis=1)).tolist()
         first, *others = [{str(seed): value for seed, value in enumerate(values[place].tolist())} for place in order]
