@@ -35,6 +35,7 @@ class Example:
     plain: dict[str, dict[str, Any]] | None = None
     quick: bool = False
     export: str | None = "keras"  # a format; None for a model without a call
+    roundings: int = 8  # of float32 that a step may add to the distance from plain Keras
 
 
 EXAMPLES = {
@@ -82,7 +83,7 @@ EXAMPLES = {
         "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
     "vae_compute_loss": Example(15, export="savedmodel", plain={
         "compile": {"optimizer": ["Adam", 0.005]}, "fit": {"epochs": 3, "batch_size": 32}}),
-    "unet": Example(25, plain={
+    "unet": Example(25, roundings=64, plain={
         "compile": {"optimizer": ["Adam", 0.01], "loss": "sparse_categorical_crossentropy"},
         "fit": {"epochs": 5, "batch_size": 16}}),
     "ragged_text": Example(28, plain={
@@ -174,7 +175,8 @@ def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:
 @pytest.mark.parametrize(("name", "backend"), [case for case in CASES if case.values[0] in PLAIN])
 def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: str) -> None:
     """float32, the same seed and order. XLA adds up in another order than the op by op programs of plain Keras do,
-    and so may a loop around the step: hence a tolerance of some roundings of float32 (2^-23) a step."""
+    and so may a loop around the step: hence a tolerance of some roundings of float32 (2^-23) a step, more in a deep
+    net of convolutions and normalizations, where Adam divides gradients by what is no larger than their rounding."""
     words = words_of(name, backend, "run", "policy=float32", "trainer.shuffle=false", "data.validation_fraction=0")
     done = mpt(*words, *(["trainer.jit_compile=false"] if backend == "tensorflow" else []), cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -186,5 +188,6 @@ def test_its_weights_are_those_of_plain_keras(work: Path, name: str, backend: st
     ours, plain, start = (dict(np.load(work / f"{which}.npz")) for which in ("ours", "plain", "start"))
     assert ours.keys() == plain.keys() and len(ours) > 1
     assert any(not np.array_equal(plain[path], start[path]) for path in plain)
+    allowed = example.steps * example.roundings * 2.0**-23
     for path, values in plain.items():
-        np.testing.assert_allclose(ours[path], values, rtol=1e-5, atol=example.steps * 2.0**-20, err_msg=path)
+        np.testing.assert_allclose(ours[path], values, rtol=1e-5, atol=allowed, err_msg=path)
