@@ -81,7 +81,9 @@ def test_events_and_counters_are_those_of_the_reference(compiled, tmp_path_facto
     assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in events] == reference.events
     for event in events:
         bad = event["kind"] == "overflow"
-        assert (event["nan"] + event["inf"] > 0) == bad == (event["variable"] is not None)
+        assert (event["nan"] + event["inf"] > 0) == bad
+        # the numbers go wrong in the data: no variable is at fault, and nothing looks for the layer here
+        assert event["variable"] is None and event["cause"] == ("forward" if bad else None)
     for name in ("seen", "applied", "skipped", "consecutive_skips", "longest_streak", "counter", "scale"):
         assert getattr(ledger, name) == getattr(reference, name), name
     tally = compiled[0].model.optimizer
