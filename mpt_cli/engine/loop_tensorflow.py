@@ -257,6 +257,10 @@ class LoopsByShape:
         """As of a tf.function."""
         return self.of_shape(batch_indices).get_concrete_function(source, batch_indices, *more)
 
+    def experimental_get_tracing_count(self) -> int:
+        """As of a tf.function, of all of them."""
+        return sum(loop.experimental_get_tracing_count() for loop in self._loops.values())
+
     def of_shape(self, batch_indices: Tensor) -> Any:
         """The tf.function for batch indices of this shape."""
         shape = tuple(batch_indices.shape)
