@@ -29,7 +29,7 @@ from mpt_cli.settings.recipes import shell_command
 from mpt_cli.sweep.directory import GOOD
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables
-from mpt_cli.telemetry.format import format_bytes, format_number, format_share
+from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
 
 SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
 
@@ -61,7 +61,7 @@ def _paired_cell(entry: Entry) -> str:
     if quality is None or quality.difference is None:
         return "-"
     half = "" if quality.interval is None else f" ± {format_number((quality.interval[1] - quality.interval[0]) / 2)}"
-    return f"{'' if quality.difference < 0 else '+'}{format_number(quality.difference)}{half or ' ± ?'}"
+    return f"{format_signed(quality.difference)}{half or ' ± ?'}"
 
 
 def _difference_cell(entry: Entry, group: str, name: str) -> str:
@@ -71,7 +71,7 @@ def _difference_cell(entry: Entry, group: str, name: str) -> str:
     own, base = entry.mean(group, name), entry.baseline.mean(group, name)
     if own is None or base is None:
         return "-"
-    return f"{'' if own < base else '+'}{format_number(own - base)}"
+    return format_signed(own - base)
 
 
 def _skipped_cell(entry: Entry) -> str:

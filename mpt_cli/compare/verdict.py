@@ -15,7 +15,7 @@ from mpt_cli.compare.results import (
 from mpt_cli.runs.machine import cpu_features
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import MOST_SEEDS
-from mpt_cli.telemetry.format import format_count, format_number, format_share
+from mpt_cli.telemetry.format import format_count, format_share, format_signed
 
 
 def doubts(found: Comparison) -> list[str]:
@@ -265,15 +265,11 @@ def _difference(found: Comparison, entry: Entry) -> str:
         return ""
     if quality.is_same:
         return f" (the same results in {_count_seeds(quality.seeds)})"
-    words = f"{found.objective.name} {_signed(quality.difference)}"
+    words = f"{found.objective.name} {format_signed(quality.difference)}"
     if quality.interval is not None:
         low, high = quality.interval
-        words += f", 95% interval {_signed(low)} … {_signed(high)} over {_count_seeds(quality.seeds)}"
+        words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {_count_seeds(quality.seeds)}"
     return f" ({words}{'; ' + _remedy(quality) if quality.kind == UNCLEAR else ''})"
-
-
-def _signed(value: float) -> str:
-    return f"{'' if value < 0 else '+'}{format_number(value)}"
 
 
 def _qualities(found: Comparison) -> str:

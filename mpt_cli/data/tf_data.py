@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
-from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, leaves
+from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, join_arrays, leaves
 from mpt_cli.data.paths import matching_files
 from mpt_cli.data.rows import as_rows, joined
 from mpt_cli.errors import DataError, did_you_mean, install_command
@@ -310,17 +310,8 @@ def _length(source: TfDataset) -> float | None:
 
 
 def _joined(parts: list[Examples]) -> Examples:
-    def join(pieces: list[Any]) -> Any:
-        if pieces[0] is None:
-            return None
-        if isinstance(pieces[0], dict):
-            return {key: join([piece[key] for piece in pieces]) for key in pieces[0]}
-        if isinstance(pieces[0], tuple):
-            return tuple(join(list(column)) for column in zip(*pieces, strict=True))
-        return joined(pieces)
-
     columns = zip(*((part.x, part.y, part.sample_weight) for part in parts), strict=True)
-    return Examples(*(join(list(column)) for column in columns))
+    return Examples(*(join_arrays(joined, list(column)) for column in columns))
 
 
 def _memory_bytes(part: Examples) -> int:

@@ -20,6 +20,7 @@ from mpt_cli.data.examples import (
     Stream,
     all_arrays,
     fingerprint_arrays,
+    join_arrays,
     leaves,
     map_arrays,
 )
@@ -270,17 +271,8 @@ def _cut(batch: Batch, length: int) -> Batch:
 
 def _joined(batches: list[Batch], length: int) -> Batch:
     """The batches one after the other as `length` examples, zeros or empty rows behind them; None stays None."""
-
-    def join(parts: list[Any]) -> Any:
-        if parts[0] is None:
-            return None
-        if isinstance(parts[0], dict):
-            return {name: join([part[name] for part in parts]) for name in parts[0]}
-        if isinstance(parts[0], tuple):
-            return tuple(join(list(group)) for group in zip(*parts, strict=True))
-        return joined(parts, length)
-
-    return Batch(*(join(list(parts)) for parts in zip(*batches, strict=True)))
+    places = zip(*batches, strict=True)
+    return Batch(*(join_arrays(lambda parts: joined(parts, length), list(parts)) for parts in places))
 
 
 def _padded(indices: NDArray[np.int32], capacity: int) -> BatchIndices:

@@ -40,7 +40,14 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
-from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_scale, format_seconds
+from mpt_cli.telemetry.format import (
+    format_bytes,
+    format_count,
+    format_number,
+    format_scale,
+    format_seconds,
+    format_signed,
+)
 from mpt_cli.telemetry.palette import CurveStyle, distinct_style
 
 SECONDARY = ("seconds", "memory", "max scale", "min scale", "examples/s", "settled")  # left out first, in this order
@@ -102,7 +109,7 @@ def _format_behind(found: SweepResults, row: Configuration) -> str:
     mark = "≈ " if place in found.lead.together else ""
     interval = behind.interval(1 - LEVEL / behind.comparisons)
     half = "?" if interval is None else format_number((interval[1] - interval[0]) / 2)
-    return f"{mark}{'' if behind.mean < 0 else '+'}{format_number(behind.mean)} ± {half}"
+    return f"{mark}{format_signed(behind.mean)} ± {half}"
 
 
 def _override(key: str) -> Callable[[Configuration], str]:

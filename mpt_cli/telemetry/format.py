@@ -37,6 +37,15 @@ def format_number(value: float | None) -> str:
     return f"{value:.2e}"
 
 
+def format_signed(value: float) -> str:
+    """As `format_number`, with a plus where it is not below 0.
+
+    >>> format_signed(0.5), format_signed(-2)
+    ('+0.5', '-2')
+    """
+    return f"{'' if value < 0 else '+'}{format_number(value)}"
+
+
 def format_bytes(count: int | None) -> str:
     """
     >>> format_bytes(900), format_bytes(1_500_000_000), format_bytes(None)
