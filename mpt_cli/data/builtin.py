@@ -16,6 +16,7 @@ import numpy as np
 from mpt_cli.data.build import RawArrays, build_data_set, shape_text
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.variants import Digits, KerasDataset, Synthetic, Tabular
 
 _REGRESSION = ("diabetes", "linnerud")
@@ -120,7 +121,7 @@ def _download_message(dataset: str, files: list[Path], found: bool, error: Excep
 
 def _keras_home() -> Path:
     """Keras's folder by the rules of keras.utils.get_file, which falls back when the folder can't be written."""
-    home = Path(os.environ.get("KERAS_HOME") or "~/.keras").expanduser()
+    home = expanded(os.environ.get("KERAS_HOME") or "~/.keras")
     if os.access(home, os.W_OK):
         return home
     return Path("/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) / ".keras"

@@ -16,6 +16,7 @@ from mpt_cli.data.build import RawArrays, build_data_set, shown_classes
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.variants import Csv, Npz, Text
 
 
@@ -254,7 +255,7 @@ def _text_files(path: str | None) -> tuple[str, list[Path]]:
     if path is None:
         return _standard_library()
     files = readable_files(path)
-    count = f"{len(files):,} files in " if Path(path).expanduser().is_dir() else ""
+    count = f"{len(files):,} files in " if expanded(path).is_dir() else ""
     return f"text of {count}{path}", files
 
 

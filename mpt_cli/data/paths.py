@@ -7,13 +7,14 @@ import os
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.references import missing_problem
 from mpt_cli.settings.variants import Csv, DataSettings, Images, Loader, Npz, Text, TFRecord
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
     """The path of a file with something in it; DataError otherwise, with the nearest name in its folder."""
-    file = Path(path).expanduser()
+    file = expanded(path)
     if not file.exists():
         raise DataError(f"{key}: there is no file {file}. {_nearest_name(file)}".rstrip())
     if not file.is_file():
@@ -27,7 +28,7 @@ def readable_file(path: str, key: str = "data.path") -> Path:
 
 def readable_folder(path: str, key: str = "data.path") -> Path:
     """The path of a folder that can be listed; DataError otherwise."""
-    folder = Path(path).expanduser()
+    folder = expanded(path)
     if not folder.exists():
         raise DataError(f"{key}: there is no folder {folder}. {_nearest_name(folder)}".rstrip())
     if not folder.is_dir():
@@ -39,7 +40,7 @@ def readable_folder(path: str, key: str = "data.path") -> Path:
 
 def readable_files(path: str) -> list[Path]:
     """The one file, or all visible files of a folder; DataError where there is none."""
-    if not Path(path).expanduser().is_dir():
+    if not expanded(path).is_dir():
         return [readable_file(path)]
     files = visible_files(readable_folder(path))
     if not files:
@@ -51,7 +52,7 @@ def matching_files(path: str) -> list[Path]:
     """The files that a path, a folder or a glob pattern means, each with something in it; DataError otherwise."""
     if not any(mark in path for mark in "*?["):
         return [readable_file(str(file)) for file in readable_files(path)]
-    names = sorted(glob.glob(str(Path(path).expanduser()), recursive=True))
+    names = sorted(glob.glob(str(expanded(path)), recursive=True))
     if not names:
         raise DataError(f"data.path: no file matches {path}.")
     return [readable_file(name) for name in names]

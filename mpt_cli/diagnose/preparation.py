@@ -14,6 +14,7 @@ from typing import Any, Self
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.format import strict_json
@@ -81,7 +82,7 @@ class DiagnosisDirectory:
     @classmethod
     def create(cls, path: str | None, parent: Path) -> Self:
         """`path`, or `parent`/diagnose-<time>. DataError where it holds anything or can't be made."""
-        chosen = Path(path).expanduser() if path is not None else _unused_path(parent / f"diagnose-{_now()}")
+        chosen = expanded(path) if path is not None else _unused_path(parent / f"diagnose-{_now()}")
         return cls(chosen, make_empty(chosen, "--out"))
 
     @classmethod
@@ -120,7 +121,7 @@ def check_write_path(target: str | None) -> None:
     """DataError where the file exists or can't be made, before anything is measured; nothing is left of the trial."""
     if target is None:
         return
-    path = Path(target).expanduser()
+    path = expanded(target)
     if not path.parent.is_dir():
         raise DataError(f"{path} can't be written: there is no folder {path.parent}.")
     try:

@@ -9,6 +9,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import conf_override, find_recipe, keys_left
 from mpt_cli.settings.schema import choosing_key
@@ -32,7 +33,7 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
     for key, value in _changed_keys(given.overrides, found).items():
         recipe.set(key, value)
     recipe.text = _headline(found) + recipe.text
-    _write_checked(Path(target).expanduser(), recipe, found)
+    _write_checked(expanded(target), recipe, found)
 
 
 def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:

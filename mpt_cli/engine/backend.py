@@ -26,6 +26,7 @@ from typing import Any
 
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
 
@@ -252,7 +253,7 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
 def cache_folder(chosen: str, backend: str) -> Path:
     """The folder for this backend's version on this kind of processor; `chosen` is `auto` or the folder around it."""
     caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    around = caches / "mpt" / "compiled" if chosen == "auto" else Path(chosen).expanduser().absolute()
+    around = caches / "mpt" / "compiled" if chosen == "auto" else expanded(chosen).absolute()
     return around / f"{backend}-{_package_version(backend)}-{_processor()}"
 
 

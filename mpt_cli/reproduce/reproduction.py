@@ -19,6 +19,7 @@ from mpt_cli.runs.machine import nvidia_gpus
 from mpt_cli.runs.provenance import environment_differences, format_attempts, thread_variables
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import find_recipe, recipe_paths
 from mpt_cli.settings.schema import Settings
@@ -100,7 +101,7 @@ def find_target(word: str, overrides: list[str], rtol: float) -> ReproduceTarget
 
 def names_run(word: str) -> bool:
     """Whether the word means a run directory; the name of a shipped recipe never does, whatever folder lies about."""
-    return word not in recipe_paths() and Path(word).expanduser().is_dir()
+    return word not in recipe_paths() and expanded(word).is_dir()
 
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
@@ -194,7 +195,7 @@ def create_output_folder(path: str | None) -> Path:
 
     An earlier run in it would keep that of the same name from beginning.
     """
-    chosen = Path(path).expanduser() if path is not None else _default_output_folder()
+    chosen = expanded(path) if path is not None else _default_output_folder()
     make_empty(chosen, "--output", exist_ok=path is not None)  # two never share a drawn name
     return chosen
 

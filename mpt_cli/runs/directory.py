@@ -17,6 +17,7 @@ from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.presence import forget_holder, note_holder
+from mpt_cli.settings.limits import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
@@ -134,7 +135,7 @@ class RunDirectory:
 
         Raises DataError when `path` is a file or holds anything, or when it can't be made or written to.
         """
-        chosen = Path(path).expanduser() if path is not None else _default_path(recipe)
+        chosen = expanded(path) if path is not None else _default_path(recipe)
         try:
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
             taken = any(path.name != LOCK_FILE for path in chosen.iterdir())
@@ -151,7 +152,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """The directory of an earlier run; DataError when there is none or it isn't one."""
-        found = Path(path).expanduser()
+        found = expanded(path)
         if not found.is_dir():
             what = "is a file" if found.exists() else "does not exist"
             raise DataError(f"run directory {found} {what}. Give the folder that `mpt train` wrote.")

@@ -13,6 +13,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary
@@ -47,7 +48,7 @@ def find_run(settings: Settings) -> RunDirectory | None:
     if settings.resume != "auto":
         return RunDirectory.open(settings.resume)
     if settings.run_dir is not None:
-        return _in_run_dir(RunDirectory(Path(settings.run_dir).expanduser()))
+        return _in_run_dir(RunDirectory(expanded(settings.run_dir)))
     for path in sorted(default_parent(settings.recipe).glob("*"), reverse=True):
         if _holds_a_run(path):
             run = RunDirectory(path)

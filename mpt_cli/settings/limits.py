@@ -50,6 +50,14 @@ def broken_text_rule(text: str) -> str | None:
     return None
 
 
+def expanded(path: str | Path) -> Path:
+    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
+
+
 def _shown(text: str) -> str:
     return text[:200].encode("utf-8", "backslashreplace").decode().replace("\0", "\\0")
 

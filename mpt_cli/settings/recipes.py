@@ -15,7 +15,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import expanded, read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
@@ -102,14 +102,6 @@ def find_recipe(name_or_path: str) -> Path:
     if _is_path(name_or_path) and path.is_file():
         return path
     raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
-
-
-def expanded(path: str | Path) -> Path:
-    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
 
 
 def _is_path(name_or_path: str) -> bool:

@@ -21,6 +21,7 @@ from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
 from mpt_cli.runs.resume import past_attempts
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.paired import Lead, read_lead
@@ -39,7 +40,7 @@ class SweepDirectory:
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
         """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
-        chosen = Path(path).expanduser() if path else _default_path(f"{cls.verb}s", recipe)
+        chosen = expanded(path) if path else _default_path(f"{cls.verb}s", recipe)
         try:
             chosen.mkdir(parents=True, exist_ok=True)
             taken = any(entry.name != LOCK_FILE for entry in chosen.iterdir())
@@ -55,7 +56,7 @@ class SweepDirectory:
     @classmethod
     def open(cls, path: str | Path) -> Self:
         """The directory of an earlier sweep; DataError when there is none or it isn't one."""
-        found, verb = cls(Path(path).expanduser()), cls.verb
+        found, verb = cls(expanded(path)), cls.verb
         if not found.plan_json.is_file():
             why = f"it has no {found.plan_json.name}" if found.path.is_dir() else "it does not exist"
             raise DataError(f"{found.path} is not a {verb} directory: {why}. Give the folder that `mpt {verb}` wrote.")

@@ -8,7 +8,6 @@ import argparse
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from argcomplete.completers import SuppressCompleter
@@ -18,6 +17,7 @@ from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import OK
 from mpt_cli.settings.key import Key
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
 from mpt_cli.verbs import LISTED_VERBS
@@ -112,7 +112,7 @@ def _paths(word: Word) -> list[str]:
 def _paths_from(start: str) -> list[str]:
     """Files and folders that begin with `start`, folders with a slash at the end."""
     folder, slash, name = start.rpartition("/")
-    directory = Path(folder or ("/" if slash else ".")).expanduser()
+    directory = expanded(folder or ("/" if slash else "."))
     if not directory.is_dir():
         return []
     entries = [entry for entry in directory.iterdir() if entry.name.startswith(name) and (name or entry.name[0] != ".")]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import conf_override, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
@@ -42,7 +43,7 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
 def run_diagnose(arguments: argparse.Namespace) -> int:
     """Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
     given = arguments.overrides
-    run_dirs = [text for text in given if "=" not in text.split("/")[0] and Path(text).expanduser().is_dir()]
+    run_dirs = [text for text in given if "=" not in text.split("/")[0] and expanded(text).is_dir()]
     _check(arguments, run_dirs)
     if run_dirs:
         return diagnose_run(run_dirs[0], arguments, _progress_printer(arguments))
@@ -138,7 +139,7 @@ def _missing_directories(given: list[str]) -> list[Problem]:
     bare = [text for text in given if "=" not in text and text[:1] != "~" and text not in recipe_paths()]
     remedy = "A configuration is given as conf=RECIPE or conf=path/to/own.yaml."
     return [Problem(text, "there is no such directory.", None, remedy)
-            for text in bare if not Path(text).expanduser().exists()]  # fmt: skip
+            for text in bare if not expanded(text).exists()]  # fmt: skip
 
 
 def _read_steps(text: str | None) -> tuple[int, ...]:

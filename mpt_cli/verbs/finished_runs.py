@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import shell_command
 from mpt_cli.verbs.parser import add_best, add_json, print_json
 
@@ -52,7 +53,7 @@ def run_report(arguments: argparse.Namespace) -> int:
     """One page of a run, of several runs overlaid, of a sweep or of a comparison: opens from disk, needs no network."""
     from mpt_cli.report.page import check_replaceable
 
-    paths = [Path(path).expanduser() for path in arguments.directories]
+    paths = [expanded(path) for path in arguments.directories]
     if arguments.out:
         check_replaceable(Path(arguments.out))
     kind = _kind_of(paths[0]) if len(paths) == 1 else None

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import (
     conf_directory,
     conf_override,
@@ -194,7 +195,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
 
 
 def _destination_file(destination: str | None, name: str) -> Path:
-    target = Path(destination or ".").expanduser()
+    target = expanded(destination or ".")
     return target / name if target.is_dir() else target
 
 

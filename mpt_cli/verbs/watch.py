@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpt_cli.errors import INTERRUPTED, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.report.following import News, RunFollower, read_header, summary_from
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
@@ -56,7 +57,7 @@ def run_watch(arguments: argparse.Namespace) -> int:
     """Show a run or a sweep that goes on elsewhere, or is over. It reads the directory, nothing else."""
     if arguments.epochs is not None and arguments.epochs < 0:
         raise ConfigError(Problem("-n", "must be 0 or more.", arguments.epochs))
-    path = Path(arguments.directory).expanduser()
+    path = expanded(arguments.directory)
     try:
         if (run := _run_in(path)) is not None:
             return _watch_run(run, arguments)

@@ -102,6 +102,13 @@ def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, caps
     assert "conf: no shipped recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", ["report", "watch", "evaluate", "export", "diagnose", "reproduce"])
+def test_so_it_is_for_every_verb_that_takes_a_path(words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*words.split(), "~nosuchuser/x"]) in (2, 3)
+    assert f"mpt {words}:" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
 def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text("trainer.epochs: 5\n")
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
