@@ -50,7 +50,6 @@ class TensorFlowEngine(Engine):
 
     def _make_functions(self) -> None:
         self._compiled.clear()
-        self._traced: list[Any] = []
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
         self._gradients = self._function(self._gradients_of)
@@ -66,7 +65,7 @@ class TensorFlowEngine(Engine):
         def make() -> Any:
             return tf.function(function, jit_compile=self.jit_compile, autograph=False, reduce_retracing=True)
 
-        return make() if self._takes_any_length else LoopsByShape(make)
+        return LoopOfAnyLength(make()) if self._takes_any_length else LoopsByShape(make)
 
     def _make_training(self) -> None:
         self._train = self._loop(self._train_loop)
@@ -98,13 +97,11 @@ class TensorFlowEngine(Engine):
         self._was_evaluated = False
         packed = tf.constant(LoopControl.of(count, self._take_reset(), logged, stop_limits).pack())
         with self._called(TRAINING, batch_indices.shape):
-            self._trace_once(self._train, source, packed)
             result = self._train(source, tf.convert_to_tensor(batch_indices), packed)
         self._latest = LoopCall(logged, self._names, result)  # the first call finds the names
         return self._latest
 
     def _add_to_metrics(self, source: Any, batch_indices: BatchIndices, count: int) -> None:
-        self._trace_once(self._evaluate, source, tf.constant(count))
         int(self._evaluate(source, tf.convert_to_tensor(batch_indices), tf.constant(count)))
 
     @property
@@ -115,14 +112,6 @@ class TensorFlowEngine(Engine):
 
     def _program(self, function: str, shape: tuple[int, ...]) -> tuple[Any, ...]:
         return (function,) if self._takes_any_length else super()._program(function, shape)
-
-    def _trace_once(self, function: Any, source: Any, last: Tensor) -> None:
-        """Before the first call, which would trace for the length that it has."""
-        if self._takes_any_length and function not in self._traced:
-            self._traced.append(function)
-            any_length = tf.nest.map_structure(_of_any_length, source)
-            rows = tf.TensorSpec((None, None), tf.int32)
-            function.get_concrete_function(any_length, rows, tf.TensorSpec(last.shape, last.dtype))
 
     def reset_metrics(self) -> None:
         super().reset_metrics()
@@ -238,6 +227,26 @@ class TensorFlowEngine(Engine):
 
         results = self.strategy.run(on_replica)
         return tf.nest.map_structure(lambda value: self.strategy.experimental_local_results(value)[0], results)
+
+
+class LoopOfAnyLength:
+    """A compiled loop for batches of any length: traced so before its first call, which would be for the length it has.
+    """
+
+    def __init__(self, loop: Any) -> None:
+        self._loop, self._is_traced = loop, False
+
+    def __call__(self, source: Any, batch_indices: Tensor, last: Tensor) -> Any:
+        if not self._is_traced:
+            self._is_traced = True
+            rows = tf.TensorSpec((None, None), tf.int32)
+            whole = tf.nest.map_structure(_of_any_length, source)
+            self._loop.get_concrete_function(whole, rows, tf.TensorSpec(last.shape, last.dtype))
+        return self._loop(source, batch_indices, last)
+
+    def experimental_get_tracing_count(self) -> int:
+        """As of a tf.function."""
+        return int(self._loop.experimental_get_tracing_count())
 
 
 class LoopsByShape:
