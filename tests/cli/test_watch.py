@@ -94,13 +94,17 @@ def test_a_run_that_goes_on_is_followed_to_its_end(tmp_path) -> None:
     assert len(times) == 4 and all(0.3 <= seconds < 1.5 for seconds in times)
 
 
+def _until(watch: "subprocess.Popen[str]", words: str) -> None:
+    assert watch.stdout is not None
+    while words not in watch.stdout.readline():
+        pass
+
+
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_run_alone(tmp_path) -> None:
     run = _start_run(tmp_path, 5, 0.3)
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    assert watch.stdout is not None
-    while "1/5" not in watch.stdout.readline():
-        pass
+    _until(watch, "1/5")
     watch.send_signal(signal.SIGINT)
     _, err = watch.communicate(timeout=20)
     assert watch.returncode == 130 and "left; what it watched goes on" in err and "Traceback" not in err
@@ -114,9 +118,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
     (tmp_path / "r" / "checkpoints").mkdir()
     (tmp_path / "r" / "checkpoints" / "step-10.json").write_text("{}")
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    assert watch.stdout is not None
-    while "2/1000" not in watch.stdout.readline():
-        pass
+    _until(watch, "2/1000")
     run.kill()  # and not waited for: a process that is over may still be listed
     out, _ = watch.communicate(timeout=20)
     assert watch.returncode == 143 and "its process is gone and left no summary: it was killed" in out
@@ -130,9 +132,7 @@ def test_a_run_that_is_killed_is_said_to_be_gone(tmp_path) -> None:
 def test_a_directory_that_is_removed_while_it_is_watched_is_said(tmp_path) -> None:
     run = _start_run(tmp_path, 1000, 0.2)
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    assert watch.stdout is not None
-    while "1/1000" not in watch.stdout.readline():
-        pass
+    _until(watch, "1/1000")
     run.kill()
     run.communicate()
     shutil.rmtree(tmp_path / "r")
