@@ -41,7 +41,7 @@ def format_signed(value: float) -> str:
     """As `format_number`, with a plus where it is not below 0.
 
     >>> format_signed(0.5), format_signed(-2)
-    ('+0.5', '-2')
+    ('+0.5000', '-2.0000')
     """
     return f"{'' if value < 0 else '+'}{format_number(value)}"
 
