@@ -26,7 +26,8 @@ SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM:
 GRACE_SECONDS = 30.0  # between SIGTERM and SIGKILL, to save a checkpoint and a summary
 UNHEARD_SECONDS = 1.0  # from a signal to the end of a program that has not begun to end
 AGAIN_SECONDS = 0.3  # from the second Ctrl-C
-FORCED_END_SECONDS = 0.7  # what a forced end has for its summary, and an orderly one for what Python does at exit
+EXIT_SECONDS = 0.7  # what an orderly end has for what Python does at exit
+FORCED_END_SECONDS = 2.0  # what a forced end has at the most for its summary, which takes a tenth of a second
 
 
 def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals]:
@@ -136,7 +137,12 @@ def at_forced_end(ending: Callable[[ForcedEnd], None]) -> Iterator[None]:
 
 
 def _end_program(end: ForcedEnd) -> NoReturn:
-    """To be called with the gate held, which is never given back."""
+    """To be called with the gate held, which is never given back.
+
+    The main thread may be busy in Python (tracing), and each file that is written gives it the interpreter: it has to
+    give that back at once, not after 5 ms each.
+    """
+    sys.setswitchinterval(1e-4)
     _try_for(FORCED_END_SECONDS, partial(_call_endings, end))
     text = f"\nmpt: {end.reason}\n".encode(errors="replace")
     _try_for(AGAIN_SECONDS, lambda: os.write(_main.stderr, text))  # which waits where nobody reads
@@ -198,7 +204,7 @@ class Watch:
                     stream.flush()
             os._exit(exit_code)
         if _main.is_heard:
-            timer = threading.Timer(FORCED_END_SECONDS, os._exit, (exit_code,))
+            timer = threading.Timer(EXIT_SECONDS, os._exit, (exit_code,))
             timer.daemon = True
             timer.start()
         sys.exit(exit_code)
