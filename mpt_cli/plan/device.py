@@ -72,6 +72,11 @@ class Device:
         return int(self.memory_bytes * (float(share) if share else JAX_SHARE))
 
     @property
+    def has_tf32(self) -> bool:
+        """Whether its matrix units take float32 as tf32."""
+        return "tf32" in self.matrix_units
+
+    @property
     def bytes_per_second(self) -> float:
         """Between the GPU and its memory."""
         return self.memory_gb_per_second * 1e9

@@ -131,13 +131,17 @@ def read_step(module: Module, has_tf32: bool) -> Step:
 
     ValueError where the program has no loop.
     """
+    reader = _Reader(module, has_tf32)
+    reader.read_loop(step_loop(module), 1)
+    return reader.step
+
+
+def step_loop(module: Module) -> Instruction:
+    """The loop over steps: that with the longest body. ValueError where there is none."""
     loops = [each for each in module.entry if each.opcode == "while"]
     if not loops:
         raise ValueError("The program must have a loop over steps. Received: one without.")
-    reader = _Reader(module, has_tf32)
-    size = {loop.name: len(module.computations[loop.called["body"]].instructions) for loop in loops}
-    reader.read_loop(max(loops, key=lambda loop: size[loop.name]), 1)
-    return reader.step
+    return max(loops, key=lambda loop: len(module.computations[loop.called["body"]].instructions))
 
 
 class _Reader:
