@@ -31,6 +31,7 @@ from mpt_cli.telemetry.sink import Sink
 if TYPE_CHECKING:
     from mpt_cli.compare.results import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.plan.plan import Plan
 
 
 def fit(
@@ -259,3 +260,20 @@ def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quie
     from mpt_cli.diagnose.examination import Request
 
     return examine(settings, platform, Request(tuple(at_steps), batches), say)
+
+
+def plan(
+    *words: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False
+) -> "list[Plan]":  # fmt: skip
+    """`mpt plan` with these overrides: a plan of each configuration on GPUs that are not here, compiled and not run.
+
+    It prepares JAX's backend as a run does, so Keras must not be loaded on another one.
+    """
+    from mpt_cli.plan.plan import Request
+    from mpt_cli.plan.plan import plan as make_plans
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), say)[1]

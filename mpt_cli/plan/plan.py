@@ -1,4 +1,4 @@
-"""A plan: what a run's compiled program says of memory, work, bounds and devices, per configuration, without running it.
+"""A plan: what a run's compiled program says of memory, work, bounds and devices; nothing of it is run.
 
 Bounds are not predictions: no kernel reaches its peak, so that a step takes longer than its bound. A kernel can't be
 faster than its operations at the peak of their dtype, nor than its bytes at the memory's peak (Williams et al. 2009,
