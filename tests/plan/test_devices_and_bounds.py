@@ -1,7 +1,9 @@
 """GPUs as they are described, bounds worked out by hand, and what is said of a request that can't be planned."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,10 +11,11 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import LAUNCH_SECONDS, Request, bound_of, largest_batch, plan
+from mpt_cli.plan.plan import LAUNCH_SECONDS, Request, bound_of, combinations_of, largest_batch, plan, settings_of
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
 from mpt_cli.settings import load_settings
+from mpt_cli.verbs.parser import verb_parser
 
 LAYER = layer_of("")
 ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,
@@ -112,6 +115,17 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
     assert "must be a multiple of the 8 devices it is split over" in str(caught.value)
     with pytest.raises(ConfigError, match=r"--devices: must be at least 1. Received: 0"):
         check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
+
+
+def test_the_commands_of_the_readme_can_be_planned():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = re.findall(r"^mpt plan (.*)$", text, re.M)
+    assert len(lines) == 3
+    for line in lines:
+        given = verb_parser("plan").parse_intermixed_args(line.split())
+        for _, words in combinations_of(given.overrides):
+            check_plan(settings_of(words), given.devices)
+        assert load_device(given.device).name == given.device
 
 
 def test_tensorflow_is_refused_where_it_was_asked_for():
