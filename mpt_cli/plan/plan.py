@@ -11,11 +11,10 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.plan.buffers import Buffer, largest_buffers
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.hlo import Computation, Module, parse_module
 from mpt_cli.plan.program import Compiled, Memory, Planned, Target, assemble_for, check_plan, prepare_compiler
-from mpt_cli.plan.work import Kernel, Product, Step, read_step, step_loop, uneven
+from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.search_space import read_grid

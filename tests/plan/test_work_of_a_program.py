@@ -2,9 +2,8 @@
 
 import pytest
 
-from mpt_cli.plan.buffers import largest_buffers
 from mpt_cli.plan.hlo import parse_module
-from mpt_cli.plan.work import read_step, step_loop
+from mpt_cli.plan.work import largest_buffers, read_step, step_loop
 
 # The lines are as XLA prints them.
 # ruff: noqa: E501
