@@ -26,7 +26,8 @@ def test_two_replicas_on_tensorflow():
 
 
 @pytest.mark.parametrize(("files", "only"), [
-    *parts(HERE, 4, first=OF_MAKE_TEST), pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
+    *parts(HERE, 4, first=OF_MAKE_TEST),
+    pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
 ])
 def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""
