@@ -239,7 +239,7 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     except OSError as error:  # whatever is wrong there, a run goes on without
         obstacle = f"{error.strerror or error} ({error.filename or folder})"
     if obstacle is not None:
-        return f"Compiled programs are not kept for the next run: {obstacle}. backend.compile_cache=FOLDER takes another."
+        return f"Compiled programs are not kept: {obstacle}. backend.compile_cache=FOLDER takes another folder."
     if settings.backend.name == "jax":
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")

@@ -56,8 +56,8 @@ def test_a_folder_in_which_others_may_put_programs_is_not_used(tmp_path: Path, f
     folder.chmod(0o777)
     variables: dict[str, str] = {}
     assert use_compile_cache(settings(str(tmp_path)), variables) == (
-        f"Compiled programs are not kept for the next run: everybody may write into {folder} (chmod o-w closes it). "
-        "backend.compile_cache=FOLDER takes another."
+        f"Compiled programs are not kept: everybody may write into {folder} (chmod o-w closes it). "
+        "backend.compile_cache=FOLDER takes another folder."
     )
     assert variables == {}
     folder.chmod(0o700)
