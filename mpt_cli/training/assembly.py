@@ -147,7 +147,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
-            load_initial_weights(model, settings.model.weights)
+            warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
