@@ -46,6 +46,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
+    optimizers_used,
     prepare_own_steps,
     prepare_own_test,
     wrap_author_optimizers,
@@ -194,7 +195,7 @@ def put_to_training(
             injector.spoil_own_steps(own)
 
     take_up(optimizers)
-    phases.check_optimizers(optimizers_of(model))
+    phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
     phases.take_up = take_up
     return first
 

@@ -19,6 +19,7 @@ from mpt_cli.precision.own_step import (
     has_own_test_step,
     log_names,
     optimizers_in,
+    optimizers_of,
     set_own_steps,
     trace_test_step,
     trace_train_step,
@@ -27,7 +28,7 @@ from mpt_cli.precision.own_step import (
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Scaling
 
-Wrap = Callable[[Any], LossScaleOptimizer]
+Wrap = Callable[[Any, str], LossScaleOptimizer]
 
 
 def is_compiled(model: Any) -> bool:
@@ -73,7 +74,7 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
                 "scaled.", None, "Compile the model with the plain optimizer."))
         inner = unwrapped(optimizer)
         if id(inner) not in by_inner:
-            by_inner[id(inner)] = wrapped[name] = wrap(inner)
+            by_inner[id(inner)] = wrapped[name] = wrap(inner, name)
         put(by_inner[id(inner)])
     return wrapped
 
@@ -99,6 +100,15 @@ def prepare_own_steps(
     if trains:
         _check_logs(model, "train_step", logs)
     set_own_steps(model, build_own_steps(used, logs, test_logs if tests else None, uses))
+
+
+def optimizers_used(model: Any, batch: Any) -> set[str]:
+    """Which optimizers the model's own train_step applies to any variable, with the layers that are trained now.
+
+    UserCodeError for what the step raises.
+    """
+    _, uses = _trace_training(model, optimizers_of(model), batch)
+    return {name for name, use in uses.items() if use.variables}
 
 
 def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
