@@ -135,7 +135,7 @@ def test_what_layers_are_adapted_to_is_kept_with_a_run_and_put_back():
         put_adapted(Adapted(["a", "b"], [1.0, 2.0]), kept)
 
 
-def test_a_checkpoint_of_version_0_1_with_frozen_layers_is_read():
+def test_a_checkpoint_from_before_there_were_phases_with_frozen_layers_is_read():
     """It counted their weights among the frozen ones."""
     model = load_program().build_model((6,), 2)
     model.get_layer("base").get_layer("low").trainable = False
