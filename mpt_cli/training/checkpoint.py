@@ -344,7 +344,7 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
 
 
 def _named_as_now(model: Any, arrays: Arrays) -> Arrays:
-    """`arrays` under the names of now; before there were phases, weights of frozen layers were counted among the others.
+    """`arrays` under the names of now; before there were phases, weights of frozen layers counted as the others.
 
     Only where the names, shapes and dtypes of the model are exactly those of then: else what differs is said.
     """

@@ -41,8 +41,8 @@ Optimizers = dict[str, LossScaleOptimizer]
 class Phases:
     """Which phase a run is in, its optimizer, and the layers that it trains; a run without `phases` is in its only one.
 
-    `model` comes with the layers of the first phase; `author` has the optimizers it was compiled with by name, none where
-    the settings say it. `take_up` builds new optimizers for what the model trains now.
+    `model` comes with the layers of the first phase; `author` has the optimizers it was compiled with by name, none
+    where the settings say it. `take_up` builds new optimizers for what the model trains now.
     """
 
     def __init__(self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None) -> None:

@@ -270,14 +270,16 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
 
 @pytest.mark.parametrize(("phase", "optimizers", "used", "sentence"), [
     (PhaseSettings(1, learning_rate=0.5), "ab", "ab",
-     "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write learning_rates: "
-     "{a: …}."),
+     "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write "
+     "learning_rates: {a: …}."),
     (PhaseSettings(1, learning_rates={"c": 1}), "ab", "ab",
      "phases.1.learning_rates: must name optimizers of the model: a, b. Received: 'c'."),
     (PhaseSettings(1, learning_rates={"a": 1}), "a", "a",
-     "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write learning_rate."),
+     "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write "
+     "learning_rate."),
     (PhaseSettings(1, freeze=["base"]), "ab", "a",
-     "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. Received: []."),
+     "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
+     "Received: []."),
 ])  # fmt: skip
 def test_phases_of_several_optimizers_that_can_not_be_meant(phase, optimizers, used, sentence):
     found = Phases(Settings(phases=[PhaseSettings(1), phase]), load_program().build_model((6,), 2), Scaling(), 5)
