@@ -35,8 +35,8 @@ def adapted():
 
 
 def load_encoded():
-    batches = tf.data.Dataset.from_tensor_slices(load_table()).batch(32)
-    encoded = batches.map(lambda x, y: (adapted()(x), y), num_parallel_calls=tf.data.AUTOTUNE)
+    space, batches = adapted(), tf.data.Dataset.from_tensor_slices(load_table()).batch(32)
+    encoded = batches.map(lambda x, y: (space(x), y), num_parallel_calls=tf.data.AUTOTUNE)
     return encoded.take(7), encoded.skip(7)
 
 

@@ -205,7 +205,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    prepare_own_test(settings, model, batch)
+    prepare_own_test(model, batch)
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:

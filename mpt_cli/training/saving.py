@@ -150,7 +150,8 @@ def load_weights(model: Any, path: Path) -> None:
     """The weights of a file that `save_trained` wrote into a model that was made anew; DataError where they don't fit.
     """
     try:
-        with tensorflow_left_out():
+        with tensorflow_left_out(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # the file holds none
             model.load_weights(path)
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]

@@ -217,7 +217,7 @@ def test_steps_of_an_epoch_are_for_streams(word, message) -> None:
 @pytest.mark.usefixtures("loaders")
 def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
     def load(name: str, *words: str) -> DataSet:
-        own = "trainer.epochs=1", "trainer.steps_per_epoch=3", "trainer.max_steps=3"
+        own = "data.num_classes=5", "trainer.steps_per_epoch=3", "trainer.max_steps=3"
         return load_data_of_run(load_settings(["conf=digits_mlp", f"data.loader=loaders:{name}", *own, *words]))
 
     assert load("steps").train.steps == load("Rows", "trainer.shuffle=false").train.steps == 3
