@@ -169,7 +169,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
-        session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+        # raises for a checkpoint of another model: then the files stay as they are
+        start.notes.extend(session.resume(start.checkpoint, start.run.adapted_layers()))
         if start.changes:
             session.trainer.callbacks.go_on()
     else:
@@ -200,9 +201,10 @@ def follow(settings: Settings) -> None:
     telemetry = Telemetry([])
     session = prepare(SettingsProgram(settings), platform, telemetry, NoStore())
     if told["resume"] is not None:
-        checkpoint = CheckpointStore(RunDirectory.open(told["resume"]).checkpoints).newest()
+        run = RunDirectory.open(told["resume"])
+        checkpoint = CheckpointStore(run.checkpoints).newest()
         assert checkpoint is not None
-        session.resume(checkpoint)
+        session.resume(checkpoint, run.adapted_layers())
     session.finish(session.fit(), None)
 
 
@@ -241,7 +243,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.assembly.data.preprocessing
+    preprocessing = session.preprocessing()
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
     if preprocessing:

@@ -40,6 +40,7 @@ from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.phases import check_phase, enter_phase
 from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.saving import put_adapted
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ def replay(
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
     check_replayable(run, checkpoint, overflow)
+    if adapted := run.adapted_layers():
+        put_adapted(parts.model, adapted)
     if checkpoint is not None:
         _take_up(parts, checkpoint, len(overflow.borders))
         stepper = _stepper_at(parts, checkpoint)

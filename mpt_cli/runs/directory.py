@@ -254,8 +254,15 @@ class RunDirectory:
 
     @property
     def preprocessing_json(self) -> Path:
-        """Only where the source did something to the raw values: `DataSet.preprocessing`."""
+        """Only where something was done to the raw values: `DataSet.preprocessing`, and by layers of the model:
+        `adapted_layers`."""
         return self.path / "preprocessing.json"
+
+    def adapted_layers(self) -> list[dict[str, Any]]:
+        """What the layers of the run's model were adapted to; empty where there are none, or an earlier version wrote
+        the run. DataError where the file is damaged."""
+        path = self.preprocessing_json
+        return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
     @property
     def metrics_jsonl(self) -> Path:

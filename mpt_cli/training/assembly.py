@@ -46,6 +46,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
+    optimizers_used,
     prepare_own_steps,
     prepare_own_test,
     wrap_author_optimizers,
@@ -147,7 +148,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
-            load_initial_weights(model, settings.model.weights)
+            warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
@@ -194,7 +195,7 @@ def put_to_training(
             injector.spoil_own_steps(own)
 
     take_up(optimizers)
-    phases.check_optimizers(optimizers_of(model))
+    phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
     phases.take_up = take_up
     return first
 
@@ -204,7 +205,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    prepare_own_test(settings, model, batch)
+    prepare_own_test(model, batch)
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
