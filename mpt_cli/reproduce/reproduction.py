@@ -21,8 +21,8 @@ from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import find_recipe, recipe_paths
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import find_recipe, recipe_paths
 from mpt_cli.settings.variants import KerasDataset
 from mpt_cli.signals import raise_for
 

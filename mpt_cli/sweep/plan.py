@@ -4,6 +4,7 @@ import itertools
 import math
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache
@@ -14,9 +15,9 @@ from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.recipes import shell_command
 from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.sweep.search_space import Grid, read_grid
 from mpt_cli.telemetry.records import GradientSample, Summary
@@ -146,7 +147,8 @@ class Job:
     @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
-        kept = [f"{name}={value}" for name, value in self.environment.items() if name == _OF_THE_RESULT]
+        needed = (_OF_THE_RESULT, CONFIG_DIR)
+        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in needed]
         return " ".join([*kept, shell_command("train", *self.words)])
 
 

@@ -23,7 +23,7 @@ from mpt_cli.reproduce.reproduction import all_targets, expected_of, find_target
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 
 SUMMARY: dict[str, Any] = {
     "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
