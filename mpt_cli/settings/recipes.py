@@ -264,8 +264,7 @@ def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
         recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
         return []
     try:
-        texts = OmegaConf.to_container(OmegaConf.create(given), resolve=True)
-        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in texts]
+        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
     except OmegaConfBaseException as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
         recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))

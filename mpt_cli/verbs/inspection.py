@@ -291,9 +291,12 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    from mpt_cli.runs.expectations import check_names
     from mpt_cli.settings import load_settings
 
     settings = load_settings(arguments.overrides)
+    if problems := check_names(settings):
+        raise ConfigError(problems)
     built = None
     if arguments.build:
         from mpt_cli import job

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.reproduce.reproduction import find_target
+from mpt_cli.reproduce.collection import find_target
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import VARIANTS, FaultSettings, PolicySettings

@@ -81,9 +81,6 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
     write("settings_of_ours/conf/trainer/ours.yaml", "epochs: 77\n")
     write("settings_of_ours/__init__.py", "")
     monkeypatch.syspath_prepend(str(folder))
-    recipe = "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n" + RECIPE
-    write("sub/own.yaml", recipe.replace("]\n", ", {trainer: ours}]\n", 2).replace("conf'], {trainer: ours}]",
-                                                                                   "conf']"))  # fmt: skip
     write("sub/own.yaml", "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
           "defaults: [{loss_scale: mine}, {trainer: ours}]\n")  # fmt: skip
     settings = load_settings(["conf=sub/own.yaml"])
@@ -120,7 +117,7 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("initial_scale: 4\n", "must say which loss_scale it is. Write `mode: dynamic` or `defaults: [dynamic]` in it"),
+        ("initial_scale: 4\n", "must say which loss_scale it is. Write `mode: auto` or `defaults: [auto]` in it"),
         ("mode: [1\n", "is not valid YAML"),
         ("", "must hold keys, and it is empty"),
         ("defaults: [nothing, _self_]\nmode: fixed\n", "mine cannot be composed: In 'loss_scale/mine'"),
