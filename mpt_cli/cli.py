@@ -22,9 +22,10 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
+from mpt_cli.settings.search_path import config_directories
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
 from mpt_cli.verbs import LISTED_VERBS, VERBS
-from mpt_cli.verbs.parser import Parser, load_verb, verb_parser
+from mpt_cli.verbs.parser import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
             5 expectation not met, 130 interrupted, 143 terminated"""
@@ -114,7 +115,13 @@ def _run(arguments: list[str]) -> int:
         _top_parser().parse_args([verb])  # --help and --version end here
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
-    return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
+    if verb == "run":  # what stands behind the script is the script's own
+        return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
+    folders, words = take_config_directories(rest)
+    parser = verb_parser(verb)
+    check_hydra_options(parser, words)
+    with config_directories(folders):
+        return load_verb(verb).run(parser.parse_intermixed_args(words))
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -33,8 +33,8 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
