@@ -12,7 +12,7 @@ import numpy as np
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.data.own_batches import random_state_kept
-from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
+from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
     LayerRange,
@@ -23,6 +23,7 @@ from mpt_cli.diagnose.safe_windows import (
 )
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.probes import Probes, name_of, parts_of
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step

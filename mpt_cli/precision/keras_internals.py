@@ -222,6 +222,24 @@ def large_variables_without_values(most_elements: int) -> Iterator[None]:
         JaxVariable._initialize_with_initializer = original
 
 
+@contextmanager
+def computing_in_float32(model: Any) -> Iterator[None]:
+    """Inside, every layer of `model` computes in float32, whatever its policy; afterwards as before.
+
+    The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
+    over from its policy when it was made, or casts to float16 by name, stays.
+    """
+    layers, policy = [model, *inner_layers(model)], keras.DTypePolicy("float32")
+    kept = [layer._dtype_policy for layer in layers]
+    try:
+        for layer in layers:
+            layer._dtype_policy = policy
+        yield
+    finally:
+        for layer, own in zip(layers, kept, strict=True):
+            layer._dtype_policy = own
+
+
 LayerCall = Callable[..., Any]
 
 

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from mpt_cli.signals import Limit, unheard
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.signs import EventTally
 
 
@@ -33,6 +33,9 @@ class Sink:
 
     def snapshot(self, snapshot: Snapshot) -> None:
         """One logged interval or, with `epoch_end`, one epoch."""
+
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        """What a sample after `step` saw in each layer, before the snapshot of the same step."""
 
     def write_error(self) -> str | None:
         """Why lines wait in memory instead of being written; None when all is well."""
@@ -118,6 +121,10 @@ class Telemetry:
         self.tally.add(events)
         for sink in self.sinks:
             sink.events(events)
+
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        for sink in self.sinks:
+            sink.layers(step, loss_scale, layers)
 
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:

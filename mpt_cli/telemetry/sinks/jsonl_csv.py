@@ -14,7 +14,7 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, Run
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
-GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name != "step")
+GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
 
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
