@@ -105,6 +105,9 @@ class JsonlSink(Sink):
         self._events.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
         self._metrics.open()
         self._events.open()
 
@@ -161,6 +164,9 @@ class CsvSink(Sink):
         self._file.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
         self._file.open()
 
     def close(self) -> None:
