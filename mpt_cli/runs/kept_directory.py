@@ -1,5 +1,5 @@
-"""A run directory that is removed, or moved away, while its run goes on: noticed within seconds, and made again from what
-this process still holds, so that nothing which is trained is lost.
+"""A run directory that is removed, or moved away, while its run goes on: noticed within a second, and made again from
+what this process still holds, so that nothing which is trained is lost.
 
 A file that is removed stays as long as a process has it open: the files of the record are held open from the start.
 """
