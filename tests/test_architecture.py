@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
-ROOMS = ("errors", "plugins", "signals", "precision", "settings", "data", "models", "telemetry", "engine", "training",
+ROOMS = ("redaction", "errors", "plugins", "signals", "precision", "settings", "data", "models", "telemetry", "engine", "training",
          "runs", "jobs", "doctor", "report", "reproduce", "sweep", "compare", "diagnose", "plan", "job", "evaluation", "export",
          "front", "recorder", "script", "verbs", "cli", "__main__")  # fmt: skip
 STARTS_PROCESSES = re.compile(
