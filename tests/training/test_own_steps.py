@@ -159,3 +159,28 @@ def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
         train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", "resume=auto")
         found = weights(tmp_path, f"cut{stop}")
         assert all(np.array_equal(value, found[name]) for name, value in first.items()), stop
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_batches_of_labelled_and_other_examples_have_lengths_of_their_own(tmp_path):
+    train(tmp_path, f"model.builder={NETS}:semi_supervised", f"data.loader={NETS}:labelled_and_not",
+          "~trainer.batch_size", "~trainer.shuffle")  # fmt: skip
+    last = lines(tmp_path, "metrics")[-1]
+    assert (summary(tmp_path)["applied_steps"], last["labelled"], last["others"]) == (12, 4, 12)
+    assert np.isfinite([last["c_loss"], last["p_loss"], last["val_loss"]]).all()
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
+    """Keras does not count them among the variables of the model."""
+    words = (*SPOILED, f"model.builder={NETS}:stateful", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+    train(tmp_path, *words)
+    assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["skipped_steps"]) == (10, 2)
+    train(tmp_path, *words, "run_dir=cut", "trainer.max_steps=9")
+    train(tmp_path, *words, "run_dir=cut", "resume=auto")
+    whole, cut = (dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1]))
+                  for run in ("run", "cut"))  # fmt: skip
+    assert whole["state/0"].shape == (12, 4) and np.isfinite(whole["state/0"]).all() and whole["state/0"].any()
+    assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
