@@ -165,7 +165,7 @@ def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
     compiled = is_compiled(model)
     if data.refused is not None and not compiled:
         raise data.refused
-    if data.targets_as_given or not compiled or not has_targets_as_given(settings.data):
+    if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
         return data
     return load_data_of_run(settings, as_given=True) if settings.model.name == "builder" else data
 
