@@ -184,3 +184,17 @@ def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
                   for run in ("run", "cut"))  # fmt: skip
     assert whole["state/0"].shape == (12, 4) and np.isfinite(whole["state/0"]).all() and whole["state/0"].any()
     assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+@pytest.mark.parametrize(("kwargs", "code", "said"), [
+    ({"one_hot": "true"}, 0, "verdict"),
+    ({"one_hot": "false"}, 0, "verdict"),
+    ({"one_hot": "false", "compiled": "false"}, 3, "class labels start at 0; the lowest here is 3: number the classes"),
+])  # fmt: skip
+def test_targets_stay_as_they_came_for_a_model_that_comes_compiled(kwargs, code, said, tmp_path):
+    words = [f"model.kwargs.{name}={value}" for name, value in kwargs.items()]
+    given = f"model.builder={NETS}:for_targets_of_its_own", f"data.loader={NETS}:from_three"
+    assert said in train(tmp_path, *given, *words, f"data.kwargs.one_hot={kwargs['one_hot']}", code=code)
+    assert code or summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 10
