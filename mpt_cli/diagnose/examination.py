@@ -246,8 +246,8 @@ class Examination:
         assert settings.seed is not None
         self.settings, self.platform, self.request = settings, platform, request
         program = SettingsProgram(settings)
-        self.data = program.load_data()
-        self.parts = assemble(program, platform, self.data)
+        self.parts = assemble(program, platform, program.load_data())
+        self.data = self.parts.data
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)
         self._stepper.begin_phase(request.phase - 1)

@@ -12,7 +12,12 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.keras_internals import calls_through, loss_tracker, optimizer_values_in_fit
+from mpt_cli.precision.keras_internals import (
+    calls_through,
+    loss_tracker,
+    optimizer_values_in_fit,
+    untracked_variables,
+)
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.precision.scale_state import TALLY
@@ -108,11 +113,13 @@ def packed(batch: Any) -> Any:
 
 
 def state_to_keep(model: Any) -> list[Any]:
-    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, …).
+    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, the states
+    of a stateful RNN, …).
 
     Seed generators hold integers and move on: repeating a dropout mask helps nobody.
     """
-    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    variables = [*model.non_trainable_variables, *untracked_variables(model)]
+    return [v for v in variables if keras.backend.is_float_dtype(v.dtype)]
 
 
 def keep_skips_whole(model: Any) -> Any:

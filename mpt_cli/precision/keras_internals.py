@@ -96,6 +96,20 @@ def made_to_be_trained(model: Any) -> list[Any]:
     return [variable for variable in model.variables if id(variable) in ids]
 
 
+def untracked_variables(model: Any) -> list[Any]:
+    """Variables of layers that Keras doesn't count among those of the model: the states of a stateful RNN.
+
+    None on JAX, where they are no part of a step and stay as they are.
+    """
+    if keras.backend.backend() == "jax":
+        return []
+    known = {id(variable) for variable in model.variables}
+    held = [value for layer in inner_layers(model) for value in vars(layer).values()
+            if isinstance(value, (keras.Variable, list, tuple))]  # fmt: skip
+    found = {id(each): each for each in keras.tree.flatten(held) if isinstance(each, keras.Variable)}
+    return [variable for key, variable in found.items() if key not in known]
+
+
 def tracked_layers(layer: Any) -> list[Any]:
     """The layers right inside, also before `layer` is built, in the order in which they were given to it."""
     return list(layer._layers)

@@ -2,6 +2,7 @@
 step in which a skip is whole.
 """
 
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -368,14 +369,24 @@ def own_test_step(model: Any, data: Any) -> None:
         own.test_log.assign(own.test_values(model.test_step(packed(data))))
 
 
-def trace(step: Callable[[Any], Any], batch: Any) -> Any:
-    """What a step of a model gives for a batch like this, symbolically."""
+_DRAWS = re.compile("Random(Uniform|StandardNormal|Gamma|Poisson|Shuffle)|TruncatedNormal|Multinomial")
+
+
+def trace(step: Callable[[Any], Any], batch: Any, drawn: list[str] | None = None) -> Any:
+    """What a step of a model gives for a batch like this, symbolically.
+
+    Put into `drawn`, once each, are its operations that draw by a state inside of TensorFlow, as `tf.random.normal`.
+    """
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),
     )  # fmt: skip
     result: list[Any] = []
-    tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    whole = tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    if drawn is not None:
+        graph = whole.graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        drawn += sorted({node.op for node in nodes if _DRAWS.match(node.op)})
     return result[0]
 
 

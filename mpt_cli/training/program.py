@@ -89,9 +89,10 @@ class SettingsProgram(Program):
         return prepare_backend(self.settings)
 
     def load_data(self) -> "DataSet":
-        from mpt_cli.data.load import load_data_of_run
+        from mpt_cli.data.load import load_data_for_builder, load_data_of_run
 
-        return load_data_of_run(self.settings)
+        load = load_data_for_builder if self.settings.model.name == "builder" else load_data_of_run
+        return load(self.settings)
 
     def build_model(self, data: "DataSet") -> Any:
         from mpt_cli.training.assembly import build_under_policy
