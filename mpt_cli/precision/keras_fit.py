@@ -139,7 +139,7 @@ def keep_skips_whole(model: Any) -> Any:
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     if keras.backend.backend() == "tensorflow":
-        _check_replicas(model)
+        check_replicas(model)
         model.train_step = MethodType(_train_step_tensorflow, model)
     else:
         model.train_step = MethodType(_train_step_jax, model)
@@ -148,9 +148,10 @@ def keep_skips_whole(model: Any) -> Any:
     return model
 
 
-def _check_replicas(model: Any) -> None:
+def check_replicas(model: Any) -> None:
     """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    strategy = getattr(model, "distribute_strategy", None)
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
         if replicas > 1 and getattr(model, name) != wanted:
             raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "

@@ -210,7 +210,7 @@ class LossScaleOptimizer(
         self._copied: CopiedState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
-        self._noted_loss: Tensor | None = None  # of the step being traced, for the step log on TensorFlow
+        self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
 
@@ -279,6 +279,11 @@ class LossScaleOptimizer(
         if unscaled is True or not self.scales:
             return None
         return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
+
+    @property
+    def trained_variables(self) -> list[Any]:
+        """Those that it was built for, in the order of its gradients; none before."""
+        return list(self._trainable_variables) if self.built else []
 
     def places_of(self, variables: list[Any]) -> list[int]:
         """The index of each of `variables` among those the optimizer was built for."""

@@ -55,11 +55,31 @@ class StepLog:
 
     def read(self, values: list[Any], tally: Any, after: int) -> StepRows:
         """The steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
-        seen = int(np.asarray(tally)[TALLY.index("seen")])
+        seen = int(_copies(tally)[0][TALLY.index("seen")])
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
-        floats, ints = (np.asarray(value)[places] for value in values)
-        return StepRows(floats, ints, first - after)
+        floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
+        return StepRows(_mean_loss(floats), _of_all_replicas(ints), first - after)
+
+
+def _copies(value: Tensor) -> list[NDArray[Any]]:
+    """What each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
+    mirrored = getattr(value, "values", None)
+    return [ops.convert_to_numpy(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
+
+
+def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(replicas, steps, columns) as one: of what is not the loss all replicas have the same."""
+    return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
+
+
+def _of_all_replicas(ints: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(replicas, steps, columns) as one: finite and zero where all are, bad elements added up."""
+    whole = ints.max(0)
+    for name, reduce in (("finite", ints.min), ("zero", ints.min), ("nan", ints.sum), ("inf", ints.sum)):
+        column = INTS.index(name)
+        whole[:, column] = reduce(0)[:, column]
+    return whole
 
 
 class StepStart(NamedTuple):

@@ -62,6 +62,9 @@ def apply(
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
     start = start_of_step(optimizer) if optimizer.step_log is not None else None
+    loss = optimizer.take_noted_loss()  # before another replica is traced, which comes here with its own
+    loss = loss if loss is None or is_readable(loss) else None
+    own = measured
     _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
@@ -71,13 +74,30 @@ def apply(
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
-        _log_step(optimizer, start, grads, measured)
+        _log_step(optimizer, start, grads, own, loss)
 
 
-def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured) -> None:
-    log, loss = optimizer.step_log, optimizer._noted_loss
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the step that is being made can read it, and not a tensor of a function that was traced elsewhere."""
+    if tf.executing_eagerly():
+        return isinstance(tensor, tf.__internal__.EagerTensor)
+    return not isinstance(tensor, tf.__internal__.EagerTensor) and _is_inside(tensor.graph)
+
+
+def _is_inside(wanted: Any) -> bool:
+    """Whether this is a graph that is being traced, or one around it: that of a condition or loop stands in another."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not wanted:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _log_step(
+    optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured, loss: Tensor | None
+) -> None:
+    """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
+    log = optimizer.step_log
     assert log is not None
-    optimizer._noted_loss = None  # of the next step there may be none
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
     rows = rows_of_step(optimizer, start, measured, describe_gradients(grads, measured, tf.cond), loss)
@@ -170,12 +190,8 @@ class UnscaledVariable(UnscaledFlag):
     def ask(self) -> bool | Tensor:
         if tf.executing_eagerly():
             return bool(self._variable)
-        graph, told_in = tf.compat.v1.get_default_graph(), self._graph and self._graph()
-        while graph is not None:
-            if graph is told_in:
-                return self._told
-            graph = getattr(graph, "outer_graph", None)  # that of a condition or loop stands inside another one
-        return self._variable.read_value()
+        told_in = self._graph and self._graph()
+        return self._told if told_in is not None and _is_inside(told_in) else self._variable.read_value()
 
 
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:

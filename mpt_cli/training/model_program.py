@@ -139,7 +139,8 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
     names = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
              "ema_overwrite_frequency", "gradient_accumulation_steps")  # fmt: skip
     numbers = {name: getattr(inner, name) for name in names}
-    return GivenOptimizer(class_name=type(inner).__name__, learning_rate=float(inner.learning_rate), **numbers)
+    rate = float(keras.ops.convert_to_tensor(inner.learning_rate))  # a mirrored variable is no number
+    return GivenOptimizer(class_name=type(inner).__name__, learning_rate=rate, **numbers)
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:
