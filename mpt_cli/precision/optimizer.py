@@ -290,19 +290,27 @@ class LossScaleOptimizer(
         places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
         return [places[id(variable)] for variable in variables]
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, unscaled: bool | None = None) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
         grads, variables = zip(*grads_and_vars, strict=True)
-        self.apply(list(grads), list(variables))
+        given = {} if unscaled is None else {"unscaled": unscaled}  # a subclass may have an `apply` without it
+        self.apply(list(grads), list(variables), **given)
         return self.iterations
 
-    def apply(self, grads: list[Tensor], trainable_variables: list[Any] | None = None) -> None:
+    def apply(
+        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | None = None
+    ) -> None:
         """Unscale `grads` and hand them to the inner optimizer, or skip the step; then move the scale.
+
+        `unscaled` says whether they are divided by the scale already; None: as `scale_loss`, `get_scaled_loss` and
+        `get_unscaled_gradients` tell it, the latest of them. On JAX these tell nothing when a function that calls them
+        comes from the cache of `jax.jit`, so say it there where a program mixes both ways.
 
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
         grads, variables = self._matched(grads, trainable_variables)
-        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+        told = self._take_unscaled(grads) if unscaled is None else bool(unscaled)
+        self._apply_where_finite(grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
         """`apply` of gradients that are scaled, whatever the last ones were."""
@@ -332,9 +340,13 @@ class LossScaleOptimizer(
         self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
-        self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`."""
+        self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor],
+        unscaled: bool = False,
+    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`.
+
+        It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
+        """
         if keras.backend.backend() == "tensorflow":
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
@@ -348,9 +360,9 @@ class LossScaleOptimizer(
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")
         with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
-            measured = self.measure(grads, variables)
+            measured = self.measure(grads, variables, unscaled)
         step = backend_step()
-        gradients = step.StepGradients(list(grads), variables, measured)
+        gradients = step.StepGradients(list(grads), variables, measured, unscaled)
         applied: tuple[list[Tensor], list[Tensor]] = step.stateless_apply(
             self, optimizer_variables, gradients, trainable_variables
         )

@@ -101,7 +101,8 @@ Tensor = Any
 class UnscaledFlag:
     """Whether gradients come divided by the scale already: what the optimizer was told last.
 
-    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only.
+    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only,
+    and who mixes both ways says it to `apply(unscaled=…)` or `stateless_apply(unscaled=…)`.
     On TensorFlow `step_tensorflow.UnscaledVariable` remembers it at run time.
     """
 
