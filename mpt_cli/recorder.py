@@ -189,7 +189,7 @@ class _FitRecording(Recording):
     def _on_all_replicas(self) -> AbstractContextManager[Any]:
         """Where variables are made: a copy on each replica of a `tf.distribute` strategy."""
         strategy = getattr(self.model, "distribute_strategy", None)
-        return nullcontext() if strategy is None else strategy.scope()  # type: ignore[no-any-return]
+        return nullcontext() if strategy is None else strategy.scope()
 
     @property
     def variables(self) -> Sequence[Any]:
