@@ -242,7 +242,74 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
         check_loop(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     steps = STEPS.get(name, 12)
-    skipped = 0 if name == "own_policy" else max(1, steps // 12)
+    skipped = 0 if name in ("own_policy", "folds") else steps // 12  # in the first fold the bad row is held out
     assert (summary["steps_seen"], summary["skipped_steps"]) == (steps, skipped)
     assert (tmp_path / "run-2").is_dir() is (name in ("two_fits", "two_optimizers", "folds"))
     assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
+
+
+NEVER = """
+import sys, tensorflow as tf, keras
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.1)
+for step in range(15):
+    with tf.GradientTape() as tape:
+        value = tf.reduce_mean(model(tf.fill((1, 2), 7e4))) * float("inf")
+    optimizer.apply_gradients(zip(tape.gradient(value, model.trainable_variables), model.trainable_variables))
+{end}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code", "status"), [
+    ("", 4, "finished"), pytest.param("sys.exit(3)", 3, "finished", marks=pytest.mark.long),
+    pytest.param("raise OSError('no space')", 1, "failed", marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_loop_that_never_trains_ends_by_its_verdict(tmp_path, end, code, status):
+    (tmp_path / "never.py").write_text(NEVER.format(end=end))
+    words = ["run_dir=run", "trainer.log_every_steps=5", "loss_scale.max_consecutive_skips=10", "never.py"]
+    done = mpt("run", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["applied_steps"], summary["skipped_steps"]) == (status, 0, 15)
+    assert summary["verdict"] == "never trained"
+    assert ("OSError: no space" if code == 1 else "Went on: ") in summary["explanation"]
+    assert "max_consecutive_skips" in (tmp_path / "run" / "console.log").read_text()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["recorded_by"] == "mpt run, from the optimizer"
+    assert any("metrics" in sentence for sentence in environment["not_recorded"])
+
+
+MANY = """
+import tensorflow as tf, keras
+weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.0)
+optimizer.build([weight])
+@tf.function
+def take(factor):
+    with tf.GradientTape() as tape:
+        value = weight * factor
+    return tape.gradient(value, [weight])
+@tf.function
+def apply(gradients):
+    optimizer.apply_gradients(zip(gradients, [weight]))
+for step in range(1, 20001):
+    apply(take(tf.constant(float("nan") if step % 997 == 0 else 1.0)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_no_event_is_lost_between_two_looks_at_a_loop(tmp_path):
+    """More steps than the optimizer keeps at once, and a loss that the function which applies does not know."""
+    (tmp_path / "many.py").write_text(MANY)
+    done = mpt("run", "run_dir=run", "many.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    overflows = [event for event in events if event["kind"] == "overflow"]
+    assert [event["step"] for event in overflows] == [997 * count for count in range(1, 21)]
+    assert all(event["cause"] is None and event["nan"] == 1 for event in overflows)
+    lines = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [*range(50, 20001, 50)]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps_seen"], summary["skipped_steps"]) == (20000, 20)
+    assert "the loss of each step" in done.stderr and "lost" not in done.stderr
