@@ -93,12 +93,12 @@ class StepRecords:
 
     @property
     def finite(self) -> Flags:
-        return self._int("finite") == 1
+        return np.equal(self._int("finite"), 1)
 
     @property
     def let_through(self) -> Flags:
         """Steps that were applied though they were not finite, after as many skips as the rule bears."""
-        return self._int("finite") == 2
+        return np.equal(self._int("finite"), 2)
 
     @property
     def counter(self) -> Ints:

@@ -133,7 +133,7 @@ def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
     if inner.built:
         copy.optimizer.build(copy.trainable_variables)
         for variable, kept in zip(copy.optimizer.variables, inner.variables, strict=True):
-            variable.assign(kept)
+            variable.assign(keras.ops.copy(kept))  # on JAX the loop gives its buffers away
     return copy
 
 
