@@ -65,7 +65,7 @@ class StepLog:
 def _copies(value: Tensor) -> list[NDArray[Any]]:
     """What each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
     mirrored = getattr(value, "values", None)
-    return [ops.convert_to_numpy(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
+    return [np.asarray(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
 
 
 def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:

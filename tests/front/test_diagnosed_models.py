@@ -1,8 +1,11 @@
 """`mpt.diagnose(model, x, y)`: what `mpt diagnose` finds, of objects, which stay as they are."""
 
+from pathlib import Path
+
 import keras
 import numpy as np
 import pytest
+from backends import assert_passes_on_jax, only_on
 
 import mpt_cli as mpt
 from mpt_cli.errors import ConfigError
@@ -23,6 +26,7 @@ def net(policy: str = "float32", divisor: float = 1.0) -> keras.Model:
     return model
 
 
+@pytest.mark.slow
 def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_is():
     model = net()
     model.fit(X, Y, batch_size=16, verbose=0)
@@ -62,3 +66,10 @@ def test_what_can_not_be_diagnosed_is_said():
     }.items():
         with pytest.raises(ConfigError, match=words):
             call()
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@only_on("tensorflow")
+def test_on_jax():
+    assert_passes_on_jax(Path(__file__))

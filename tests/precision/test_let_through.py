@@ -20,12 +20,13 @@ def optimizer_of(rule) -> LossScaleOptimizer:
     return LossScaleOptimizer(keras.optimizers.SGD(RATE, clipvalue=1.0), rule=rule)
 
 
-@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("mode", ["eager", pytest.param("compiled", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("whole", [True, False])
 def test_each_step_is_what_the_rule_says_by_hand(mode, whole):
     rule = DynamicScale(64.0, growth_steps=100, let_through_after=2) if whole else FixedScale(4.0, let_through_after=2)
     optimizer, weight = optimizer_of(rule), keras.Variable(0.5)
     optimizer.build([weight])
+    optimizer.scale_loss(1.0)
     step = stepping(optimizer, weight, mode)
     applied, scales = [], []
     for number, kind in enumerate(PATTERN, 1):

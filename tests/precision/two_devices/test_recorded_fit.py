@@ -89,8 +89,8 @@ COUNTERS = ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", 
 def test_a_recorder_on_two_devices_sees_what_the_runner_sees(two_devices, parts):
     Path("recipe.yaml").write_text(RECIPE)
     done = mpt("train", "conf=recipe.yaml", "run_dir=own", "trainer.epochs=2", "trainer.batch_size=4",
-               "trainer.shuffle=false", "optimizer.learning_rate=0.1", "trainer.log_every_steps=10", "logger.console=quiet", cwd=Path(),
-               backend=BACKEND)  # fmt: skip
+               "trainer.shuffle=false", "optimizer.learning_rate=0.1", "trainer.log_every_steps=10",
+               "logger.console=quiet", cwd=Path(), backend=BACKEND)  # fmt: skip
     assert done.returncode == 0, done.stderr
     own = load_run("own")
     assert [event["step"] for event in own.events if event["kind"] == "overflow"] == BAD
