@@ -245,8 +245,8 @@ def compare(
 
 
 def diagnose(
-    *what: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quiet: bool = False, epochs: int = 1,
-    batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+    *what: Any, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1, quiet: bool = False,
+    epochs: int = 1, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
 ) -> "Diagnosis":  # fmt: skip
     """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
@@ -272,7 +272,7 @@ def diagnose(
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import Request
 
-    return examine(program, platform, Request(tuple(at_steps), batches), say)
+    return examine(program, platform, Request(tuple(at_steps), batches, phase), say)
 
 
 def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:

@@ -4,27 +4,23 @@ import itertools
 import math
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.recipes import shell_command
-from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.settings.variants import DataSettings
 from mpt_cli.sweep.search_space import Grid, read_grid
-from mpt_cli.telemetry.records import GradientSample, Summary
 from mpt_cli.training.progress import MONITORED, falls
-
-_AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
-_NUMBERS = (int, float, int | None, float | None)
-_OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
 
 @dataclass(frozen=True)
@@ -78,27 +74,8 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
-    is_known = not any(each.model.name in _OF_THE_USER or _names_own_metrics(each) for each in settings)
-    choose_objective(word, [_numbers_of(settings)] if is_known else [])
-
-
-def _names_own_metrics(settings: Settings) -> bool:
-    """Whether metrics are the user's own, or named by output: what they are called is known once they are built."""
-    trainer = settings.trainer
-    plain = [isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
-             for words in (trainer.metrics or [], trainer.weighted_metrics or [])]  # fmt: skip
-    return not all(plain) or not is_object(trainer.loss)
-
-
-def _numbers_of(settings: Sequence[Settings]) -> dict[str, Any]:
-    """A summary with every number that runs of these settings may report."""
-    words = [word for each in settings
-             for word in [*(each.trainer.metrics or []), *(each.trainer.weighted_metrics or [])]]  # fmt: skip
-    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
-    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
-    gradients = {field.name: 0.0 for field in fields(GradientSample)}
-    own = {field.name: 0.0 for field in fields(Summary) if field.type in _NUMBERS}
-    return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
+    summaries = [summary for each in settings if (summary := reportable(each)) is not None]
+    choose_objective(word, summaries if len(summaries) == len(settings) else [])
 
 
 def _read(word: str) -> Objective:
@@ -146,7 +123,8 @@ class Job:
     @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
-        kept = [f"{name}={value}" for name, value in self.environment.items() if name == _OF_THE_RESULT]
+        needed = (_OF_THE_RESULT, CONFIG_DIR)
+        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in needed]
         return " ".join([*kept, shell_command("train", *self.words)])
 
 

@@ -16,6 +16,7 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
@@ -64,9 +65,10 @@ class Options:
         cores = self.launcher.core_shares(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
-    def share_of_cores(self, workers: int) -> dict[str, str]:
-        """The variables that give each of several jobs at a time its share."""
-        return self.launcher.environment(workers, environ)
+    def environment_of_jobs(self, workers: int) -> dict[str, str]:
+        """The variables that give each of several jobs at a time its share, and the folders it finds its files in."""
+        folders = {CONFIG_DIR: environ[CONFIG_DIR]} if environ.get(CONFIG_DIR) else {}
+        return {**self.launcher.environment(workers, environ), **folders}
 
 
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
@@ -74,6 +76,7 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
     if len(paths) > 1:
         raise ConfigError(Problem(key, "must be given once.", paths[-1]))
+    check_no_pipe(overrides)
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
@@ -123,7 +126,7 @@ def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | N
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options: Options) -> SweepPlan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = options.share_of_cores(options.limits(plan.jobs).workers)
+    shared = options.environment_of_jobs(options.limits(plan.jobs).workers)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
     sweep.write_plan(plan, facts)
     return plan
@@ -215,7 +218,7 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
 
 def format_machine_share(job: Job, limits: Limits, options: Options) -> str:
     """How many at a time, on how much of the machine."""
-    threads = next(iter(job.environment.values()), None)
+    threads = next((value for name, value in job.environment.items() if name != CONFIG_DIR), None)
     of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
     share = f", {threads}{of_all} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""

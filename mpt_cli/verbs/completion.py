@@ -18,8 +18,8 @@ from argcomplete.shell_integration import shellcode
 from mpt_cli.errors import OK
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
+from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import MODULE, OVERRIDES, SCRIPT, TARGETS, verb_parser
 from mpt_cli.verbs.run import is_taken

@@ -12,15 +12,7 @@ from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import (
-    conf_directory,
-    conf_override,
-    group_choices,
-    read_recipe,
-    recipe_paths,
-    recipe_remedy,
-    shell_command,
-)
+from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -32,6 +24,17 @@ from mpt_cli.settings.schema import (
     chosen_variant,
     key_versions,
     variants_of,
+)
+from mpt_cli.settings.search_path import (
+    conf_override,
+    group_files,
+    group_names,
+    is_own_group,
+    is_shipped,
+    own_conf_directories,
+    recipe_paths,
+    recipe_remedy,
+    shell_command,
 )
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
@@ -131,13 +134,23 @@ def _names(keys: Iterable[Key]) -> str:
 
 
 def _policies() -> list[dict[str, str]]:
-    folder = conf_directory() / "policy"
-    return [{"name": name, "description": _heading(folder / f"{name}.yaml")} for name in group_choices("policy")]
+    return [{"name": name, "description": _heading(path)} for name, path in sorted(group_files("policy").items())]
+
+
+def _groups() -> list[dict[str, str]]:
+    """Each group's files, those of the project with their path; then the project's own groups."""
+    own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
+    return [
+        {"name": f"{group}={name}", "description": _heading(path) + ("" if is_shipped(path) else f" ({path})")}
+        for group in [*group_names(), *sorted(own)]
+        for name, path in sorted(group_files(group).items())
+    ]
 
 
 def _heading(path: Path) -> str:
     """The comment a group file opens with."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith("#") else ""
 
 
 def _keys() -> list[dict[str, str]]:
@@ -169,6 +182,7 @@ _LISTINGS: dict[str, Callable[[], list[dict[str, str]]]] = {
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
     "policies": _policies,
+    "groups": _groups,
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),
     "sinks": _sinks,
@@ -187,7 +201,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
     source = recipe_paths().get(arguments.recipe)
     if source is None:
         remedy = recipe_remedy(arguments.recipe)
-        raise ConfigError(Problem("RECIPE", "no shipped recipe has this name.", arguments.recipe, remedy))
+        raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
     _write_new(target, source.read_bytes())
     print(f"{target}: {shell_command('train', conf_override(target))}")
@@ -277,9 +291,12 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    from mpt_cli.runs.expectations import check_names
     from mpt_cli.settings import load_settings
 
     settings = load_settings(arguments.overrides)
+    if problems := check_names(settings):
+        raise ConfigError(problems)
     built = None
     if arguments.build:
         from mpt_cli import job

@@ -8,7 +8,7 @@ import pytest
 
 from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 
 
@@ -126,7 +126,7 @@ def test_a_copy_overwrites_nothing(mpt) -> None:
 
 def test_a_copy_that_cannot_be_made(mpt) -> None:
     assert mpt("copy", "digits_cn").err == (
-        "mpt copy: RECIPE: no shipped recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
+        "mpt copy: RECIPE: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
     )
     done = mpt("copy", "digits_cnn", "no/such/folder/x.yaml")
     assert done.code == 3 and "cannot be written: No such file or directory" in done.err

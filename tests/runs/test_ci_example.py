@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs.parser import verb_parser
 
 WORKFLOW = Path(__file__).parents[2] / "examples" / "ci" / "reproduce.yml"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mpt_cli.errors import NUMERICAL
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import conf_override, shell_command
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.console.table import EpochTable, Extent, Line, own_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
