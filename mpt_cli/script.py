@@ -3,7 +3,7 @@
 The dtype policy is set before the script builds anything, optimizers are put into loss scaling at `compile`, and every
 `fit` gets a `Recorder`. In a training loop of the script's own (TensorFlow) a `GradientTape` seeds its backward pass
 with the loss scale and divides what comes out, so that the script sees true gradients whatever it does with them; the
-optimizer then skips what is not finite and moves the scale.
+optimizer then skips what is not finite and moves the scale, and what it notes of its steps becomes a run directory.
 """
 
 import inspect
