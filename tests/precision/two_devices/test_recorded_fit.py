@@ -49,10 +49,10 @@ loss_scale: {{mode: dynamic, initial_scale: 256.0, growth_steps: 12}}
 @pytest.fixture
 def two_devices(request):
     if BACKEND == "tensorflow":
-        return request.getfixturevalue("strategy").scope()
+        return request.getfixturevalue("strategy").scope
     devices = keras.distribution.list_devices()
     assert len(devices) == 2
-    return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False).scope()
+    return keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False).scope
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def events(path: Path) -> list[dict[str, Any]]:
 
 def recorded(parts, scope, run_dir, **options) -> Run:
     keras.utils.set_random_seed(1)
-    with scope, Policy("mixed_float16").scope():
+    with scope(), Policy("mixed_float16").scope():
         model = parts["net"]()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         options = {"jit_compile": BACKEND == "jax", **options}
