@@ -46,6 +46,12 @@ def lacks_variables(model: Any) -> bool:
     return not all(part is None or part.built for part in parts)
 
 
+def compiled_loss_weights(model: Any) -> Any:
+    """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config.get("loss_weights")
+
+
 def loss_tracker(model: Any) -> Any:
     """The metric `loss` of a compiled model, which Keras updates in its `train_step`."""
     return model._loss_tracker
