@@ -40,6 +40,7 @@ def json_schema() -> Schema:
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
     properties["defaults"] = _defaults()
     searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
+    properties["sweep"] = _sweep()
     properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
     return {
         "$schema": DIALECT, "title": "a recipe of mpt", "type": "object", "properties": properties,
@@ -131,6 +132,20 @@ def _defaults() -> Schema:
     recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
     listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
     return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
+
+
+def _sweep() -> Schema:
+    """What `mpt sweep` varies."""
+    values = {"type": "object", "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}
+    point = {"type": "object", "minProperties": 1}
+    one_or_more = {"anyOf": [values, {"type": "array", "items": values}]}
+    condition = {"type": "object", "properties": {"when": point, "grid": values}, "required": ["when", "grid"],
+                 "additionalProperties": False}  # fmt: skip
+    parts = {"grid": values, "zip": one_or_more, "exclude": {"type": ["array", "object"]},
+             "conditional": {"anyOf": [condition, {"type": "array", "items": condition}]},
+             "seeds": {"type": "integer", "minimum": 1}}  # fmt: skip
+    return {"type": "object", "properties": parts, "additionalProperties": False,
+            "description": "what `mpt sweep` varies, beside the words of the command line"}  # fmt: skip
 
 
 def _choice(group: str) -> Schema:

@@ -108,7 +108,7 @@ def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
     assert complete_line("mpt run mi") == complete_line("mpt run policy=float32 train.py mi") == list(names)
 
 
-NO_FILES = ("N,N…", "NAME[:min|:max]")
+NO_FILES = ("EXPRESSION", "TAG", "N,N…", "NAME[:min|:max]")
 
 
 @pytest.mark.parametrize("verb", LISTED_VERBS)
