@@ -179,3 +179,15 @@ def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
 def test_what_hydras_users_type_is_answered_with_the_word_that_does_it(words, said, capsys) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_recipe_of_the_readme_is_composed_as_it_says() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    start = "defaults:\n  - ./base.yaml"
+    write("mine.yaml", start + readme.partition(start)[2].partition("```")[0])
+    write("base.yaml", "defaults: [{policy: mixed_float16}]\nexpect: {steps_seen: 3}\ntrainer: {epochs: 4}\n")
+    write("conf/loss_scale/mine.yaml", MINE)
+    write("conf/experiment/a.yaml", "# @package _global_\ntrainer: {epochs: 6}\n")
+    settings = load_settings(["conf=./mine.yaml"])
+    assert (settings.policy.name, settings.expect, settings.trainer.epochs) == ("float32", {"steps_seen": 3}, 6)
+    assert (settings.loss_scale.initial_scale, settings.model.hidden_units) == (128.0, [64, 64])

@@ -132,3 +132,11 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path) -> None:
     found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "loss_scale.initial_scale", "trainer.batch_size"]
     assert [len(row.results) for row in found.configurations] == [3, 3, 2, 2]
+
+
+def test_the_block_of_the_readme_is_what_it_says() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```yaml\nsweep:\n")[2].partition("```")[0]
+    plan = plan_of(block)
+    # two scales, two policies, adam and two of sgd, without three; three seeds of each
+    assert len(plan.jobs) == (2 * 2 * (1 + 2) - 3) * 3
