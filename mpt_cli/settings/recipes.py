@@ -40,6 +40,7 @@ from mpt_cli.settings.search_path import (
     is_own_group,
     is_shipped,
     name_clash,
+    own_conf_directories,
     own_group_file,
     searching,
 )
@@ -111,6 +112,18 @@ def default_choices() -> dict[str, str]:
     """The file of each group that is taken where nobody chooses one."""
     entries = load_mapping(conf_directory() / "config.yaml")["defaults"]
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
+
+
+def is_meant_instead(choice: GroupChoice) -> bool:
+    """Whether the project has a file of this name with nothing but keys of ours: another program's `conf/` may have a
+    trainer/default.yaml too.
+    """
+    for root in own_conf_directories():
+        with suppress(ConfigError):
+            content = load_mapping(root / choice.group / f"{choice.name}.yaml")
+            if all(name == "defaults" or find_key(f"{choice.group}.{name}") for name in content):
+                return True
+    return False
 
 
 def is_own_optimizer(path: str, name: Any) -> bool:

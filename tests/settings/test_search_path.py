@@ -110,6 +110,8 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
         "trainer: must be the name of one file. Received: 'default'. conf/trainer/default.yaml has the name of a "
         "shipped file. Rename it."
     ]
+    write("conf/trainer/default.yaml", "_target_: another.program\nepochs: 3\n")
+    assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15  # no file of ours
     write("conf/trainer/default.yaml", (conf_directory() / "trainer/default.yaml").read_text())
     assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15
 
