@@ -244,7 +244,9 @@ def compare(
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
 
-def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quiet: bool = False) -> "Diagnosis":
+def diagnose(
+    *words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1, quiet: bool = False
+) -> "Diagnosis":  # fmt: skip
     """`mpt diagnose` with these overrides: ranges of the gradients, the safe window, the recommended scale.
 
     It prepares the backend as a run does, so Keras must not be loaded on another one.
@@ -258,4 +260,4 @@ def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quie
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import Request
 
-    return examine(settings, platform, Request(tuple(at_steps), batches), say)
+    return examine(settings, platform, Request(tuple(at_steps), batches, phase), say)

@@ -109,12 +109,13 @@ def _never_opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Example
 class BatchStream(Stream):
     """A stream whose source makes the batches, or in which an epoch is not a pass; `read` gives those of an epoch.
 
-    `steps` is their number, None where only reading tells.
+    `steps` is their number, None where only reading tells; `in_any_order`: they are read in an order that is asked for.
     """
 
     open: Callable[[int, int | None], Iterator[Examples]] = _never_opened
     read: Callable[[Reading], Iterator[Examples]] = field(kw_only=True)
     steps: int | None = field(default=None, kw_only=True)
+    in_any_order: bool = field(default=False, kw_only=True)
 
     def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
         """The batches of `epoch` as the source makes them. DataError where it gives none."""

@@ -31,7 +31,7 @@ from mpt_cli.data.tf_data import (
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
 from mpt_cli.settings.references import call_user, load_function
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import DataSettings, Loader
 
 _FORMS = ("x, (x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two of tf.data.Dataset, "
@@ -215,6 +215,8 @@ def load_data_of_run(settings: Settings) -> DataSet:
     assert settings.seed is not None
     trainer = settings.trainer
     data = load_data(settings.data, settings.seed, trainer.loss != "auto")
+    if isinstance(data.train, BatchStream):
+        _check_own_batches(trainer, data.train)
     if trainer.class_weight is not None:
         weights = {int(name): float(value) for name, value in trainer.class_weight.items()}
         data = replace(data, train=weighted_by_class(data.train, weights))
@@ -230,3 +232,16 @@ def load_data_of_run(settings: Settings) -> DataSet:
             raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
         data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
     return data
+
+
+def _check_own_batches(trainer: TrainerSettings, batches: BatchStream) -> None:
+    """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
+    usual = TrainerSettings()
+    problems = [Problem("trainer.batch_size", "has no effect: the data comes in batches of its own, which stay as they "
+                        "are.", trainer.batch_size, "Leave it out, and batch in data.loader.")
+                ] if trainer.batch_size != usual.batch_size else []  # fmt: skip
+    if trainer.shuffle != usual.shuffle and not batches.in_any_order:
+        problems.append(Problem("trainer.shuffle", "has no effect: the data comes in batches of its own, in the order "
+                                "of its source.", trainer.shuffle, "Leave it out, and shuffle or not in data.loader."))
+    if problems:
+        raise ConfigError(problems)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.data.own_batches import random_state_kept
-from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, add_up, build_pass, name_of, parts_of
+from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,
     LayerRange,
@@ -23,7 +23,9 @@ from mpt_cli.diagnose.safe_windows import (
 )
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.probes import Probes, name_of, parts_of
 from mpt_cli.errors import ConfigError, NumericalError, Problem
+from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
@@ -33,6 +35,7 @@ from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics, build_under_policy, compile_model
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
 from mpt_cli.training.loss_and_optimizer import build_optimizer
+from mpt_cli.training.phases import enter_phase
 from mpt_cli.training.program import SettingsProgram
 
 
@@ -44,6 +47,19 @@ class RunStepper:
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
+
+    def begin_phase(self, index: int) -> None:
+        """Train the phases before `index`, from 0, and make the change to it; ConfigError where the length of an epoch
+        is not known."""
+        parts, per_epoch = self.parts, self.parts.train_feed.steps
+        if index and per_epoch is None:
+            raise ConfigError(Problem("--phase", "must be 1 for data whose length only reading tells.", index + 1))
+        while parts.phases.index < index:
+            phase = parts.phases.index
+            self.train_to(self.step + parts.phases.all[phase].epochs * (per_epoch or 0))
+            if parts.settings.optimizer.use_ema:
+                parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+            enter_phase(parts, phase + 1)
 
     def begin(self) -> None:
         """Stand before the next batch, also after some were looked at."""
@@ -187,10 +203,11 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: after which steps of training, and on how many batches each time."""
+    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
 
     at_steps: tuple[int, ...] = (0,)
     batches: int = 8
+    phase: int = 1
 
 
 @dataclass(frozen=True)
@@ -233,15 +250,22 @@ class Examination:
         self.parts = assemble(program, platform, self.data)
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)
-        self._shadow = build_shadow(settings, self.data)
+        self._stepper.begin_phase(request.phase - 1)
+        self.first_step = self._stepper.step  # of the run, before the first of the phase
+        self._shadow = self._in_phase(build_shadow(settings, self.data))
         self._probes = Probes(parts_of(self._shadow))
         self._rule = build_update_rule(self.parts, self._shadow)
         self._shadow_pass = build_pass(self._shadow, self._probes, PassOptions(self._rule))
         self._measured: list[_Measurement] = []
         self._build_examined()
 
+    def _in_phase(self, model: Any) -> Any:
+        for index in range(1, self.parts.phases.index + 1):
+            set_trained(model, self.settings.phases[index], f"phases.{index}")
+        return model
+
     def measure_at(self, step: int) -> None:
-        """Train up to `step` and measure there; NumericalError where float32 itself is not finite."""
+        """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
         copy_weights(self.parts.model, self._shadow)
         copy_optimizer(self.parts.optimizer.inner_optimizer, self._rule)
@@ -308,7 +332,7 @@ class Examination:
         return Point(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
-        self._examined = build_examined(replace(self.settings, policy=self.policy), self.data)
+        self._examined = self._in_phase(build_examined(replace(self.settings, policy=self.policy), self.data))
         self._examined_probes = Probes(parts_of(self._examined))
         self._examined_pass = build_pass(self._examined, self._examined_probes)
 

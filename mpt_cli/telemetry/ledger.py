@@ -1,7 +1,7 @@
 """The records of every step, and their totals and events. Nothing is sampled: every step counts."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -242,9 +242,10 @@ class Ledger:
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
 
-    def name_variables(self, paths: Iterable[str]) -> None:
-        """Another optimizer trains from here on, with these variables in the order of its gradients."""
-        self.rules = replace(self.rules, variables=tuple(paths))
+    def name_variables(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        """Other optimizers train from here on: by name, their variables in the order of their gradients."""
+        optimizers = tuple(paths.items())
+        self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
     def skip_rate(self) -> float:
         """Share of skipped steps among the last `window_steps`."""

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from mpt_cli.signals import Limit, unheard
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.signs import EventTally
 
 
@@ -34,6 +34,9 @@ class Sink:
     def snapshot(self, snapshot: Snapshot) -> None:
         """One logged interval or, with `epoch_end`, one epoch."""
 
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        """What a sample after `step` saw in each layer, before the snapshot of the same step."""
+
     def write_error(self) -> str | None:
         """Why lines wait in memory instead of being written; None when all is well."""
         return None
@@ -46,6 +49,9 @@ class Sink:
 
     def rewind(self, step: int, skipped_steps: int) -> None:
         """Go on in them: the run is back at `step`, with so many skipped steps before it."""
+
+    def reopen(self) -> None:
+        """Go on in them after `suspend`, where nothing was cut off."""
 
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
@@ -119,6 +125,10 @@ class Telemetry:
         for sink in self.sinks:
             sink.events(events)
 
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        for sink in self.sinks:
+            sink.layers(step, loss_scale, layers)
+
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:
             sink.snapshot(snapshot)
@@ -144,6 +154,14 @@ class Telemetry:
         self.tally.add(self.cut_files(step, epochs_completed))
         for sink in self.sinks:
             sink.rewind(step, len(self.tally.skip_steps))
+
+    def move_files(self, move: Callable[[], None]) -> None:
+        """Let go of the files while `move` makes others at their paths, and go on in those."""
+        for sink in self.sinks:
+            sink.suspend()
+        move()
+        for sink in self.sinks:
+            sink.reopen()
 
     def message(self, text: str) -> None:
         for sink in self.sinks:

@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +47,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
+    optimizers_used,
     prepare_own_steps,
     prepare_own_test,
     wrap_author_optimizers,
@@ -118,15 +120,23 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(policy.name, policy.head, policy.overrides, policy.float8)
 
 
-def assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
+@dataclass(frozen=True)
+class Hardware:
+    """What the steps run on where it is not what `distribute` says: the devices, and the engine that uses them."""
+
+    distribution: Distribution
+    build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
+
+
+def assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
     with policy_of(program.settings).scope():
-        return _assemble(program, platform, data)
+        hardware = hardware or Hardware(build_distribution(program.settings, platform.gpus))
+        return _assemble(program, platform, data, hardware)
 
 
-def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
-    settings = program.settings
-    distribution = build_distribution(settings, platform.gpus)
+def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
+    settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
     check_layers(settings.backend.name, model)
@@ -141,13 +151,14 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
+    wrapper = injector.wrap_step if injector else None
+    engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
-            load_initial_weights(model, settings.model.weights)
+            warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
@@ -194,7 +205,7 @@ def put_to_training(
             injector.spoil_own_steps(own)
 
     take_up(optimizers)
-    phases.check_optimizers(optimizers_of(model))
+    phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
     phases.take_up = take_up
     return first
 
@@ -204,7 +215,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    prepare_own_test(settings, model, batch)
+    prepare_own_test(model, batch)
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:

@@ -26,6 +26,13 @@ class VerbFunctions:
     run: Callable[[argparse.Namespace], int]
 
 
+class Parser(argparse.ArgumentParser):
+    """Help that can't be written is an error, as any other output is; argparse drops it in silence."""
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
+
+
 def load_verb(verb: str) -> VerbFunctions:
     """The functions of one verb, whose module is imported now."""
     module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
@@ -36,7 +43,7 @@ def load_verb(verb: str) -> VerbFunctions:
 def verb_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb, with what its module adds to it."""
     functions = load_verb(verb)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"mpt {verb}",
         description=inspect.getdoc(functions.run),
         formatter_class=argparse.RawDescriptionHelpFormatter,

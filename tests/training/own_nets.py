@@ -115,7 +115,8 @@ class GAN(keras.Model):
     def __init__(self):
         super().__init__()
         self.discriminator = keras.Sequential([
-            keras.Input((6,)), layers.Dense(8, "relu"), layers.BatchNormalization(), layers.Dense(1, dtype="float32"),
+            keras.Input((6,)), layers.Dense(8, "relu", name="low"), layers.BatchNormalization(),
+            layers.Dense(1, dtype="float32"),
         ])
         self.generator = keras.Sequential([keras.Input((3,)), layers.Dense(8, "relu"), layers.Dense(6)])
         self.seeds = keras.random.SeedGenerator(7)

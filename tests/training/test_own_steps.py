@@ -137,3 +137,25 @@ def test_phases_of_an_own_step_are_those_of_keras_s_own(tmp_path):
         assert (summary(folder)["applied_steps"], summary(folder)["phases_completed"]) == (12, 2)
     for name, value in weights(plain).items():
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
+
+
+PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: "
+          "{g_optimizer: 0.25}}]")  # fmt: skip
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
+    """The rate of the one that a phase names; the scales and their counters go on; resumed in each phase."""
+    said = train(tmp_path, *GAN, *SPOILED, *PHASES)
+    found = summary(tmp_path)
+    assert (found["applied_steps"], found["skipped_steps"], found["phases_completed"]) == (16, 2, 2)
+    assert "phase 1      1 epoch, freeze low" in said and "learning rate of g_optimizer 0.25" in said
+    rates = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "metrics") if "loss" in line}
+    assert rates[1] == rates[18] == 0.001  # of the first optimizer, which keeps its own
+    first = weights(tmp_path)
+    for stop in (6, 11):
+        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", f"trainer.max_steps={stop}")
+        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", "resume=auto")
+        found = weights(tmp_path, f"cut{stop}")
+        assert all(np.array_equal(value, found[name]) for name, value in first.items()), stop

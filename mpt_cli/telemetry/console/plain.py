@@ -191,6 +191,14 @@ class ConsoleLog(PlainConsole):
     def write_error(self) -> str | None:
         return self._file.write_error
 
+    def suspend(self) -> None:
+        super().suspend()
+        self._file.flush()
+
+    def reopen(self) -> None:
+        self._file.close()
+        self._file.open()
+
     def close(self) -> None:
         try:
             super().close()
