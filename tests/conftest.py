@@ -50,7 +50,8 @@ def hydra_composes_once(monkeypatch):
 
     def composed(choices, bodies, overrides, problems):
         surroundings = sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
-        key = repr((choices, bodies, overrides, surroundings))
+        own = [path.resolve() for path in load.own_conf_directories()]  # tests of their files have folders of their own
+        key = repr((choices, bodies, overrides, surroundings, own))
         if key not in _COMPOSED:
             found = []
             _COMPOSED[key] = compose_tree(choices, bodies, overrides, found), found

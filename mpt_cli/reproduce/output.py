@@ -48,6 +48,7 @@ class ResultPrinter:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
+        verdict = verdict if result.checks else "ran, with nothing expected of it yet"
         if result.attempts > 1:
             self.count += 1
             verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
@@ -62,8 +63,9 @@ class ResultPrinter:
             for check in result.checks:
                 verdict = Text("ok", "green") if check.passed else Text("MISSED", "bold red")
                 table.add_row(result.target.name, check.name, Text(check.expected), check.got_text, verdict)
-        self.console.print()
-        self.console.print(table)
+        if table.rows:
+            self.console.print()
+            self.console.print(table)
         for result in results:
             if not result.passed:
                 self._explain(result)

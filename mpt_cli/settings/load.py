@@ -25,7 +25,14 @@ from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, format_type, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
-from mpt_cli.settings.recipes import GroupChoice, Recipe, applicable_bodies, default_choices, read_recipe
+from mpt_cli.settings.recipes import (
+    GroupChoice,
+    Recipe,
+    applicable_bodies,
+    default_choices,
+    is_meant_instead,
+    read_recipe,
+)
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -327,8 +334,8 @@ def _read_with_bases(path: Path, own_groups: dict[str, str]) -> Recipe:
 def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> tuple[dict[str, str], set[str]]:
     """The file to take from each group, and the groups whose choice is no good; the command line wins."""
     chosen = {**recipe.chosen(), **given.choices}
-    by_default = {group: GroupChoice(group, name, group) for group, name in default_choices().items()}
-    considered = {**(by_default if own_conf_directories() else {}), **chosen}
+    by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
+    considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
     faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
     problems.extend(faults.values())
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)

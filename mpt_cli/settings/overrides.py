@@ -176,6 +176,9 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
     elif hydra := hydra_problem(key, line):
         result.problems.append(hydra)
+    elif find_key(key) is not None and is_own_group(key):  # Hydra would take it for the group
+        remedy = f"Rename conf/{key}."
+        result.problems.append(Problem(key, "must not be the name of a folder with group files too.", line, remedy))
     elif is_own_group(key):
         result.own_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value()) or _sink_problem(key, override.value()):

@@ -40,6 +40,7 @@ from mpt_cli.settings.search_path import (
     is_own_group,
     is_shipped,
     name_clash,
+    own_conf_directories,
     own_group_file,
     searching,
 )
@@ -113,6 +114,18 @@ def default_choices() -> dict[str, str]:
     return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
 
 
+def is_meant_instead(choice: GroupChoice) -> bool:
+    """Whether the project has a file of this name with nothing but keys of ours: another program's `conf/` may have a
+    trainer/default.yaml too.
+    """
+    for root in own_conf_directories():
+        with suppress(ConfigError):
+            content = load_mapping(root / choice.group / f"{choice.name}.yaml")
+            if all(name == "defaults" or find_key(f"{choice.group}.{name}") for name in content):
+                return True
+    return False
+
+
 def is_own_optimizer(path: str, name: Any) -> bool:
     """Whether this choice is optimizer.name=module:name, which stands for optimizer.object.
 
@@ -165,7 +178,8 @@ class Recipe:
     """What a recipe file says. `parts` is its defaults list in order: the recipes it starts from, the groups whose
     files it takes there, and None for its own keys.
 
-    `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add.
+    `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
+    `sweep` what `mpt sweep` is to vary, which no run reads.
     """
 
     path: Path
@@ -174,6 +188,7 @@ class Recipe:
     overriding: dict[str, GroupChoice] = field(default_factory=dict)
     parts: "list[Recipe | str | None]" = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
+    sweep: Any = None
     problems: list[Problem] = field(default_factory=list)
     unreadable: bool = False
 
@@ -201,6 +216,10 @@ class Recipe:
         for recipe, group in self.layers():
             found |= {group: recipe.choices[group]} if group else recipe.choices_of_keys()
         return {**found, **self._overridden()}
+
+    def sweep_block(self) -> Any:
+        """Its own, else that of the last recipe it starts from that has one; None where there is none."""
+        return next((each.sweep for each in (self, *reversed(self.chain())) if each.sweep is not None), None)
 
     def choices_of_keys(self) -> dict[str, GroupChoice]:
         """Those that its keys make (`model: {name: cnn}`), not its defaults list."""
@@ -231,7 +250,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
     content, recipe = load_mapping(path), Recipe(path)
-    recipe.searchpath = _take_searchpath(content, recipe)
+    recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath):
         for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):

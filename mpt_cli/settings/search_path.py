@@ -252,7 +252,8 @@ def _pipe_folder() -> Path:
 
 @cache
 def _read_pipe(name: str) -> _Pipe:
-    file = _pipe_folder() / ("stdin.yaml" if name == STDIN else f"{Path(name).name}.yaml")
+    is_of_a_shell = name.startswith(("/dev/", "/proc/"))  # conf=<(…), whose name is a number
+    file = _pipe_folder() / f"{'stdin' if name == STDIN else 'pipe' if is_of_a_shell else Path(name).stem}.yaml"
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
         raise ConfigError(Problem("conf", "standard input must be a file or a pipe.", STDIN, "cat x.yaml | mpt …"))
     try:

@@ -334,7 +334,7 @@ def _horizontal_key(found: SweepResults) -> str | None:
 
 
 def _number(result: JobResult, key: str) -> float | None:
-    number = read_number(result.job.overrides[key])
+    number = read_number(result.job.overrides.get(key, ""))  # conditional keys are not every job's
     return None if number is None else float(number)
 
 

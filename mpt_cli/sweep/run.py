@@ -30,7 +30,7 @@ from mpt_cli.sweep.directory import (
     read_results,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective, grow_plan, job_count
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
@@ -96,18 +96,39 @@ def start_sweep(
 
 
 def resume_sweep(
-    path: str, options: Options, screen: Screen, trials: int | None = None
+    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepResults, int]:  # fmt: skip
     """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
 
-    `trials` is how many jobs a search is to have in all.
+    `trials` is how many jobs a search is to have in all; `words` say what a grid is to vary besides: each in place of
+    the sweep's own of that key.
     """
     sweep = SweepDirectory.open(path)
+    if words:
+        with sweep.lock():
+            _grow(sweep, words, options, screen)
     settings_from_facts(sweep.read_plan()[1]).check()
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
         return _run(sweep, options, screen)
+
+
+def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
+    """Adds the jobs that the words make of the sweep's own, where none with their configuration is there."""
+    plan, facts = sweep.read_plan()
+    if "search" in facts:
+        rule = "must be given without other words where the sweep is a search."
+        raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
+    given = {word.partition("=")[0].lstrip("+~") for word in words}
+    own = split_overrides(facts["command_line"][2:])[0]
+    kept = [word for word in own if not word.startswith("-") and word.partition("=")[0].lstrip("+~") not in given]
+    more = GRID.make_plan([*kept, *words], options, screen.say)
+    grown, count = grow_plan(plan, more)
+    shared = options.environment_of_jobs(options.limits(grown.jobs).workers)
+    jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
+    sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
+    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
 
 
 def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:

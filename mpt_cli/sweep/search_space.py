@@ -30,13 +30,19 @@ _NOT_OF_A_SWEEP = {
 }
 
 
+Words = tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A key and the words it stands for, one per job it takes part in; `values` are the same without `key=`."""
 
     key: str
-    words: tuple[str, ...]
-    values: tuple[str, ...] = ()
+    words: Words
+    values: Words = ()
+
+    def value(self, index: int) -> str:
+        return self.values[index] if self.values else self.words[index].partition("=")[2]
 
     @property
     def is_varied(self) -> bool:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem, printable
 from mpt_cli.redaction import watched_environment
+from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import read_recipe
@@ -37,6 +38,7 @@ from mpt_cli.settings.search_path import (
     recipe_remedy,
     shell_command,
 )
+from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
@@ -46,17 +48,26 @@ if TYPE_CHECKING:
 _LIST_EXAMPLES = """examples:
   mpt list                     the recipes
   mpt list models --json
-  mpt list keys | grep scale   every key with its default, meaning and range"""
+  mpt list groups              the files of each group, those of your project with their path
+  mpt list keys | grep scale   every key with its default, meaning and range
+  mpt list keys --schema > mpt.schema.json     for an editor: # yaml-language-server: $schema=mpt.schema.json"""
 
 
 def configure_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=list(_LISTINGS), default="recipes", help="default: recipes")
+    parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own")
     add_json(parser)
     parser.epilog = _LIST_EXAMPLES
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     """List what there is."""
+    if arguments.schema:
+        if arguments.kind != "keys":
+            raise ConfigError(Problem("--schema", "is of keys.", None, "Write `mpt list keys --schema`."))
+        print(strict_json(json_schema(), indent=2))
+        return OK
     entries = _LISTINGS[arguments.kind]()
     if arguments.json:
         print_json({arguments.kind: entries})
@@ -154,8 +165,11 @@ def _heading(path: Path) -> str:
     return first.removeprefix("# ") if first.startswith("#") else ""
 
 
-def _keys() -> list[dict[str, str]]:
-    return [{"name": key.path, "description": _format_key(key, format_range(key))} for key in key_versions()]
+def _keys() -> list[dict[str, Any]]:
+    return [
+        {"name": key.path, "description": _format_key(key, format_range(key)), **key_fields(key)}
+        for key in key_versions()
+    ]
 
 
 def _format_key(key: Key, bounds: str) -> str:
@@ -178,7 +192,7 @@ def _format_yaml_scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_LISTINGS: dict[str, Callable[[], list[dict[str, str]]]] = {
+_LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),

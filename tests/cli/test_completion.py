@@ -192,3 +192,14 @@ def test_each_shell_has_a_script(shell, capsys) -> None:
 
     assert main(["completion", shell]) == 0
     assert "_ARGCOMPLETE" in capsys.readouterr().out
+
+
+def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:
+    for name in ("conf/loss_scale/mine.yaml", "far/loss_scale/theirs.yaml", "recipes/first.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mode: fixed\n")
+    monkeypatch.chdir(tmp_path)
+    assert complete_line("mpt train loss_scale=mi") == ["loss_scale=mine"]
+    assert complete_line("mpt train conf=fir") == ["conf=first"]
+    assert complete_line("mpt train --config-dir far loss_scale=th") == ["loss_scale=theirs"]
+    assert "loss_scale.growth_steps=" in complete_line("mpt train loss_scale=mine loss_scale.gr")

@@ -134,6 +134,7 @@ def by_mpt(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
     return load_settings(["conf=./recipe.yaml", *words])
 
 
+@pytest.mark.filterwarnings("ignore:In 'primary'")  # of Hydra's, where a list has no _self_
 @pytest.mark.parametrize("case", CASES, ids=[" | ".join(map(str.strip, case)) for case in CASES])
 def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -> None:
     monkeypatch.chdir(project)

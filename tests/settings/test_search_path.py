@@ -110,6 +110,8 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
         "trainer: must be the name of one file. Received: 'default'. conf/trainer/default.yaml has the name of a "
         "shipped file. Rename it."
     ]
+    write("conf/trainer/default.yaml", "_target_: another.program\nepochs: 3\n")
+    assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15  # no file of ours
     write("conf/trainer/default.yaml", (conf_directory() / "trainer/default.yaml").read_text())
     assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15
 
@@ -135,6 +137,10 @@ def test_a_group_that_nobody_has(messages) -> None:
     assert messages("conf=digits_mlp", "experiment=b") == [
         "defaults.experiment: must be one of a. Received: 'b'."
     ]  # fmt: skip
+    write("conf/seed/a.yaml", "b: 1\n")
+    assert messages("conf=digits_mlp", "seed=9") == [
+        "seed: must not be the name of a folder with group files too. Received: 'seed=9'. Rename conf/seed."
+    ]
     write("own.yaml", "defaults: [_self_, ./own2.yaml, _self_]\nseed: 1\n")
     write("own2.yaml", "seed: 2\n")
     assert messages("conf=own.yaml") == ["defaults: _self_ must stand once."]
@@ -179,3 +185,15 @@ def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
 def test_what_hydras_users_type_is_answered_with_the_word_that_does_it(words, said, capsys) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_the_recipe_of_the_readme_is_composed_as_it_says() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    start = "defaults:\n  - ./base.yaml"
+    write("mine.yaml", start + readme.partition(start)[2].partition("```")[0])
+    write("base.yaml", "defaults: [{policy: mixed_float16}]\nexpect: {steps_seen: 3}\ntrainer: {epochs: 4}\n")
+    write("conf/loss_scale/mine.yaml", MINE)
+    write("conf/experiment/a.yaml", "# @package _global_\ntrainer: {epochs: 6}\n")
+    settings = load_settings(["conf=./mine.yaml"])
+    assert (settings.policy.name, settings.expect, settings.trainer.epochs) == ("float32", {"steps_seen": 3}, 6)
+    assert (settings.loss_scale.initial_scale, settings.model.hidden_units) == (128.0, [64, 64])
