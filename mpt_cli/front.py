@@ -31,6 +31,7 @@ from mpt_cli.training.program import Program, SettingsProgram
 if TYPE_CHECKING:
     from mpt_cli.compare.results import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.plan.plan import Plan
 
 
 def fit(
@@ -294,3 +295,20 @@ def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | 
     asked = Asked(chosen, loss_scale, tree={"trainer": {**trainer, "batch_size": size, "save_model": False}})
     settings = given_settings(model, asked)
     return given.ModelProgram(settings, given.copied_model(model, data, size), data, chosen)
+
+
+def plan(
+    *words: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False
+) -> "list[Plan]":  # fmt: skip
+    """`mpt plan` with these overrides: a plan of each configuration on GPUs that are not here, compiled and not run.
+
+    It prepares JAX's backend as a run does, so Keras must not be loaded on another one.
+    """
+    from mpt_cli.plan.plan import Request
+    from mpt_cli.plan.plan import plan as make_plans
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), say)[1]

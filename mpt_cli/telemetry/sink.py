@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from mpt_cli.redaction import without_secrets
 from mpt_cli.signals import Limit, unheard
@@ -224,7 +224,8 @@ class Telemetry:
 def _redacted(record: R) -> R:
     """A record with texts that may be shown."""
     texts = {each.name: getattr(record, each.name) for each in fields(record)}
-    return replace(record, **{name: without_secrets(text) for name, text in texts.items() if isinstance(text, str)})
+    shown: dict[str, Any] = {name: without_secrets(text) for name, text in texts.items() if isinstance(text, str)}
+    return replace(record, **shown)
 
 
 def _cut_nothing(step: int, epochs_completed: int) -> list[Event]:
