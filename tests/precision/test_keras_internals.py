@@ -31,7 +31,7 @@ CLASSES = {
     "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
 }
 SET_IN_CODE = {  # attributes of instances: the class in whose source they are set
-    "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics"),
+    "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics", "_compile_config"),
     "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables"),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
         "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
