@@ -29,8 +29,9 @@ def planned_on_cpu(words: list[str]):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-def test_on_jax():
-    assert_passes_on_jax(Path(__file__))
+@pytest.mark.parametrize("only", ["not long", pytest.param("long", marks=pytest.mark.long)])
+def test_on_jax(only):
+    assert_passes_on_jax(Path(__file__), only=only)
 
 
 @on_jax
@@ -55,6 +56,7 @@ def test_no_weight_is_allocated():
 
 
 @on_jax
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
 def test_the_memory_is_what_a_run_takes():
     import jax
