@@ -126,12 +126,12 @@ class Planned:
         return replace(piece, batch_indices=engine.to_device(piece.batch_indices))
 
     def _lowered(self, lower: Callable[[Any], Any]) -> Any:
-        with answering_for(self.target), self.parts.policy.scope(), _tracing_errors():
+        with answering_for(self.target), self.parts.policy.scope(), tracing_errors():
             return lower(self.parts.engine)
 
     def _compiled(self, lowered: Any) -> Compiled:
         began = time.perf_counter()
-        with _tracing_errors():
+        with tracing_errors():
             compiled = lowered.compile()
         stats = compiled.memory_analysis()
         given, outputs, reused = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes)
@@ -148,7 +148,7 @@ def assemble_for(settings: Settings, target: Target, platform: Platform) -> Plan
 
     program = SettingsProgram(undistributed(settings))
     data = program.load_data()
-    with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), _tracing_errors():
+    with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
         parts = assemble(program, platform, data, Hardware(target.distribution(), PlannedEngine))
     return Planned(target, parts)
 
@@ -171,7 +171,7 @@ def answering_for(target: Target) -> Iterator[None]:
 
 
 @contextmanager
-def _tracing_errors() -> Iterator[None]:
+def tracing_errors() -> Iterator[None]:
     """ConfigError or UserCodeError in place of an exception of the model's, of JAX or of XLA."""
     try:
         yield
