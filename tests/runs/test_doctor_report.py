@@ -116,8 +116,10 @@ def test_a_gpu_that_the_backend_does_not_see_needs_the_cuda_libraries(monkeypatc
 def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
-    assert set(told) == {"tensorflow", "jax", "jax_cuda12_plugin", "matplotlib", "tensorboard", "mlflow", "wandb", "optuna",
-                         "submitit", "ray", "onnx", "tf2onnx"}  # fmt: skip
+    assert set(told) == {
+        "jax", "jax_cuda12_plugin", "matplotlib", "mlflow", "onnx", "optuna", "ray", "submitit", "tensorboard",
+        "tensorflow", "tf2onnx", "wandb",
+    }  # fmt: skip
     assert told["mlflow"] == ("logger.mlflow=true", "pip install 'mpt-cli[mlflow]'")
     assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")
     assert told["wandb"] == ("logger.wandb=true", "pip install 'mpt-cli[wandb]'")
