@@ -96,12 +96,14 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     assert settings.seed is not None
     from mpt_cli.engine.feed import BatchPlan, build_feed
     from mpt_cli.engine.loop import build_engine
-    from mpt_cli.training.assembly import call_capacity, policy_of, put_to_evaluation
+    from mpt_cli.training.assembly import call_capacity, data_for, policy_of, put_to_evaluation
 
     data = SettingsProgram(settings).load_data()
-    examples = _split(data, split)
+    _split(data, split)  # that there is none is said before the model is built
     # what a builder returns may bring its own loss, metrics and test_step, which no file holds
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
+    data = data_for(settings, model, data)
+    examples = _split(data, split)
     with policy_of(settings).scope():
         put_to_evaluation(settings, model, data, examples)
         engine = build_engine(model, _compiles(settings), Distribution())

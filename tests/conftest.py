@@ -26,7 +26,8 @@ _COMPOSED: dict[str, tuple] = {}
 # Files with tests of a minute or more: they begin the run, lest one worker waits for the other at its end.
 LONGEST = ("test_kills.py", "test_recipes.py", "test_readme.py", "test_training_on_jax.py", "test_two_devices.py",
            "test_gradients_package.py", "test_diagnose_verb.py", "test_gpu_runs.py", "test_benchmarks_run.py",
-           "test_growth_runs.py", "test_exact_stops.py", "test_without_extras.py")  # fmt: skip
+           "test_growth_runs.py", "test_exact_stops.py", "test_without_extras.py", "test_like_fit.py",
+           "test_ended_early.py")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):

@@ -186,7 +186,7 @@ class DataSet:
     fingerprint was taken over.
 
     `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
-    that the user named, and are in the form they came in.
+    that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
@@ -208,6 +208,7 @@ class DataSet:
     input_dtypes: Any = None
     targets_as_given: bool = False
     warnings: tuple[str, ...] = ()
+    refused: DataError | None = None
 
     @property
     def header(self) -> str:

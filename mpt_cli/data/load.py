@@ -210,11 +210,28 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
         return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
 
 
-def load_data_of_run(settings: Settings) -> DataSet:
-    """`load_data` as the trainer of these settings wants it: targets for its loss, weights by class, steps an epoch."""
+def has_targets_as_given(settings: DataSettings) -> bool:
+    """Whether a source can leave its targets as they came; those of others have one form."""
+    return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
+
+
+def load_data_for_builder(settings: Settings) -> DataSet:
+    """`load_data_of_run`; where the targets can't be those of `loss: auto`, as they came, with the error `refused`: a
+    builder may return a model that comes compiled, whose own loss knows what they are."""
+    try:
+        return load_data_of_run(settings)
+    except DataError as error:
+        if settings.trainer.loss != "auto" or not has_targets_as_given(settings.data):
+            raise
+        return replace(load_data_of_run(settings, as_given=True), refused=error)
+
+
+def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
+    """`load_data` as the trainer of these settings wants it: targets for its loss, or `as_given`; weights by class,
+    steps an epoch."""
     assert settings.seed is not None
     trainer = settings.trainer
-    data = load_data(settings.data, settings.seed, trainer.loss != "auto")
+    data = load_data(settings.data, settings.seed, as_given or trainer.loss != "auto")
     if isinstance(data.train, BatchStream):
         _check_own_batches(trainer, data.train)
     if trainer.class_weight is not None:

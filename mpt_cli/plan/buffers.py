@@ -2,7 +2,8 @@
 
 XLA hands out no assignment of buffers for a GPU that is not there, so the lifetimes are read off the schedule, which is
 the order of the text: an array is there from the kernel that makes it to the last that reads it. XLA may do with less,
-where it writes a result over an operand. What the loop carries (weights, optimizer, data) is no part of it.
+where it writes a result over an operand. What the loop carries (weights, optimizer, data) is no part of it, nor are its
+new values, which are written over the old ones.
 """
 
 from dataclasses import dataclass
@@ -45,13 +46,13 @@ def _live_at_peak(body: Computation) -> list[Place]:
         sources[each.name] = _sources(each, sources)
         for name in each.operands:
             last.update({place: number for result in sources.get(name, []) for place in result})
-    end = len(order)
-    last.update({place: end for result in sources[body.root.name] for place in result})
+    carried = {place for result in sources[body.root.name] for place in result}
     live: dict[Place, int] = {}
     total = most = 0
     peak: list[Place] = []
     for number, each in enumerate(order):
-        made = {(each.name, index): shape.bytes for index, shape in enumerate(each.shapes)}
+        made = {(each.name, index): shape.bytes for index, shape in enumerate(each.shapes)
+                if (each.name, index) not in carried}  # fmt: skip
         live |= {} if each.opcode in SAME_ARRAY | NO_ARRAY else made
         total = sum(live.values())
         if total > most:

@@ -129,7 +129,8 @@ _LABELS: list[tuple[str, Callable[[Plan], str]]] = [
 def details(plan: Plan) -> list[tuple[str, str]]:
     """Label and sentence: the largest arrays, float32 in a mixed policy, uneven sizes, moves, collectives, warnings."""
     rows = [("memory", f"{format_bytes(each.bytes)}: {each.form}, {each.layer}") for each in plan.buffers[:MOST_LINES]]
-    rows += _limited("float32", plan.islands, lambda each: f"{each.name}: {each.count} products, {each.amount:.3g} flops")
+    rows += _limited("float32", plan.islands,
+                     lambda each: f"{each.name}: {each.count} products, {each.amount:.3g} flops")  # fmt: skip
     rows += _limited("uneven", plan.uneven, lambda text: f"{text}: a size that is no multiple of 8")
     rows += [("moves", f"{each.count} kernels that only move, {each.name}: {format_bytes(int(each.amount))}")
              for each in plan.moves]  # fmt: skip
@@ -151,8 +152,8 @@ def assumptions(device: Device, plans: Sequence[Plan]) -> list[str]:
     """What the figures stand on, for the page as for the console."""
     peaks = ", ".join(f"{dtype} {value:g}" for dtype, value in device.teraflops.items())
     found = [
-        f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel reaches "
-        "them: a step takes longer than its bound.",
+        f"peaks of the data sheet: teraflops {peaks}; memory {device.memory_gb_per_second:,.0f} GB/s. No kernel "
+        "reaches them: a step takes longer than its bound.",
         f"{LAUNCH_SECONDS * 1e6:g} µs to start a kernel (not measured), hidden while the device is busy.",
         "kernels as XLA chooses them without trying any; beside a GPU it may choose others of the same dtype.",
         f"JAX's allocator takes {format_bytes(device.usable_bytes)} of {format_bytes(device.memory_bytes)} at most "

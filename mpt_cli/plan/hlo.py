@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-BYTES = {"pred": 1, "token": 0, "opaque": 0, "bf16": 2, "s4": 0.5, "u4": 0.5}  # others end in their bits: f32, u8, f8e5m2
+BYTES = {"pred": 1, "token": 0, "opaque": 0, "bf16": 2, "s4": 0.5, "u4": 0.5}  # others end in their bits: f32, u8
 DTYPES = {"f16": "float16", "bf16": "bfloat16", "f32": "float32", "f64": "float64", "f8": "float8", "f4": "float4"}
 _LEAF = re.compile(r"([a-z]\w*)\[([\d,<=]*)\](\{[^}]*\})?")
 _HEAD = re.compile(r"^\s*(ROOT )?%?([\w.\-]+) = ")
@@ -84,7 +84,7 @@ class Instruction:
     @cached_property
     def called(self) -> dict[str, str]:
         """The computations it names, by the word before them."""
-        return {word: name for word, name in _CALLED.findall(self.attributes)}
+        return dict(_CALLED.findall(self.attributes))
 
     @property
     def branches(self) -> list[str]:
@@ -185,7 +185,8 @@ def parse_module(text: str) -> Module:
 def parse_instruction(line: str) -> Instruction | None:
     """One line; None for what is no instruction.
 
-    >>> found = parse_instruction('  ROOT %t.1 = (f32[2,3]{1,0}, /*index=1*/ s32[]) tuple(%a, %b.2), metadata={op_name="x/y"}')
+    >>> line = '  ROOT %t.1 = (f32[2,3]{1,0}, /*index=1*/ s32[]) tuple(%a, %b.2), metadata={op_name="x/y"}'
+    >>> found = parse_instruction(line)
     >>> found.opcode, found.shapes[0].bytes, found.operands, found.op_name, found.is_root
     ('tuple', 24, ('a', 'b.2'), 'x/y', True)
     """

@@ -1,7 +1,7 @@
 """An engine that is given shapes for arrays, and lowers its loops for devices that are not here."""
 
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
@@ -36,7 +36,8 @@ class PlannedEngine(JaxEngine):
     def lower_training(self, piece: Piece) -> Any:
         """The loop that `train` calls."""
         lists = self._lists(self.model.optimizer.variables)
-        return self._train_many.lower(TrainState(*lists), piece.source, piece.batch_indices, self._control())
+        program: Any = self._train_many
+        return program.lower(TrainState(*lists), piece.source, piece.batch_indices, self._control())
 
     def lower_plain_training(self, piece: Piece) -> Any:
         """A loop of as many of Keras's own steps with the inner optimizer: it skips, scales and records nothing."""

@@ -1,4 +1,4 @@
-"""A plan: what a run's compiled program says of memory, work, bounds and devices, per configuration, without running it.
+"""A plan: what a run's compiled program says of memory, work, bounds and devices; nothing of it is run.
 
 Bounds are not predictions: no kernel reaches its peak, so that a step takes longer than its bound. A kernel can't be
 faster than its operations at the peak of their dtype, nor than its bytes at the memory's peak (Williams et al. 2009,
@@ -145,7 +145,7 @@ def plan(words: Sequence[str], request: Request, say: Say = lambda text: None) -
     """
     device = load_device(request.device)
     target = Target(device, request.devices)
-    found = [(overrides, _settings(each)) for overrides, each in _combinations(words)]
+    found = [(overrides, settings_of(each)) for overrides, each in combinations_of(words)]
     problems = []
     for _, settings in found:
         try:
@@ -157,14 +157,14 @@ def plan(words: Sequence[str], request: Request, say: Say = lambda text: None) -
     return device, [_plan_one(overrides, settings, target, request, say) for overrides, settings in found]
 
 
-def _settings(words: Sequence[str]) -> Settings:
+def settings_of(words: Sequence[str]) -> Settings:
     """The run of these words with JAX's program, unless they name another backend; the seed changes no program."""
     named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
     settings = load_settings([*words] if named else [*words, "backend=jax"])
     return replace(settings, seed=settings.seed or 0)
 
 
-def _combinations(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Of each configuration the values that not all have, and its words."""
     grid = read_grid(words)
     if grid.problems:

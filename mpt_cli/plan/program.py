@@ -1,8 +1,8 @@
 """The training loop of a run, compiled from shapes for GPUs that are not here: the one that `mpt train` would call.
 
-Nothing of the model is allocated: its large variables have no values, and the loop is lowered for abstract arrays. While
-the program is traced, JAX answers for the device it is for, so that what asks (Keras, whether cuDNN's attention can be
-used; our own loop, whether it runs on a CPU) builds what it would build there.
+Nothing of the model is allocated: its large variables have no values, and the loop is lowered for abstract arrays.
+While the program is traced, JAX answers for the device it is for, so that what asks (Keras, whether cuDNN's attention
+can be used; our own loop, whether it runs on a CPU) builds what it would build there.
 """
 
 import os
@@ -42,11 +42,10 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A program as XLA compiled it: its HLO text, its memory, XLA's own assignment of buffers, seconds it took."""
+    """A program as XLA compiled it: its HLO text, its memory, and the seconds that took."""
 
     text: str
     memory: Memory
-    buffers: bytes
     seconds: float
 
 
@@ -75,11 +74,12 @@ def check_plan(settings: Settings, devices: int) -> None:
     """ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
     problems, batch = [], settings.trainer.batch_size
     if settings.backend.name != "jax":
-        problems.append(Problem("backend.name", "TensorFlow compiles for a GPU only where one is; JAX does so anywhere.",
-                                settings.backend.name, "Use backend=jax, which trains the same recipe."))
+        rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
+        problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
+                                "recipe."))  # fmt: skip
     if settings.trainer.jit_compile is False:
-        problems.append(Problem("trainer.jit_compile", "must be auto or true: what is planned is the compiled program.",
-                                False))
+        rule = "must be auto or true: what is planned is the compiled program."
+        problems.append(Problem("trainer.jit_compile", rule, False))
     if devices < 1:
         problems.append(Problem("--devices", "must be at least 1.", devices))
     elif batch % devices:
@@ -105,9 +105,13 @@ class Planned:
     target: Target
     parts: "Assembly"
 
+    def lower(self) -> Any:
+        """The loop of the run as JAX traced it, to be compiled: a `jax.stages.Lowered`."""
+        return self._lowered(lambda engine: engine.lower_training(self._piece(engine)))
+
     def compile(self) -> Compiled:
         """The loop of the run."""
-        return self._compiled(lambda engine: engine.lower_training(self._piece(engine)))
+        return self._compiled(self.lower())
 
     def compile_plain(self) -> Compiled | None:
         """The loop of Keras's own step, without loss scaling, skips, records and streaks; None where the model has a
@@ -115,24 +119,25 @@ class Planned:
         engine: Any = self.parts.engine
         if engine.own is not None and engine.own.optimizers:
             return None
-        return self._compiled(lambda engine: engine.lower_plain_training(self._piece(engine)))
+        return self._compiled(self._lowered(lambda engine: engine.lower_plain_training(self._piece(engine))))
 
     def _piece(self, engine: Any) -> Any:
         piece = self.parts.train_feed.empty_piece()
         return replace(piece, batch_indices=engine.to_device(piece.batch_indices))
 
-    def _compiled(self, lower: Callable[[Any], Any]) -> Compiled:
+    def _lowered(self, lower: Callable[[Any], Any]) -> Any:
         with answering_for(self.target), self.parts.policy.scope(), _tracing_errors():
-            lowered = lower(self.parts.engine)
-            began = time.perf_counter()
+            return lower(self.parts.engine)
+
+    def _compiled(self, lowered: Any) -> Compiled:
+        began = time.perf_counter()
+        with _tracing_errors():
             compiled = lowered.compile()
         stats = compiled.memory_analysis()
-        made = stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes
-        given, outputs, reused = made
+        given, outputs, reused = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes)
         temporaries = stats.temp_size_in_bytes
         memory = Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries)
-        return Compiled(compiled.as_text(), memory, stats.serialized_buffer_assignment_proto,
-                        time.perf_counter() - began)  # fmt: skip
+        return Compiled(compiled.as_text(), memory, time.perf_counter() - began)
 
 
 def assemble_for(settings: Settings, target: Target, platform: Platform) -> Planned:
@@ -175,7 +180,7 @@ def _tracing_errors() -> Iterator[None]:
     except Exception as error:
         told = summarise_error(error)
         if re.search("Concretization|TracerBool|TracerArray|TracerInteger", type(error).__name__):
-            raise ConfigError(Problem("model", f"its step can't be traced: it asks for a value that is known only while "
-                                      f"it runs ({told[:200]}).", None, "Use keras.ops.where or keras.ops.cond in "
-                                      "place of an if, and no NumPy inside `call`.")) from error
+            rule = f"its step can't be traced: it asks for a value that is known only while it runs ({told[:200]})."
+            remedy = "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside `call`."
+            raise ConfigError(Problem("model", rule, None, remedy)) from error
         raise UserCodeError(f"The model could not be compiled for planning: {told[:400]}") from error

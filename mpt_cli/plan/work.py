@@ -20,8 +20,8 @@ ARITHMETIC = {"add", "subtract", "multiply", "divide", "maximum", "minimum", "ex
               "erf", "cbrt", "remainder", "atan2"}  # fmt: skip
 REDUCTIONS = {"reduce", "reduce-window", "scatter", "select-and-scatter"}
 MOVES = {"copy": "copies", "transpose": "transposes", "convert": "casts", "copy-start": "copies"}
-CARRIED = {"bitcast", "reshape", "parameter", "broadcast", "constant", "slice", "concatenate", "pad", "tuple", "reverse",
-           "get-tuple-element", "dynamic-slice"}  # fmt: skip  # go along with a move
+CARRIED = {"bitcast", "reshape", "parameter", "broadcast", "constant", "slice", "concatenate", "pad", "tuple",
+           "reverse", "get-tuple-element", "dynamic-slice"}  # fmt: skip  # go along with a move
 SLICES = {"dynamic-slice", "slice", "gather"}
 _CONTROL = re.compile(r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
                       r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$")  # fmt: skip
@@ -315,10 +315,10 @@ def _bytes_of(computations: dict[str, Computation], computation: Computation, ea
         return 2 * each.bytes
     if each.opcode == "dynamic-update-slice":
         return 2 * computation.operand(each, 1).bytes
-    results = [shape for shape in each.shapes if each.opcode != "custom-call" or shape.kind != "u8"]  # its workspace
+    made = [shape for shape in each.shapes if each.opcode != "custom-call" or shape.kind != "u8"]  # its workspace
     if each.opcode.endswith("-start"):
-        return 2 * sum(shape.bytes for shape in results)
-    return sum(shape.bytes for shape in results) + sum(
+        return 2 * sum(shape.bytes for shape in made)
+    return sum(shape.bytes for shape in made) + sum(
         computation.instructions[name].bytes for name in dict.fromkeys(each.operands))  # fmt: skip
 
 

@@ -46,6 +46,12 @@ def lacks_variables(model: Any) -> bool:
     return not all(part is None or part.built for part in parts)
 
 
+def compiled_loss_weights(model: Any) -> Any:
+    """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config.get("loss_weights")
+
+
 def loss_tracker(model: Any) -> Any:
     """The metric `loss` of a compiled model, which Keras updates in its `train_step`."""
     return model._loss_tracker
@@ -94,6 +100,20 @@ def made_to_be_trained(model: Any) -> list[Any]:
     """The variables of a model that its layers train unless they are frozen, in the order of `model.variables`."""
     ids = {id(variable) for layer in [model, *inner_layers(model)] for variable in layer._trainable_variables}
     return [variable for variable in model.variables if id(variable) in ids]
+
+
+def untracked_variables(model: Any) -> list[Any]:
+    """Variables of layers that Keras doesn't count among those of the model: the states of a stateful RNN.
+
+    None on JAX, where they are no part of a step and stay as they are.
+    """
+    if keras.backend.backend() == "jax":
+        return []
+    known = {id(variable) for variable in model.variables}
+    held = [value for layer in inner_layers(model) for value in vars(layer).values()
+            if isinstance(value, (keras.Variable, list, tuple))]  # fmt: skip
+    found = {id(each): each for each in keras.tree.flatten(held) if isinstance(each, keras.Variable)}
+    return [variable for key, variable in found.items() if key not in known]
 
 
 def tracked_layers(layer: Any) -> list[Any]:

@@ -3,6 +3,7 @@
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -16,7 +17,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers.oc import env as environment_resolver
 
+from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, format_type, read_value
@@ -58,14 +61,27 @@ def resolved_yaml(settings: Settings) -> str:
 
 
 def _escape_texts(value: Any) -> Any:
-    """Texts with a "${" keep it, and the backslashes before it."""
+    """Texts with a "${" keep it, and the backslashes before it; secrets of the environment are read again."""
     if isinstance(value, dict):
         return {name: _escape_texts(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_escape_texts(part) for part in value]
-    return escape_interpolation(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(value))
 
 
+def _variable(name: str, *default: Any) -> Any:
+    """`oc.env`, of which is known what it read."""
+    text = redaction.stand_in(name)
+    if text is not None:
+        return text
+    value = environment_resolver(name, *default)
+    redaction.note_variable(name, value if name in os.environ else None)
+    return value
+
+
+OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 _PRIMARY = "mpt_run"
 _FAULTS = (HydraException, OmegaConfBaseException, ValueError)
 
@@ -272,9 +288,21 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
     tree = compose_tree(choices, applicable_bodies(recipe, choices, given.choices), given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
+    redaction.note_settings(tree)
+    problems += _redacted(tree, "")
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
     return settings
+
+
+def _redacted(tree: Any, path: str) -> Iterator[Problem]:
+    """A record that is run again lacks what was no secret of the environment."""
+    if tree == redaction.REDACTED:
+        yield Problem(path, "is not in the record, which holds no secrets.", None,
+                      f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that.")  # fmt: skip
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, part in parts:
+        yield from _redacted(part, f"{path}.{name}".lstrip("."))
 
 
 def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:

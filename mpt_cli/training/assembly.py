@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.data.rows import RAGGED, Rows
 from mpt_cli.engine.backend import Platform
@@ -139,6 +140,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
+    data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
     _check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
@@ -163,6 +165,19 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
+
+
+def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
+    """`data`, with targets as they came where `model` comes compiled: its own loss knows what they mean.
+
+    DataError where they were refused and it does not.
+    """
+    compiled = is_compiled(model)
+    if data.refused is not None and not compiled:
+        raise data.refused
+    if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
+        return data
+    return load_data_of_run(settings, as_given=True) if settings.model.name == "builder" else data
 
 
 def _check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
@@ -235,8 +250,11 @@ def warn_of_own_steps(model: Any) -> list[str]:
         return []
     reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
     several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
+    drawn = [f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
+             "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
+             "model goes on as it was."] if own.drawn else []  # fmt: skip
     return [f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-            f"sampled.{reported}{several}"]
+            f"sampled.{reported}{several}", *drawn]
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
@@ -379,7 +397,9 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        shapes = [keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+        if has_own_train_step(model):
+            return batch  # it may compare other outputs with other targets than its `call` and the data have
+        shapes = [None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
                   for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
         output, target = (part if part else "?" for part in shapes)
         raise ConfigError(Problem(

@@ -349,7 +349,8 @@ def _named_as_now(model: Any, arrays: Arrays) -> Arrays:
     Only where the names, shapes and dtypes of the model are exactly those of then: else what differs is said.
     """
     earlier = _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
-    names = {id(variable): name for name, variable in _model_variables(model).items()}
+    now = _model_variables(model).items()
+    names = {id(variable): name for name, variable in now if not name.startswith("state/")}
     found = {name for name in arrays if name.startswith(("weight/", "frozen/"))}
     if found == set(names.values()) or found != set(earlier) or any(
         (tuple(variable.shape), _dtype_name(variable)) != (arrays[name].shape, str(arrays[name].dtype))
@@ -396,11 +397,12 @@ def _variables(model: Any) -> dict[str, Any]:
 def _model_variables(model: Any) -> dict[str, Any]:
     """Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in the file of
     a model, does not change their names."""
-    from mpt_cli.precision.keras_internals import made_to_be_trained  # imports Keras
+    from mpt_cli.precision.keras_internals import made_to_be_trained, untracked_variables  # imports Keras
 
     weights = made_to_be_trained(model)
     ids = {id(variable) for variable in weights}
-    return _numbered("weight", weights) | _numbered("frozen", [v for v in model.variables if id(v) not in ids])
+    fixed = [v for v in model.variables if id(v) not in ids]
+    return _numbered("weight", weights) | _numbered("frozen", fixed) | _numbered("state", untracked_variables(model))
 
 
 def _numbered(kind: str, variables: Any) -> dict[str, Any]:

@@ -3,12 +3,13 @@
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import keras
 
 from mpt_cli.data.examples import DataSet
+from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.shapes import plain_message
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
@@ -94,14 +95,23 @@ def prepare_own_steps(
     if settings.distribute.name != "none":
         raise ConfigError(Problem("distribute", f"must be none: {type(model).__name__} has a train_step or test_step "
                                   "of its own, which mpt runs on one device.", settings.distribute.name))
-    logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
+    drawn: list[str] = []
+    logs, uses = _trace_training(model, optimizers, batch, drawn) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
-    test_logs = None if data.validation is None else _trace_testing(model, batch, Problem(
+    tested = _first_tested(settings, model, data)
+    test_logs = None if data.validation is None else _trace_testing(model, tested, Problem(
         "data.validation_fraction", _NOTHING_TO_TEST.format(type(model).__name__),
         getattr(settings.data, "validation_fraction", None), "Give it a test_step, or set data.validation_fraction=0."))
     if trains:
         _check_logs(model, "train_step", logs)
-    set_own_steps(model, build_own_steps(used, logs, test_logs if tests else None, uses))
+    set_own_steps(model, replace(build_own_steps(used, logs, test_logs if tests else None, uses), drawn=tuple(drawn)))
+
+
+def _first_tested(settings: Settings, model: Any, data: DataSet) -> Any:
+    """What its test_step is tried on: batches to validate with may be of another form than those to train on."""
+    if data.validation is None or not has_own_test_step(model):
+        return None
+    return first_batch(data.validation, settings.trainer.batch_size)
 
 
 def optimizers_used(model: Any, batch: Any) -> set[str]:
@@ -126,7 +136,9 @@ def prepare_own_test(model: Any, batch: Any) -> None:
         set_own_steps(model, build_own_steps({}, None, logs, {}))
 
 
-def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
+def _trace_training(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str] | None = None
+) -> Any:  # fmt: skip
     if keras.backend.backend() == "jax":
         others = {name: optimizer for name, optimizer in optimizers.items() if optimizer is not model.optimizer}
         if others:
@@ -134,7 +146,7 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()
     try:
-        return trace_train_step(model, optimizers, batch)
+        return trace_train_step(model, optimizers, batch, [] if drawn is None else drawn)
     except Exception as error:
         raise _step_error(model, "train_step", error) from error
 

@@ -130,10 +130,17 @@ def _paths_from(start: str) -> list[str]:
 
 
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
+def _gpus(word: Word) -> list[str]:
+    from mpt_cli.plan.device import device_names
+
+    return [*(name for name in device_names() if name.startswith(word.written)), *_paths(word)]
+
+
 OFFERS: dict[str, Callable[[Word], list[str]]] = {
     OVERRIDES: _overrides,
     TARGETS: _targets,
     "RECIPE": _recipes,
+    "GPU": _gpus,
     SCRIPT: _script,
     MODULE: _paths,
     **dict.fromkeys(

@@ -94,8 +94,9 @@ def _measure(
     from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import Request
     from mpt_cli.report.picture import missing_matplotlib
+    from mpt_cli.training.program import SettingsProgram
 
-    found = diagnose(settings, platform, Request(*request), say)
+    found = diagnose(SettingsProgram(settings), platform, Request(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
     if missing := missing_matplotlib():
         say(missing)

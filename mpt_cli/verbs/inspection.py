@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, printable
+from mpt_cli.redaction import watched_environment
 from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import expanded
@@ -244,21 +245,37 @@ _SHOW_EXAMPLES = """examples:
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
+    _add_untrusted(parser)
     add_json(parser)
     parser.epilog = _SHOW_EXAMPLES
 
 
-def run_show(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
-    from mpt_cli.settings import load_settings, resolved_yaml
+def _add_untrusted(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--untrusted", action="store_true", help="read no variable of the environment: each stands for "
+                        "itself, as ${oc.env:NAME}")  # fmt: skip
 
-    settings = load_settings(arguments.overrides)
+
+def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
+    """And the variables of the environment that they come from."""
+    from mpt_cli.settings import load_settings
+
+    with watched_environment(is_closed=arguments.untrusted) as variables:
+        return load_settings(arguments.overrides), [*variables]
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print the resolved configuration: every key with the value it would have, but for secrets, of which the record
+    of a run holds where they come from. Nothing is imported or run."""
+    from mpt_cli.settings import resolved_yaml
+
+    settings, variables = _settings_of(arguments)
     imports = imported_functions(settings)
     if arguments.json:
-        print_json({"imports": list(imports.values()), "settings": asdict(settings)})
+        print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})
     else:
         # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
         lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
+        lines += [f"# this recipe reads {', '.join(variables)} of the environment\n"] if variables else []
         print("".join(lines) + resolved_yaml(settings), end="")
     return OK
 
@@ -299,6 +316,7 @@ _CHECK_EXAMPLES = """examples:
 def configure_check(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--build", action="store_true", help="load the data, build the model and audit its dtypes")
+    _add_untrusted(parser)
     add_json(parser)
     parser.epilog = _CHECK_EXAMPLES
 
@@ -306,9 +324,10 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
     from mpt_cli.runs.expectations import check_names
-    from mpt_cli.settings import load_settings
 
-    settings = load_settings(arguments.overrides)
+    if arguments.untrusted and arguments.build:
+        raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
+    settings, variables = _settings_of(arguments)
     if problems := check_names(settings):
         raise ConfigError(problems)
     built = None
@@ -317,9 +336,11 @@ def run_check(arguments: argparse.Namespace) -> int:
 
         built = job.check_build(settings)
     if arguments.json:
-        print_json({"status": "ok", "recipe": settings.recipe, "build": asdict(built) if built else None})
+        print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
+                    "build": asdict(built) if built else None})  # fmt: skip
     else:
-        print("\n".join([_ok_line(settings), *(_build_lines(built) if built else [])]))
+        reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
+        print(printable("\n".join([_ok_line(settings), *reads, *(_build_lines(built) if built else [])])))
     return OK
 
 

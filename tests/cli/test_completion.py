@@ -47,7 +47,8 @@ def complete_line(line: str) -> list[str]:
         ("mpt check trainer.jit_compile=", [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")]),
         ("mpt train model=cnn model.", [
             "model.dropout=", "model.filters=", "model.freeze=", "model.hidden_units=", "model.name=",
-            "model.unfreeze=", "model.weights="]),
+            "model.skip_mismatch=", "model.unfreeze=", "model.weights="]),
+        ("mpt plan --device h", ["h100", "h200"]),
         ("mpt train optimizer.schedule.b", ["optimizer.schedule.boundaries="]),
         ("mpt train model.kw", ["model.kwargs."]),
         ("mpt list o", ["optimizers"]),
@@ -108,7 +109,7 @@ def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
     assert complete_line("mpt run mi") == complete_line("mpt run policy=float32 train.py mi") == list(names)
 
 
-NO_FILES = ("EXPRESSION", "TAG", "N,N…", "NAME[:min|:max]")
+NO_FILES = ("N,N…", "NAME[:min|:max]", "EXPRESSION", "TAG")
 
 
 @pytest.mark.parametrize("verb", LISTED_VERBS)

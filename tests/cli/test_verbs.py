@@ -48,7 +48,7 @@ def test_check_says_what_it_found(mpt) -> None:
     assert done.code == 0
     assert done.out == "ok: digits_cnn: cnn on digits, sgd, mixed_bfloat16, loss scale auto\n"
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
-        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "build": None,
+        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "environment": [], "build": None,
     }  # fmt: skip
 
 
