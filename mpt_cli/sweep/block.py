@@ -53,9 +53,9 @@ class Block:
         conditions = [replace(each, axes=_without(each.axes, given)) for each in self.conditions]
         seeds = range(first_seed, first_seed + self.seeds) if self.seeds and "seed" not in given else ()
         last = [(_assignment("seed", list(seeds)),)] if seeds else []
-        fixed = [(each,) for each in grid.assignments if not each.is_varied]
-        varied = [(each,) for each in grid.assignments if each.is_varied]
-        return replace(self, axes=[*fixed, *_without(self.axes, given), *varied, *last], conditions=conditions)
+        recipes = [(each,) for each in grid.assignments if each.key == "conf" and self.axes]
+        rest = [(each,) for each in grid.assignments if (each,) not in recipes]
+        return replace(self, axes=[*recipes, *_without(self.axes, given), *rest, *last], conditions=conditions)
 
     @property
     def most_points(self) -> int:
@@ -70,12 +70,10 @@ class Block:
         return list(dict.fromkeys(assignment.key for axis in axes for assignment in axis))
 
     def points(self) -> Iterator["Point"]:
-        """Every combination, in order, each once."""
-        found: dict[tuple[str, ...], Point] = {}
+        """Every combination, in order."""
         for point in self._multiplied(_product(self.axes)):
             if not any(point.has(values) for values in self.excluded):
-                found.setdefault(point.words, point)
-        yield from found.values()
+                yield point
 
     def _multiplied(self, points: Iterator["Point"]) -> Iterator["Point"]:
         for point in points:

@@ -490,10 +490,11 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
 
 
 def results_csv(found: SweepResults) -> str:
-    """A row per job, with its rank and every varied key in a column of its own."""
+    """A row per job, with its rank and every varied key in a column of its own, empty where the job has none of it."""
     ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
+    blank = dict.fromkeys(found.plan.varied)
     rows = [
-        {"rank": ranks[result.job.number], **result.job.overrides, **_job_dict(found, result)}
+        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **_job_dict(found, result)}
         for result in found.results
     ]
     return csv_text(rows)
