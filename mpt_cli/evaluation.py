@@ -14,9 +14,9 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
-from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress

@@ -14,6 +14,7 @@ from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.training.assembly import Assembly
+from mpt_cli.training.program import Program
 
 ROUNDS = 3  # attempts at finding the layers to keep in float32
 
@@ -73,18 +74,19 @@ class Diagnosis:
         return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
 
 
-def diagnose(settings: Settings, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(program: Program, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
     """Measure, recommend, verify. Leaves nothing behind; `say` hears what is going on.
 
     Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
     NumericalError where the loss or its gradients are not finite in float32.
     """
+    settings = program.settings
     _check_phase(settings, request)
     say(f"{settings.recipe}: building it three times, as it is, in float32 and in float16")
     if settings.phases:
         say(f"phase {request.phase} of {len(settings.phases)} is measured" + (
             ", after training those before it" if request.phase > 1 else "; --phase N measures another"))
-    examination = Examination(settings, platform, request)
+    examination = Examination(program, platform, request)
     _check_steps(request, examination.parts)
     for step in sorted({examination.first_step + each for each in request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))

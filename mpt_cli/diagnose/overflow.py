@@ -13,28 +13,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.diagnose.examination import RunStepper
-from mpt_cli.diagnose.passes import (
-    GRADIENT,
-    VALUE,
-    Counted,
-    Counts,
-    PassOptions,
-    Probes,
-    build_pass,
-    name_of,
-    owners_of_weights,
-    parts_of,
-    weights_of,
-)
+from mpt_cli.diagnose.passes import Counted, PassOptions, build_pass
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
+from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, name_of, owners_of_weights, parts_of, weights_of
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
+from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
+from mpt_cli.engine.probes import Probes, count_weights, weights_of
 from mpt_cli.precision.step_jax import TrainState
 
 Tensor = Any

@@ -5,7 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, Probes, count_updates, count_weights, weights_of
+from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
+from mpt_cli.engine.probes import Probes, count_weights, weights_of
 from mpt_cli.precision.keras_internals import predict_in_training, training_loss
 
 Tensor = Any

@@ -7,20 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.diagnose.passes import (
-    GRADIENT,
-    LOST_BFLOAT16,
-    LOST_FLOAT16,
-    MOVED,
-    Counted,
-    Counts,
-    GradientPass,
-    Probes,
-    add_up,
-    name_of,
-    owners_of_weights,
-    parts_of,
-)
+from mpt_cli.diagnose.passes import LOST_BFLOAT16, LOST_FLOAT16, MOVED, Counted, GradientPass, add_up
+from mpt_cli.engine.probes import GRADIENT, Counts, Probes, name_of, owners_of_weights, parts_of
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,

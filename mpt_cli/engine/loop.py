@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
 from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
@@ -83,6 +84,7 @@ class Engine(ABC):
         self.compiling: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext()
         self._compiled: set[tuple[Any, ...]] = set()
         self._was_evaluated = False  # since the last training step
+        self._counters: dict[bool, FlowCounter] = {}  # of the model as it is, and with every layer in float32
 
     @property
     def own(self) -> OwnSteps | None:
@@ -136,6 +138,7 @@ class Engine(ABC):
     def rebuild(self) -> None:
         """Compile everything again: other layers of the model are trained, by another optimizer."""
         self.forget_last_call()
+        self._counters.clear()
         self._make_functions()
 
     @abstractmethod
@@ -165,12 +168,21 @@ class Engine(ABC):
         """`(x, y, sample_weight)` of these examples, on the device."""
 
     @abstractmethod
-    def gradients(self, source: Any, row: NDArray[np.int32], scale: float) -> list[Any]:
-        """Gradients of one batch under this loss scale, on the device; nothing in the model changes."""
+    def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
+        """What flows in a training step of one batch under this loss scale; nothing in the model changes.
 
-    @abstractmethod
-    def compare_gradients(self, base: list[Any], raised: list[Any]) -> list[float]:
-        """`gradient_samples.compare_gradients` as plain numbers."""
+        With `in_float32` of the model with every layer in float32. float16 is rounded where the layers round it, also
+        where the training step keeps more between the operations it fuses.
+        """
+
+    def flow_map(self) -> FlowMap:
+        """Which layer each row of a `Flow` is of; known after the first one of the model as it is."""
+        return FlowMap.of(self.model, self._counter(False).probes)
+
+    def _counter(self, in_float32: bool) -> FlowCounter:
+        if in_float32 not in self._counters:
+            self._counters[in_float32] = FlowCounter(self.model, in_float32)
+        return self._counters[in_float32]
 
     def reset_metrics(self) -> None:
         """Forget the metrics so far."""
@@ -326,7 +338,8 @@ def pack_record(record: StepRecord) -> tuple[Any, Any]:
     """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
     ops, records = keras.ops, (record, *record.optimizers)
     floats = ops.stack([getattr(each, name) for each in records for name in FLOAT_FIELDS])
-    return floats, ops.stack([ops.cast(getattr(each, name), "int32") for each in records for name in INT_FIELDS])
+    ints = [each.outcome if name == "finite" else getattr(each, name) for each in records for name in INT_FIELDS]
+    return floats, ops.stack([ops.cast(value, "int32") for value in ints])
 
 
 def row_lengths(model: Any) -> tuple[int, int]:
@@ -341,7 +354,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepReco
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(record.loss), record.zero > 0
-    applied = record.finite | (optimizer.on_overflow == "apply")
+    applied = record.applied(optimizer.on_overflow == "apply")
     at_floor = record.scale_before <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,

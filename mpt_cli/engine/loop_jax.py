@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mpt_cli.engine.distribution import replicate_array
-from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     GRADIENTS,
     TRAINING,
@@ -72,8 +72,7 @@ class JaxEngine(Engine):
         self._make_training()
         self._evaluate_many = self._compile(lambda *given: self._evaluate_loop(*given), donate_argnums=2)
         self._evaluate_one = self._compile(lambda *given: self._evaluate_step(*given), donate_argnums=2)
-        self._gradients = jax.jit(lambda *given: self._gradients_of(*given)) if self.jit_compile else self._gradients_of
-        self._compare = jax.jit(lambda *given: compare_gradients(self.model, *given))
+        self._flows = {in_float32: self._compiled_flow(in_float32) for in_float32 in (False, True)}
         self._begin = jax.jit(lambda *given: self._first_carry(*given), donate_argnums=0)
         self._end = jax.jit(lambda state: self._look_back(state))
         self._results = jax.jit(lambda values: self._keras_metrics(values))
@@ -135,22 +134,29 @@ class JaxEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return self._batch(source, self.to_device(row))
 
-    def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
+    def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
         model = self.model
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         state = tuple([v.value for v in variables] for variables in lists)
-        with self._called(GRADIENTS, row.shape):
-            return self._gradients(state, source, self.to_device(row), np.float32(scale))
+        with self._called(GRADIENTS, (*row.shape, in_float32)):
+            return Flow(*jax.device_get(self._flows[in_float32](state, source, self.to_device(row), np.float32(scale))))
 
-    def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
-        with self._called(GRADIENTS):
-            return [float(value) for value in np.asarray(self._compare(base, raised))]
+    def _compiled_flow(self, in_float32: bool) -> Callable[..., Flow]:
+        if not self.jit_compile:
+            return partial(self._flow_of, in_float32)
+        # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
+        return jax.jit(partial(self._flow_of, in_float32), compiler_options={"xla_allow_excess_precision": False})
 
-    def _gradients_of(self, state: Any, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
+    def _flow_of(self, in_float32: bool, state: Any, source: Any, row: Tensor, scale: Tensor) -> Flow:
+        counter, batch = self._counter(in_float32), self._batch(source, row)
         weights, frozen, metrics = state
-        batch = self._batch(source, row)
-        gradient = jax.grad(lambda weights: pure_loss(self.model, (weights, frozen, metrics), batch) * scale)
-        return kept_gradients(gradient(weights), self.model.trainable_variables)
+
+        def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> Tensor:
+            with counter.installed(sinks):
+                return pure_loss(self.model, (weights, frozen, metrics), batch) * scale
+
+        gradients, sinks = jax.grad(scaled_loss, argnums=(0, 1))(counter.weights(weights), counter.probes.sinks())
+        return counter.count(gradients, sinks)
 
     def _metric_vector(self, values: list[Tensor]) -> Tensor:
         if self.own is not None and self.own.train_names:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from mpt_cli.data.rows import Ragged
-from mpt_cli.engine.gradient_samples import compare_gradients, kept_gradients, pure_loss
+from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     EVALUATION,
     GRADIENTS,
@@ -25,6 +25,7 @@ from mpt_cli.engine.loop import (
     row_lengths,
     update_streaks,
 )
+from mpt_cli.engine.probes import ReplicaSinks
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import StepRecord
 from mpt_cli.precision.own_step import optimizers_of
@@ -52,8 +53,10 @@ class TensorFlowEngine(Engine):
         self._compiled.clear()
         self._make_training()
         self._evaluate = self._loop(self._evaluate_loop)
-        self._gradients = self._function(self._gradients_of)
-        self._compare = self._function(partial(compare_gradients, self.model))
+        # not XLA, which keeps float32 between the operations it fuses: nothing would be seen to underflow there
+        self._flows = {
+            in_float32: tf.function(partial(self._flow_of, in_float32), autograph=False) for in_float32 in (False, True)
+        }
         self._all_finite = self._function(self._weights_all_finite)
         self._reset = tf.function(self._reset_metrics, autograph=False)  # eagerly, each variable is a call of its own
         self._results = tf.function(self._keras_metrics, autograph=False)
@@ -130,27 +133,27 @@ class TensorFlowEngine(Engine):
     def batch(self, source: Any, row: Any) -> Any:
         return _batch(source, tf.convert_to_tensor(row))
 
-    def gradients(self, source: Any, row: Any, scale: float) -> list[Tensor]:
-        with self._called(GRADIENTS, row.shape):
-            return list(self._gradients(source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32)))
+    def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
+        with self._called(GRADIENTS, (*row.shape, in_float32)):
+            found = self._flows[in_float32](source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32))
+            return Flow(*(array.numpy() for array in found))
 
-    def compare_gradients(self, base: list[Tensor], raised: list[Tensor]) -> list[float]:
-        with self._called(GRADIENTS):
-            return [float(value) for value in self._compare(base, raised).numpy()]
+    def _flow_of(self, in_float32: bool, source: Any, row: Tensor, scale: Tensor) -> Flow:
+        """On several replicas that of the first, before gradients are added up: there they are flushed or not."""
+        model, counter, sinks = self.model, self._counter(in_float32), ReplicaSinks()
 
-    def _gradients_of(self, source: Any, row: Tensor, scale: Tensor) -> list[Tensor]:
-        """On several replicas those of the first, before they are added up: there they are flushed or not."""
-        model = self.model
-
-        def differentiate(source: Any, row: Tensor) -> list[Tensor]:
+        def differentiate(source: Any, row: Tensor) -> Flow:
             lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-            state = tuple([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
+            trained, *others = ([tf.convert_to_tensor(v.value) for v in variables] for variables in lists)
+            weights, sinks.values = counter.weights(trained), counter.probes.sinks()
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(state[0])
-                scaled = pure_loss(model, state, _batch(source, row)) * scale
-            return kept_gradients(tape.gradient(scaled, state[0]), lists[0])
+                tape.watch([weights, sinks.values])
+                scaled = pure_loss(model, (weights, *others), _batch(source, row)) * scale
+            found = tape.gradient(scaled, [*weights, *sinks.values])
+            return counter.count(found[: len(weights)], found[len(weights) :])
 
-        return list(self._on_replicas(differentiate, source, row))
+        with counter.installed(sinks):
+            return Flow(*self._on_replicas(differentiate, source, row))
 
     def _train_loop(self, source: Any, batch_indices: Tensor, packed: Tensor) -> LoopResult:
         control = LoopControl.unpack(packed)

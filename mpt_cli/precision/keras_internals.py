@@ -4,6 +4,7 @@ What each is for, and what there is instead in public, stands at its function. `
 names every one, so that a Keras without it is told from a defect of ours.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +44,12 @@ def lacks_variables(model: Any) -> bool:
     """Whether a layer, the metrics, the loss or the optimizer of a compiled model is not built."""
     parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
     return not all(part is None or part.built for part in parts)
+
+
+def compiled_loss_weights(model: Any) -> Any:
+    """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config.get("loss_weights")
 
 
 def loss_tracker(model: Any) -> Any:
@@ -228,6 +235,45 @@ def tensorflow_left_out() -> Iterator[None]:
         yield
     finally:
         lazy_tensorflow._available = known
+
+
+@contextmanager
+def large_variables_without_values(most_elements: int) -> Iterator[None]:
+    """On JAX: inside, variables of more elements are made without their values, as Keras makes those of a stateless
+    scope. Whoever reads one while a program is traced sees zeros of its shape, which take no memory there."""
+    from keras.src.backend.jax.core import JaxVariable
+
+    original = JaxVariable._initialize_with_initializer
+
+    def initialize(variable: Any, initializer: Any) -> None:
+        if math.prod(variable.shape) <= most_elements:
+            original(variable, initializer)
+        else:
+            variable._value, variable._initializer = None, keras.initializers.Zeros()
+
+    JaxVariable._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        JaxVariable._initialize_with_initializer = original
+
+
+@contextmanager
+def computing_in_float32(model: Any) -> Iterator[None]:
+    """Inside, every layer of `model` computes in float32, whatever its policy; afterwards as before.
+
+    The public setter of `dtype_policy` quantizes, and writes into the policies that layers share. What a layer took
+    over from its policy when it was made, or casts to float16 by name, stays.
+    """
+    layers, policy = [model, *inner_layers(model)], keras.DTypePolicy("float32")
+    kept = [layer._dtype_policy for layer in layers]
+    try:
+        for layer in layers:
+            layer._dtype_policy = policy
+        yield
+    finally:
+        for layer, own in zip(layers, kept, strict=True):
+            layer._dtype_policy = own
 
 
 LayerCall = Callable[..., Any]

@@ -14,6 +14,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+LET_THROUGH = "let_through"  # an overflow that was applied all the same, as loss_scale.let_through_after says
 PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
@@ -104,7 +105,8 @@ class Event:
 
     step: int
     epoch: int
-    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the run
+    # overflow (one skipped step, whatever it did to the scale) | let_through (one that was applied all the same, after
+    # as many skips as loss_scale.let_through_after) | growth | decline | floor | ceiling | rollback (the run
     # went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
     kind: str
     scale_before: float
@@ -129,20 +131,57 @@ class Event:
         return self.scale_after != self.scale_before
 
 
+# the kinds of a LayerSample
+ACTIVATIONS, ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS = "activations", "activation_gradients", "weight_gradients"
+VANISHED, OVERFLOWED, FLUSHED, DEAD = "vanished", "overflowed", "flushed", "dead"  # the faults of a layer
+NEARLY_ALL = 0.9  # of the elements, and half of their sum: a softmax over many classes has most of its values near 0
+MOST_OF_SUM = 0.5
+
+
+@dataclass(frozen=True)
+class LayerSample:
+    """What float16 made of one kind of tensor in one layer, held against a float32 run of the same batch.
+
+    Shares but `overflowed` (of all elements) are of the `values`, the elements that are not 0 in float32. Gradients are
+    those of the scaled loss. `exponents` counts the values of the float32 run: the one at place i lies from
+    2**(lowest_exponent + i) up to twice that.
+    """
+
+    layer: str
+    kind: str  # activations (the outputs) | activation_gradients (of the outputs) | weight_gradients
+    dtype: str  # in which they flow
+    values: int
+    flushed: float  # 0, though not in float32
+    subnormal: float  # below 2^-14, where bits are lost; 0 where they flow in another dtype than float16
+    overflowed: float  # inf or nan
+    kept_sum: float  # what is left of the summed magnitude
+    lowest_exponent: int | None
+    exponents: tuple[int, ...] = ()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether next to nothing of it is left."""
+        return self.values > 0 and self.flushed >= NEARLY_ALL and self.kept_sum <= MOST_OF_SUM
+
+
 @dataclass(frozen=True)
 class GradientSample:
-    """What the gradients of one batch were like, after `step`. Shares are of the elements that are not really zero.
+    """What the gradients of one batch were like, after `step`. Shares are of the elements that are not zero in a
+    float32 run of the same batch with the same weights.
 
-    `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before the
-    largest one passes 65504, None where all are zero. On N replicas (`distribute=mirrored`) the gradients are those of
-    the first before they are added up: of its share of the batch, divided by N.
+    `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
+    gradient of a weight overflows, None where all are zero. On N replicas (`distribute=mirrored`) the gradients are
+    those of the first before they are added up: of its share of the batch, divided by N. `faults` are the layers that
+    do not train as they would in float32, in the order of the forward pass: where the outputs vanished (all but a few
+    are 0), overflowed, where the gradients of the weights were flushed, or are all 0 in float32 too (dead).
     """
 
     step: int
     norm: float
-    flushed_share: float  # zero at this loss scale, but not at a higher one
+    flushed_share: float  # zero in float16
     subnormal_share: float  # below 2^-14 in layers that compute in float16, where bits are lost
     headroom_doublings: float | None
+    faults: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

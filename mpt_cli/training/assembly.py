@@ -4,6 +4,7 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -120,15 +121,23 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(policy.name, policy.head, policy.overrides, policy.float8)
 
 
-def assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
+@dataclass(frozen=True)
+class Hardware:
+    """What the steps run on where it is not what `distribute` says: the devices, and the engine that uses them."""
+
+    distribution: Distribution
+    build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
+
+
+def assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
     with policy_of(program.settings).scope():
-        return _assemble(program, platform, data)
+        hardware = hardware or Hardware(build_distribution(program.settings, platform.gpus))
+        return _assemble(program, platform, data, hardware)
 
 
-def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
-    settings = program.settings
-    distribution = build_distribution(settings, platform.gpus)
+def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
+    settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
     data = data_for(settings, model, data)
@@ -144,7 +153,8 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
+    wrapper = injector.wrap_step if injector else None
+    engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():

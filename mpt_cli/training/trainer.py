@@ -265,14 +265,18 @@ class Trainer:
 
     def _sample(self, sampler: GradientSampler) -> GradientSample | None:
         assert self.last_piece is not None
-        sample = sampler.take(self.last_piece, self.ledger.seen, self.ledger.scale)
-        self.ledger.sample = sample or self.ledger.sample
-        return sample
+        look = sampler.take(self.last_piece, self.ledger.seen, self.ledger.scale)
+        if look is None:
+            return None
+        self.telemetry.layers(self.ledger.seen, self.ledger.scale, look.layers)
+        self.ledger.sample = look.sample or self.ledger.sample
+        return look.sample
 
     def _sample_if_due(self) -> GradientSample | None:
-        """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption."""
+        """Only at the regular lines of the log, so that it depends on neither the calls nor a resumption; nor where it
+        would take too much of the time."""
         step, every = self.ledger.seen, self.plan.log_every_steps
-        if self.sampler is None or self.sampler.next_due(step - 1, every) != step:
+        if self.sampler is None or self.sampler.next_due(step - 1, every) != step or not self.sampler.is_affordable:
             return None
         self.telemetry.progress(step, self.progress.epoch, "sampling gradients")
         return self._sample(self.sampler)

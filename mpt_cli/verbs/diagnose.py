@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import conf_override, recipe_paths, shell_command
+from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
@@ -94,8 +94,9 @@ def _measure(
     from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import Request
     from mpt_cli.report.picture import missing_matplotlib
+    from mpt_cli.training.program import SettingsProgram
 
-    found = diagnose(settings, platform, Request(*request), say)
+    found = diagnose(SettingsProgram(settings), platform, Request(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
     if missing := missing_matplotlib():
         say(missing)

@@ -9,7 +9,8 @@ from backends import gradients
 from keras import layers, ops
 from nets import Subclassed, functional, sequential, subclassed
 
-from mpt_cli.diagnose.passes import GRADIENT, VALUE, PassOptions, Probes, build_pass, name_of, parts_of
+from mpt_cli.diagnose.passes import PassOptions, build_pass
+from mpt_cli.engine.probes import GRADIENT, VALUE, Probes, name_of, parts_of
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
 
 NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}

@@ -77,7 +77,7 @@ def fitted_twice(ema: bool = False) -> tuple[dict[str, np.ndarray], dict[str, np
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ema", [False, True])
+@pytest.mark.parametrize("ema", [pytest.param(False, marks=pytest.mark.long), True])
 def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(tmp_path, ema):
     """Dropout, BatchNormalization that is frozen and trained on, fresh slots of Adam, averages that become the weights.
     The tolerance is of some roundings of float32 (2^-23) a step: Keras adds up in programs of other shape."""

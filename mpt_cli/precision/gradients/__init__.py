@@ -25,6 +25,7 @@ from mpt_cli.precision.gradients.gradient_probe import (
     share_flushed,
     share_overflow,
     share_subnormal,
+    statistics_of_each,
 )
 from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_to
 
@@ -54,4 +55,5 @@ __all__ = [
     "share_flushed",
     "share_overflow",
     "share_subnormal",
+    "statistics_of_each",
 ]

@@ -14,7 +14,7 @@ from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, Run
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
-GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name != "step")
+GRADIENT_FIELDS = tuple(field.name for field in fields(GradientSample) if field.name not in ("step", "faults"))
 
 
 def snapshot_fields(snapshot: Snapshot) -> dict[str, Any]:
@@ -105,6 +105,9 @@ class JsonlSink(Sink):
         self._events.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
         self._metrics.open()
         self._events.open()
 
@@ -161,6 +164,9 @@ class CsvSink(Sink):
         self._file.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
+        self.reopen()
+
+    def reopen(self) -> None:
         self._file.open()
 
     def close(self) -> None:

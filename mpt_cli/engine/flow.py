@@ -1,0 +1,218 @@
+"""What flows through a model in one training step, counted by exponent: as it trains, and with every layer in float32.
+
+Probes count it, so that neither pass leaves a trace in the model. The two sets of counts say per layer, forward and
+backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from mpt_cli.engine.probes import (
+    GRADIENT,
+    VALUE,
+    Counts,
+    Probes,
+    Tensor,
+    count_weights,
+    name_of,
+    owners_of_weights,
+    parts_of,
+    weights_of,
+)
+from mpt_cli.precision.finite import dense, is_overwritten
+from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
+from mpt_cli.precision.keras_internals import computing_in_float32, inner_layers, predict_in_training, training_loss
+from mpt_cli.telemetry.records import (
+    ACTIVATION_GRADIENTS,
+    ACTIVATIONS,
+    DEAD,
+    FLUSHED,
+    OVERFLOWED,
+    VANISHED,
+    WEIGHT_GRADIENTS,
+    LayerSample,
+)
+
+
+def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
+    """float32 scalar: the loss of a training step on `batch`, as a pure function.
+
+    `state` holds the values of the trainable, non-trainable and metric variables, in the order of the model's own
+    lists, in any dtype. What the step would change (statistics, seeds, metrics) is computed and thrown away, on both
+    backends.
+    """
+    variables = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
+    x, y, weight = keras.utils.unpack_x_y_sample_weight(batch)
+    # as each backend's own step does it: only the former casts the inputs of a subclassed model
+    forward = model if keras.backend.backend() == "tensorflow" else model.call
+    scope = keras.StatelessScope(collect_losses=True)
+    for group, values in zip(variables, state, strict=True):
+        # not as an argument, which casts each value to the dtype of its variable
+        scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
+    with scope:
+        loss = training_loss(model, x, y, predict_in_training(model, x, forward), weight)
+    return ops.cast(loss, "float32")
+
+
+class Flow(NamedTuple):
+    """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
+    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
+    and `norm`, the sum of squares and the largest magnitude of the latter."""
+
+    parts: Counts
+    weights: Counts
+    norm: Counts
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether no gradient of a weight holds inf or nan."""
+        return not self.weights[:, INFS : NANS + 1].any()
+
+
+class FlowCounter:
+    """Counts what flows through `model` in a training step, as it is or with every layer in float32."""
+
+    def __init__(self, model: Any, in_float32: bool) -> None:
+        self.model, self.in_float32 = model, in_float32
+        self.probes = Probes(parts_of(model), values=True)
+
+    @contextmanager
+    def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
+        """Around the forward pass."""
+        with computing_in_float32(self.model) if self.in_float32 else nullcontext(), self.probes.installed(sinks):
+            yield
+
+    def weights(self, values: list[Tensor]) -> list[Tensor]:
+        """The values of the trainable variables to differentiate by: float16 ones would round their own gradients."""
+        if not self.in_float32:
+            return values
+        return [ops.cast(v, "float32") if _is_narrow(v) else v for v in values]
+
+    def count(self, gradients: list[Tensor | None], sinks: list[Tensor | None]) -> Flow:
+        """On the device, from the gradients by all trainable variables and by the sinks; None is all 0."""
+        variables = self.model.trainable_variables
+        kept = [ops.zeros(v.shape) if g is None else dense(g)
+                for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
+        found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
+        return Flow(ops.stack(found), count_weights(kept), _norm(kept))
+
+
+def _is_narrow(value: Tensor) -> bool:
+    return keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
+
+
+def _norm(gradients: list[Tensor]) -> Tensor:
+    wide = [ops.cast(gradient, "float32") for gradient in gradients]
+    squares, largest = ops.zeros(()), ops.zeros(())
+    for gradient in wide:
+        squares = squares + ops.sum(ops.square(gradient))
+        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
+    return ops.stack([squares, largest])
+
+
+@dataclass(frozen=True)
+class Place:
+    """A layer, plain operation or weight without a layer: the rows of a `Flow` that are of it, and their dtypes."""
+
+    name: str
+    part: int | None  # None: its outputs are those of a layer inside, or it was not called
+    weights: tuple[int, ...]
+    dtype: str
+    output_dtype: str
+    is_called: bool
+
+
+@dataclass(frozen=True)
+class FlowMap:
+    """The places of a model in the order of the forward pass."""
+
+    places: tuple[Place, ...]
+
+    @classmethod
+    def of(cls, model: Any, probes: Probes) -> "FlowMap":
+        """As the probes met them in the pass of the model as it is."""
+        parts, owners = probes.parts, owners_of_weights(model)
+        called = {id(parts[index]) for index in probes.order}
+        order = [*probes.order, *(index for index in range(len(parts)) if index not in probes.order)]
+        found = [_place(index, probes, owners, called) for index in order]
+        loose = [(v.path, place) for place, v in enumerate(weights_of(model)) if owners[place] is None]
+        found += [Place(path, None, (place,), model.compute_dtype, "", True) for path, place in loose]
+        return cls(tuple(place for place in found if place.part is not None or place.weights))
+
+    def layer_samples(self, base: Flow, shadow: Flow) -> list[LayerSample]:
+        """`base` held against `shadow`, the same in float32: what there is of each place."""
+        rows = []
+        for place in self.places:
+            if place.part is not None:
+                pair = base.parts[place.part], shadow.parts[place.part]
+                rows.append(_layer_sample(place.name, ACTIVATIONS, place.output_dtype, *(p[VALUE] for p in pair)))
+                if pair[1][GRADIENT].sum():
+                    gradients = (p[GRADIENT] for p in pair)
+                    rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
+            if place.weights:
+                own = (flow.weights[list(place.weights)].sum(axis=0) for flow in (base, shadow))
+                rows.append(_layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own))
+        return rows
+
+    def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
+        """The layers that do not train as they would in float32, each with what is wrong with it."""
+        trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
+        called = {place.name for place in self.places if place.is_called}
+        found: dict[str, str] = {}
+        for row in rows:
+            if row.kind == ACTIVATIONS and row.overflowed:
+                found.setdefault(row.layer, OVERFLOWED)
+            elif row.is_lost and row.kind != ACTIVATION_GRADIENTS:
+                found.setdefault(row.layer, VANISHED if row.kind == ACTIVATIONS else FLUSHED)
+            elif row.kind == WEIGHT_GRADIENTS and trains and not row.values and row.layer in called:
+                found.setdefault(row.layer, DEAD)
+        return found
+
+    def doublings_to_overflow(self, shadow: Flow) -> int | None:
+        """How often the scale could double before a float16 gradient passes 2^16, by their size in float32."""
+        bound = [shadow.parts[p.part, GRADIENT] for p in self.places if p.part is not None and p.output_dtype == HALF]
+        bound += [shadow.weights[w] for p in self.places if p.dtype == HALF for w in p.weights]
+        tops = [top for counts in bound if (top := largest_exponent(counts)) is not None]
+        return 15 - max(tops) if tops else None
+
+
+HALF = "float16"
+
+
+def _place(index: int, probes: Probes, owners: list[int | None], called: set[int]) -> Place:
+    part = probes.parts[index]
+    own = tuple(place for place, owner in enumerate(owners) if owner == index)
+    is_called = id(part) in called
+    shows_outputs = is_called and (bool(own) or not any(id(inner) in called for inner in inner_layers(part)))
+    output_dtype = probes.dtypes.get(index, "float32")
+    dtype = getattr(part, "compute_dtype", None) or output_dtype
+    return Place(name_of(part), index if shows_outputs else None, own, dtype, output_dtype, is_called)
+
+
+_MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
+_SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
+
+
+def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Counts) -> LayerSample:
+    low, high = base.astype(np.float64), shadow.astype(np.float64)
+    values, size = high[:INFS].sum(), max(low.sum(), 1.0)
+    occupied = np.flatnonzero(high[:INFS])
+    first = int(occupied[0]) if occupied.size else None
+    bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
+    small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF else 0.0
+    whole = high[:INFS] @ _MAGNITUDES
+    return LayerSample(
+        layer, kind, dtype, int(values), _share(low[ZEROS] - high[ZEROS], values), _share(small, values),
+        _share(bad, size), _share(low[:INFS] @ _MAGNITUDES, whole), None if first is None else first - EXPONENT_BIAS,
+        () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
+    )  # fmt: skip
+
+
+def _share(part: float, whole: float) -> float:
+    return float(min(max(part / whole, 0.0), 1.0)) if whole else 0.0

@@ -1,0 +1,222 @@
+"""Probes around every layer of a model, which count what goes through them, forward and backward, and change nothing.
+
+Each layer's `call` is replaced by one that passes tensors through an identity, whose gradient for a sink is the counts
+of `precision.gradients.gradient_statistics`. The counts leave a compiled pass as gradients, so nothing leaks out of
+loops, branches or recomputed blocks, and all other gradients stay bit for bit what they were. Any kind of model will
+do: Sequential, functional or subclassed, built by whomever.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+from numpy.typing import NDArray
+
+from mpt_cli.precision import layers_of
+from mpt_cli.precision.finite import dense, is_overwritten
+from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
+from mpt_cli.precision.gradients.custom_gradients import define_gradient
+from mpt_cli.precision.keras_internals import calls_through, inner_layers
+
+Counts = NDArray[np.float32]
+Tensor = Any
+GRADIENT, VALUE = 0, 1  # rows of a sink: counts of the gradient and, where it has a second row, of the value itself
+
+
+class Probes:
+    """Probes around `parts` (layers, operations of a functional model), on while `installed` lasts.
+
+    What tracing shows is kept: `order`, the indices of the parts in the order they are called; `dtypes` of their
+    outputs; `consumers`, which parts take the output of a part; `trained`, the parts whose output depends on a
+    trainable weight. Training computes no gradient for the others, so theirs is not counted.
+    """
+
+    def __init__(self, parts: Sequence[Any], inputs: bool = False, values: bool = False) -> None:
+        self.parts, self.inputs = list(parts), inputs
+        self.rows = 2 if values else 1
+        self.order: list[int] = []
+        self.dtypes: dict[int, str] = {}
+        self.consumers: dict[int, set[int]] = {}
+        self.trained: set[int] = set()
+        self.trained_inputs: set[int] = set()
+        self._traces: _TensorOrigins = _TensorOrigins()
+
+    @property
+    def sink_count(self) -> int:
+        """One per part for its output, and with `inputs` as many again, before them, for its input."""
+        return len(self.parts) * (2 if self.inputs else 1)
+
+    def sinks(self) -> list[Tensor]:
+        """Zeros to differentiate by."""
+        return [ops.zeros((self.rows, SINK_SIZE), "float32") for _ in range(self.sink_count)]
+
+    @contextmanager
+    def installed(self, sinks: Sequence[Tensor]) -> Iterator[None]:
+        """The parts call through probes inside; afterwards each has the `call` it had."""
+        self._traces = _TensorOrigins()
+        with calls_through(self.parts, lambda index, call: self._probed(index, call, sinks)):
+            yield
+
+    def _probed(self, index: int, call: Callable[..., Any], sinks: Sequence[Tensor]) -> Callable[..., Any]:
+        def probed_call(*arguments: Any, **named: Any) -> Any:
+            into = sinks[index] if self.inputs else None  # only now: each replica has its own
+            out_of = sinks[index + len(self.parts) * self.inputs]
+            given = _float_tensors((arguments, named))
+            is_trained = self._enter(index, given)
+            if into is not None and (self.rows > 1 or is_trained):
+                arguments, named = _map_floats(lambda x: insert_probe(x, into), (arguments, named))
+                self._traces.rename(given, _float_tensors((arguments, named)))
+            outputs = call(*arguments, **named)
+            is_trained = is_trained or bool(getattr(self.parts[index], "trainable_weights", ()))
+            if self.rows > 1 or is_trained:
+                outputs = _map_floats(lambda x: insert_probe(x, out_of), outputs)
+            self._leave(index, _float_tensors(outputs), is_trained)
+            return outputs
+
+        return probed_call
+
+    def _enter(self, index: int, given: list[Tensor]) -> bool:
+        """Note who made the inputs; whether they depend on a trainable weight."""
+        if index not in self.order:
+            self.order.append(index)
+        for maker in self._traces.makers(given):
+            if maker != index:
+                self.consumers.setdefault(maker, set()).add(index)
+        is_trained = any(self._traces.is_trained(x) for x in given)
+        if is_trained:
+            self.trained_inputs.add(index)
+        return is_trained
+
+    def _leave(self, index: int, outputs: list[Tensor], is_trained: bool) -> None:
+        if is_trained:
+            self.trained.add(index)
+        for x in outputs:
+            self.dtypes[index] = keras.backend.standardize_dtype(x.dtype)
+        self._traces.note(index, outputs, is_trained)
+
+
+def parts_of(model: Any) -> list[Any]:
+    """The layers with none inside, then the plain operations (`x * 2`) of functional models.
+
+    >>> x = keras.Input((4,))
+    >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
+    'dense'
+    """
+    models = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model))]
+    operations = [operation for one in models for operation in getattr(one, "operations", [])]
+    plain = {id(operation): operation for operation in operations if not isinstance(operation, keras.Layer)}
+    return [*layers_of(model), *plain.values()]
+
+
+def name_of(part: Any) -> str:
+    """The path of a layer, the name of an operation."""
+    return str(getattr(part, "path", None) or part.name)
+
+
+class _TensorOrigins:
+    """Which part made a tensor of the pass that is being traced, and whether a weight had to do with it.
+
+    Of a tensor made between layers neither is known. The last part before it then counts as its maker, and it counts
+    as trained once anything was.
+    """
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[int, bool, Tensor]] = {}  # the tensor is kept so that its id stays its own
+        self._last: int | None = None
+        self._any_trained = False
+
+    def makers(self, tensors: list[Tensor]) -> set[int]:
+        known = [self._made[id(x)][0] if id(x) in self._made else self._last for x in tensors]
+        return {maker for maker in known if maker is not None}
+
+    def is_trained(self, tensor: Tensor) -> bool:
+        return self._made[id(tensor)][1] if id(tensor) in self._made else self._any_trained
+
+    def rename(self, before: list[Tensor], after: list[Tensor]) -> None:
+        for old, new in zip(before, after, strict=True):
+            if id(old) in self._made:
+                maker, is_trained, _ = self._made[id(old)]
+                self._made[id(new)] = maker, is_trained, new
+
+    def note(self, index: int, outputs: list[Tensor], is_trained: bool) -> None:
+        self._made.update({id(x): (index, is_trained, x) for x in outputs})
+        self._last = index
+        self._any_trained = self._any_trained or is_trained
+
+
+def insert_probe(x: Tensor, sink: Tensor) -> Tensor:
+    """`x` unchanged; the gradient for `sink` counts the gradient of x and, where sink has two rows, x itself."""
+    return define_gradient(lambda x, sink: x, _sink_gradients)(x, sink)
+
+
+def _sink_gradients(upstream: Tensor, x: Tensor, sink: Tensor) -> tuple[Tensor, Tensor]:
+    return upstream, count([upstream, x][: sink.shape[0]])
+
+
+def count(tensors: list[Tensor]) -> Tensor:
+    """`statistics_of_each`, on TensorFlow compiled by XLA on its own: half the time of its kernels for it."""
+    return _compiled_count()(tensors)
+
+
+@lru_cache(maxsize=1)
+def _compiled_count() -> Callable[[list[Tensor]], Tensor]:
+    if keras.backend.backend() == "jax":
+        return statistics_of_each
+    import tensorflow as tf
+
+    compiled: Callable[[list[Tensor]], Tensor] = tf.function(statistics_of_each, jit_compile=True, autograph=False)
+    return compiled
+
+
+def _float_tensors(structure: Any) -> list[Tensor]:
+    return [x for x in keras.tree.flatten(structure) if _is_float_tensor(x)]
+
+
+def _map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
+    return keras.tree.map_structure(lambda x: function(x) if _is_float_tensor(x) else x, structure)
+
+
+def _is_float_tensor(x: Any) -> bool:
+    """Whether it is a dense tensor with values of floats, traced or not; not a symbolic one of Keras."""
+    if isinstance(x, keras.KerasTensor) or not keras.ops.is_tensor(x) or hasattr(x, "indices"):
+        return False
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
+
+
+def weights_of(model: Any) -> list[Any]:
+    """The trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
+    return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
+
+
+def count_weights(gradients: list[Tensor]) -> Tensor:
+    """Shape (gradients, SINK_SIZE)."""
+    return count([dense(gradient) for gradient in gradients])
+
+
+class ReplicaSinks(threading.local, Sequence[Tensor]):
+    """The sinks of the replica whose thread asks: probes are installed once around all of them."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return self.values[index]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+def owners_of_weights(model: Any) -> list[int | None]:
+    """For each trainable weight the index of the innermost layer that has it; None for one of the model itself."""
+    layers = layers_of(model)
+    held = [({id(v) for v in layer.trainable_variables}, index) for index, layer in enumerate(layers)]
+    owners: list[int | None] = []
+    for variable in weights_of(model):
+        holding = [(len(variables), index) for variables, index in held if id(variable) in variables]
+        owners.append(min(holding)[1] if holding else None)
+    return owners
