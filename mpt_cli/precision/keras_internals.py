@@ -179,6 +179,22 @@ def reading_values(variables: list[Any], values: list[Tensor]) -> AbstractContex
     return keras.StatelessScope(list(zip(variables, values, strict=True))) if variables else nullcontext()
 
 
+def add_losses_in_float32(model: Any) -> None:
+    """Have losses of layers (`add_loss`, regularizers) that are float16 or bfloat16 added to the loss in float32.
+
+    Keras adds them as they are, at which TensorFlow fails for an activity regularizer of a layer in float16.
+    """
+    if "_aggregate_additional_loss" in vars(model):
+        return
+    add = model._aggregate_additional_loss
+
+    def in_float32(loss: Tensor) -> Tensor:
+        is_half = keras.backend.standardize_dtype(loss.dtype) in ("float16", "bfloat16")
+        return add(keras.ops.cast(loss, "float32") if is_half else loss)
+
+    model._aggregate_additional_loss = in_float32
+
+
 def graph_calls(operation: Any) -> list[Any]:
     """The nodes of the graph of a functional model at which a layer or operation is called."""
     return list(operation._inbound_nodes)

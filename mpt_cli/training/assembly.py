@@ -34,7 +34,7 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
-from mpt_cli.precision.keras_internals import build_for_batch
+from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
@@ -390,6 +390,7 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
 
     Keras makes them at the first update, which inside a compiled step is too late; it has no public call for this.
     """
+    add_losses_in_float32(model)
     batch = first_batch(data, batch_size)
     if not can_be_called(model):
         return batch  # it has no outputs of its own

@@ -23,7 +23,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights
-from mpt_cli.precision.own_step import optimizers_in, unwrapped
+from mpt_cli.precision.own_step import can_be_called, optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
@@ -79,6 +79,7 @@ class ModelProgram(Program):
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
             put(inner)
         freeze_layers(self.settings, model)
+        model.built = model.built or not can_be_called(model)  # else Keras would not save what has no `call`
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
         return model
 

@@ -197,6 +197,8 @@ def _used_optimizers(
     unscaled = [each for each in used if not uses[each].scaled]
     if unscaled and scaling.scales:
         calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in unscaled)
+        if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
+            calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
         raise ConfigError(Problem(
             "model", f"{name}.train_step applies gradients of a loss that it does not scale, though layers compute in "
             "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.", None,

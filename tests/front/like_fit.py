@@ -159,6 +159,8 @@ KINDS: dict[str, tuple[Callable[[], Any], Callable[[], tuple[Any, ...]]]] = {
     "wrappers": (network(lambda: layers.TimeDistributed(layers.Dense(4, "relu")),
                          lambda: layers.Bidirectional(layers.GRU(3, return_sequences=True), merge_mode="sum"),
                          layers.Flatten, shape=(6, 5)), lambda: (X.reshape(COUNT, 6, 5), Y)),
+    "activity": (network(lambda: layers.Dense(4, activity_regularizer="l2", kernel_regularizer="l1"), shape=(30,)),
+                 lambda: (X, Y)),
     "mask": (MASKED, lambda: (keras.utils.pad_sequences(WORDS, padding="post"), LONG)),
 }  # fmt: skip
 

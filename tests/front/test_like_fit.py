@@ -23,8 +23,8 @@ def check(tmp_path: Path, backend: str, *names: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_inputs_that_are_ragged_sparse_and_uint8(tmp_path: Path) -> None:
-    names = "ragged", "csr", "uint8"
+def test_inputs_that_are_ragged_sparse_and_uint8_and_losses_of_layers(tmp_path: Path) -> None:
+    names = "ragged", "csr", "uint8", "activity"
     assert check(tmp_path, "tensorflow", *names) == [*names]
 
 
@@ -32,4 +32,4 @@ def test_inputs_that_are_ragged_sparse_and_uint8(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_all_kinds(tmp_path: Path, backend: str) -> None:
-    assert len(check(tmp_path, backend)) >= 19
+    assert len(check(tmp_path, backend)) >= 20
