@@ -155,6 +155,7 @@ class LayerSample:
     kept_sum: float  # what is left of the summed magnitude
     lowest_exponent: int | None
     exponents: tuple[int, ...] = ()
+    variable: str | None = None  # of weight_gradients: the path of the weight
 
     @property
     def is_lost(self) -> bool:
