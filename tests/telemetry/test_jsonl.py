@@ -15,7 +15,7 @@ EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
     sink.start(header)
     return sink
 
@@ -52,7 +52,7 @@ def test_the_end_of_an_epoch_is_in_the_file_at_once(tmp_path: Path, sink, snapsh
 
 def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
     sink.events([Event(step, 1, "overflow", 4.0, 2.0, 0, 7, "dense/kernel", "backward") for step in range(1, 300)])
-    found = lines(tmp_path / "events.jsonl")
+    found = lines(tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
     assert [line["step"] for line in found] == list(range(1, 300))
     assert set(EVENT_CONTRACT) <= set(found[0])
     assert (found[0]["inf"], found[0]["variable"], found[0]["schema_version"]) == (7, "dense/kernel", 1)
@@ -61,7 +61,7 @@ def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
     second.start(replace(header, attempt=2))
     second.snapshot(replace(snapshot, step=31))
     second.close()

@@ -55,7 +55,8 @@ def dead_branch() -> keras.Model:
 def attention() -> keras.Model:
     x = keras.Input((6, 8))
     y = layers.LayerNormalization(name="norm")(x + layers.MultiHeadAttention(2, 4, name="attend")(x, x))
-    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.GlobalAveragePooling1D(name="mean")(y)))
+    mean = layers.GlobalAveragePooling1D(name="mean")(y)
+    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(mean))
 
 
 def recurrent() -> keras.Model:
@@ -153,6 +154,8 @@ def check_weights(look: Look, half: list[np.ndarray], single: list[np.ndarray], 
     wanted = {v.path: direct_share(h, s) for v, h, s in zip(model.trainable_variables, half, single, strict=True)}
     assert shares.keys() == wanted.keys()
     for path, share in wanted.items():
+        if path.endswith("key/bias"):
+            continue  # a softmax cancels it: what there is of it is rounding noise, in both
         assert shares[path] == pytest.approx(share, abs=0.01), path
 
 
