@@ -5,13 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-long test-all test-keras lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-long test-all test-keras test-gpu-program lint types bench recipes wheel clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
+	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
 	@echo "make lint types wheel clean"
@@ -35,6 +36,9 @@ test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 	$(VENV)-newest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
 
+test-gpu-program: $(VENV)-gpu/.dev
+	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest tests/plan -m "long or not long"
+
 lint: $(VENV)/.dev
 	$(BIN)/ruff check mpt_cli tests benchmarks
 
@@ -53,7 +57,7 @@ wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel -q
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest dist build runs
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -64,6 +68,12 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+# JAX with the compiler for NVIDIA's GPUs, and no TensorFlow; it needs no GPU.
+$(VENV)-gpu/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip --disable-pip-version-check -q install -c constraints.txt -e ".[gpu-plan]" pytest hypothesis
 	@touch $@
 
 # Keras of another version with all the rest as it is pinned; the two share nothing with each other nor with .venv.

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpt_cli.front import compare, diagnose, fit, sweep
+    from mpt_cli.front import compare, diagnose, fit, plan, sweep
     from mpt_cli.precision import LossScaleOptimizer, Policy
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
@@ -28,11 +28,12 @@ __all__ = [
     "diagnose",
     "fit",
     "load_run",
+    "plan",
     "sweep",
 ]
 
 _HOMES = {
-    "mpt_cli.front": ("compare", "diagnose", "fit", "sweep"),
+    "mpt_cli.front": ("compare", "diagnose", "fit", "plan", "sweep"),
     "mpt_cli.precision": ("LossScaleOptimizer", "Policy"),
     "mpt_cli.recorder": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),

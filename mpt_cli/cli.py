@@ -22,9 +22,10 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
+from mpt_cli.settings.search_path import config_directories
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
 from mpt_cli.verbs import LISTED_VERBS, VERBS
-from mpt_cli.verbs.parser import load_verb, verb_parser
+from mpt_cli.verbs.parser import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
             5 expectation not met, 130 interrupted, 143 terminated"""
@@ -42,12 +43,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     _tolerate_narrow_encodings()
     try:
-        code = _run(arguments)
+        code = _exit_code(arguments)
         if sys.stdout is not None:  # it is None when the caller closed it
             sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
         return code
-    except SystemExit as stop:  # argparse, after its own message
-        return stop.code if isinstance(stop.code, int) else BAD_CONFIG
     except KeyboardInterrupt as interrupt:
         sent = raised_signal() or signal.SIGINT
         _say(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""))
@@ -57,6 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return OK
     except Exception as error:
         return _explain(error, arguments)
+
+
+def _exit_code(arguments: list[str]) -> int:
+    try:
+        return _run(arguments)
+    except SystemExit as stop:  # argparse, after its own message
+        return stop.code if isinstance(stop.code, int) else BAD_CONFIG
 
 
 def _explain(error: Exception, arguments: list[str]) -> int:
@@ -109,12 +115,18 @@ def _run(arguments: list[str]) -> int:
         _top_parser().parse_args([verb])  # --help and --version end here
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
-    return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
+    if verb == "run":  # what stands behind the script is the script's own
+        return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
+    folders, words = take_config_directories(rest)
+    parser = verb_parser(verb)
+    check_hydra_options(parser, words)
+    with config_directories(folders):
+        return load_verb(verb).run(parser.parse_intermixed_args(words))
 
 
 def _top_parser() -> argparse.ArgumentParser:
     lines = [f"  {verb:<14}{meaning}" for verb, meaning in LISTED_VERBS.items()]
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="mpt",
         usage="mpt VERB ...",
         description="Mixed-precision training for Keras: one YAML picks dtype policy, loss scale and model.",

@@ -30,7 +30,8 @@ BACKENDS = (DEFAULT_BACKEND, "jax")
 BUSY_SHARE = 0.25  # of the cores; chosen, not measured: a load that is left from mpt itself is mostly below
 OPTIONAL_PACKAGES = {  # package -> what it is for, and the extra that has it, if one does
     "tensorflow": ("backend=tensorflow, data=tfrecord, mpt export --format savedmodel", "tensorflow"),
-    "jax": ("backend=jax", "jax"), "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
+    "jax": ("backend=jax", "jax"), "jax_cuda12_plugin": ("mpt plan", "gpu-plan"),
+    "matplotlib": ("the pictures of report, sweep, compare and diagnose", "plots"),
     "tensorboard": ("logger.tensorboard=true", "tensorboard"), "mlflow": ("logger.mlflow=true", "mlflow"),
     "wandb": ("logger.wandb=true", "wandb"), "optuna": ("mpt sweep --trials", "optuna"),
     "submitit": ("mpt sweep --launcher submitit", "slurm"), "ray": ("mpt sweep --launcher ray", "ray"),

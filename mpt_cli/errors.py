@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 
+from mpt_cli.redaction import without_secrets
+
 
 def nearest(name: str, valid: Iterable[str]) -> str | None:
     """The valid name that `name` most likely stands for, None when none is near.
@@ -127,10 +129,10 @@ _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)
 
 
 def printable(text: str) -> str:
-    """The text as a terminal may have it: control codes, which could move its cursor or colour what follows, written
-    out.
+    """The text as a terminal may have it: without secrets, and control codes, which could move its cursor or colour
+    what follows, written out.
 
     >>> printable("a\x1b[31mb")
     'a\\\\x1b[31mb'
     """
-    return text.translate(_CONTROL)
+    return without_secrets(text).translate(_CONTROL)

@@ -14,9 +14,9 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
-from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
@@ -96,12 +96,14 @@ def evaluate_model(settings: Settings, trained: TrainedModel, split: str) -> dic
     assert settings.seed is not None
     from mpt_cli.engine.feed import BatchPlan, build_feed
     from mpt_cli.engine.loop import build_engine
-    from mpt_cli.training.assembly import call_capacity, policy_of, put_to_evaluation
+    from mpt_cli.training.assembly import call_capacity, data_for, policy_of, put_to_evaluation
 
     data = SettingsProgram(settings).load_data()
-    examples = _split(data, split)
+    _split(data, split)  # that there is none is said before the model is built
     # what a builder returns may bring its own loss, metrics and test_step, which no file holds
     model = rebuild(trained, data) if settings.model.name == "builder" else load_trained(trained)
+    data = data_for(settings, model, data)
+    examples = _split(data, split)
     with policy_of(settings).scope():
         put_to_evaluation(settings, model, data, examples)
         engine = build_engine(model, _compiles(settings), Distribution())
@@ -145,10 +147,12 @@ def load_trained(trained: TrainedModel) -> Any:
 def rebuild(trained: TrainedModel, data: DataSet) -> Any:
     """The model as the run's configuration makes it, with its trained weights; compiled where its builder does so."""
     from mpt_cli.training.assembly import build_under_policy
-    from mpt_cli.training.saving import load_weights
+    from mpt_cli.training.saving import load_weights, put_adapted
 
     model = build_under_policy(trained.settings, data)
     load_weights(model, trained.path)
+    if adapted := RunDirectory(trained.path.parent).adapted_layers():
+        put_adapted(model, adapted)
     return _with_best(trained, model)
 
 

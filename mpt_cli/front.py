@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
-from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.job import Reporters, train_program, with_drawn_seed
 from mpt_cli.report.run import Run, load_run
@@ -27,10 +26,12 @@ from mpt_cli.sweep.report import results_dict
 from mpt_cli.sweep.run import Options, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
     from mpt_cli.compare.results import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.plan.plan import Plan
 
 
 def fit(
@@ -244,18 +245,70 @@ def compare(
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
 
-def diagnose(*words: Any, at_steps: Sequence[int] = (0,), batches: int = 8, quiet: bool = False) -> "Diagnosis":
-    """`mpt diagnose` with these overrides: ranges of the gradients, the safe window, the recommended scale.
+def diagnose(
+    *what: Any, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1, quiet: bool = False,
+    epochs: int = 1, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+) -> "Diagnosis":  # fmt: skip
+    """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
-    It prepares the backend as a run does, so Keras must not be loaded on another one.
+    `what` is a compiled model and its data, `diagnose(model, x, y)` or `diagnose(model, dataset)` as in `fit`, or
+    overrides as of `mpt diagnose`, texts or mappings. The model stays as it is: copies of it are measured, under
+    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. The arguments from `epochs`
+    on are for a model; `epochs` says how far it may be trained where `at_steps` asks for that.
+
+    With overrides it prepares the backend as a run does, so Keras must not be loaded on another one.
     """
     def say(text: str) -> None:
         if not quiet:
             print(text, flush=True)
 
-    settings = with_drawn_seed(on_one_device(load_settings(_as_words(words)), say))
-    platform = prepare_backend(settings)
+    if what and not isinstance(what[0], (str, Mapping)):
+        program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
+    elif (epochs, batch_size, policy, loss_scale) != (1, None, None, None):
+        raise ConfigError(Problem("epochs, batch_size, policy, loss_scale", "are for a model; among overrides they are "
+                                  "words, as in policy=mixed_float16."))  # fmt: skip
+    else:
+        program = SettingsProgram(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
+    platform = program.prepare_backend()
     from mpt_cli.diagnose.diagnosis import diagnose as examine
     from mpt_cli.diagnose.examination import Request
 
-    return examine(settings, platform, Request(tuple(at_steps), batches), say)
+    return examine(program, platform, Request(tuple(at_steps), batches, phase), say)
+
+
+def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:
+    """A copy of a compiled model, with its data, to be trained and measured in place of it."""
+    from mpt_cli.precision import computes_in_float16
+    from mpt_cli.training import model_program as given
+
+    model, *arrays = what
+    given.check_trainable(model)
+    if not 1 <= len(arrays) <= 3:
+        raise ConfigError(Problem("diagnose", "takes a model with x, y and weights if there are, or with a dataset.",
+                                  f"{len(what)} arguments"))  # fmt: skip
+    if len(arrays) == 1 and isinstance(arrays[0], tuple):
+        arrays = list(arrays[0])
+    arguments = given.DataArguments(*arrays)
+    given.check_targets(model, arguments)
+    data, size = given.read_given(arguments), _batch_size(trainer["batch_size"], arguments.x)
+    chosen = policy or (None if computes_in_float16(model) else "mixed_float16")
+    asked = Asked(chosen, loss_scale, tree={"trainer": {**trainer, "batch_size": size, "save_model": False}})
+    settings = given_settings(model, asked)
+    return given.ModelProgram(settings, given.copied_model(model, data, size), data, chosen)
+
+
+def plan(
+    *words: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False
+) -> "list[Plan]":  # fmt: skip
+    """`mpt plan` with these overrides: a plan of each configuration on GPUs that are not here, compiled and not run.
+
+    It prepares JAX's backend as a run does, so Keras must not be loaded on another one.
+    """
+    from mpt_cli.plan.plan import Request
+    from mpt_cli.plan.plan import plan as make_plans
+
+    def say(text: str) -> None:
+        if not quiet:
+            print(text, flush=True)
+
+    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), say)[1]

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
-from mpt_cli.errors import DataError
+from mpt_cli.errors import BAD_DATA, OK, DataError
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
+from mpt_cli.runs.kept_directory import KeptDirectory
 from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from mpt_cli.training.assembly import BuildCheck
     from mpt_cli.training.session import Session
 
+LOST_DIRECTORY = "Its directory was removed or moved while it trained, and made again: checkpoints of before are lost."
 BUILT_ALONE = "distribute: the model was built on one device, and its split over several processes was not tried"
 
 
@@ -147,7 +149,9 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
             header = session.header(start.run.path, start.attempt)
             write_json(start.run.header_json, header_dict(header))
             telemetry.start(header)
-            return _run(session, start.run, telemetry, command_line)
+            kept = KeptDirectory(start.run, telemetry)
+            telemetry.sinks = (kept, *telemetry.sinks)
+            return _run(session, kept, telemetry, command_line)
 
 
 def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
@@ -169,7 +173,8 @@ def _prepare(start: Start, telemetry: Telemetry) -> "Session":
     telemetry.tally.add(events_before(start.run, *start.position))
     telemetry.cut_files = partial(truncate_telemetry, start.run)
     if start.checkpoint is not None:
-        session.resume(start.checkpoint)  # raises for a checkpoint of another model: then the files stay as they are
+        # raises for a checkpoint of another model: then the files stay as they are
+        start.notes.extend(session.resume(start.checkpoint, start.run.adapted_layers()))
         if start.changes:
             session.trainer.callbacks.go_on()
     else:
@@ -200,9 +205,10 @@ def follow(settings: Settings) -> None:
     telemetry = Telemetry([])
     session = prepare(SettingsProgram(settings), platform, telemetry, NoStore())
     if told["resume"] is not None:
-        checkpoint = CheckpointStore(RunDirectory.open(told["resume"]).checkpoints).newest()
+        run = RunDirectory.open(told["resume"])
+        checkpoint = CheckpointStore(run.checkpoints).newest()
         assert checkpoint is not None
-        session.resume(checkpoint)
+        session.resume(checkpoint, run.adapted_layers())
     session.finish(session.fit(), None)
 
 
@@ -241,7 +247,7 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:
-    preprocessing = session.assembly.data.preprocessing
+    preprocessing = session.preprocessing()
     write_json(start.run.environment_json, environment)
     start.run.clear_ending()
     if preprocessing:
@@ -252,19 +258,24 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
-def _run(session: "Session", run: RunDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:
+def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:
+    run = kept.run
     try:
         outcome = session.fit()
+        kept.flush()
         outcome = session.finish(outcome, run.model_keras)
         if outcome.stop is not None:
             write_json(run.postmortem_json, session.postmortem(outcome.stop))
     except BaseException as error:
         summary = summarise_failure(session, run.path, error)
         with suppress(DataError):  # what ended the run matters more
-            write_summary(run.summary_json, summary)
+            if kept.is_there:
+                write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
     summary = summarise(session, run.path, outcome)
+    if kept.was_lost and summary.exit_code == OK:
+        summary = replace(summary, exit_code=BAD_DATA, explanation=f"{summary.explanation} {LOST_DIRECTORY}".strip())
     if summary.status == "finished" and keeps_expectations(command_line):
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)

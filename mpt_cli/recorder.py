@@ -5,46 +5,34 @@ from there between two calls, so that `steps_per_execution` hides none.
 """
 
 import atexit
-import sys
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import keras
-import numpy as np
-import yaml
 
-from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
-from mpt_cli.errors import BUG, ConfigError, Problem
+from mpt_cli.engine.backend import running_platform
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
+from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import unwrapped
-from mpt_cli.precision.step_log import StepRows
+from mpt_cli.recording import Recording, Subject
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
-from mpt_cli.runs.presence import header_dict
-from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
-from mpt_cli.settings import resolved_yaml
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
-from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
-from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
-from mpt_cli.telemetry.setup import build_telemetry
-from mpt_cli.telemetry.signs import observe
+from mpt_cli.telemetry.health import Stop
+from mpt_cli.telemetry.records import RunHeader, Scaling
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
-from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of
-from mpt_cli.training.progress import Progress
+from mpt_cli.training.outcome import Conclusion
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
-OF_FIT_ALONE = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
-                "deterministic", "loss", "metrics", "from_logits")  # fmt: skip
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
 NO_SPEED = "examples per second: fit does not tell a callback how many examples a step has"
 NOT_WHOLE = ("whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps "
@@ -105,7 +93,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.runs: list[Run] = []
-        self._session: _Session | None = None
+        self._session: _FitRecording | None = None
         self._logs: dict[str, Any] = {}
 
     @property
@@ -118,7 +106,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
-        self._session = _Session(self, model, settings, self._place(), bool(self.params.get("verbose")))
+        self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
         atexit.register(self.fail, None)
 
@@ -151,103 +139,78 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 @dataclass
 class _Watch:
-    """Where a `fit` is: steps whose records were taken, steps that were asked for, and the last line of the log."""
+    """Where a `fit` is: steps that were asked for, and the last line of the log."""
 
-    offset: int  # steps of the optimizer before this fit
-    taken: int = 0
     asked_before_epoch: int = 0
     asked: int = 0
     line: int = 0
-    began: float = 0.0
 
 
-class _Session:
+class _FitRecording(Recording):
     """One `fit` on record."""
 
-    def __init__(self, recorder: Recorder, model: Any, settings: Settings, place: Any, verbose: bool) -> None:
-        self.recorder, self.model, self.settings = recorder, model, settings
-        self.scaling = scaling_of(model, settings)
-        self.missing = self._take_over()
-        self.optimizer: LossScaleOptimizer = model.optimizer
-        self.watch = _Watch(int(self.optimizer.seen_steps), began=time.perf_counter())
-        self.ledger = Ledger(self._ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
-        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
-        self.progress = Progress()
-        self.stop: Stop | None = None
+    def __init__(self, recorder: Recorder, model: Any, settings: Settings, place: Any) -> None:
+        self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
+        missing = self._take_over(settings, scaling)
+        run = RunDirectory.create(place, settings.recipe)
+        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile))
+        super().__init__(subject, model.optimizer, run, missing)
+        self.tells_loss, self.watch, self._is_announced = NO_LOSS not in missing, _Watch(), False
         self.all_finite = backend_step().compiled(all_finite)
-        self.stack = ExitStack()
-        self.run = RunDirectory.create(place, settings.recipe)
-        self._open(verbose)
+        self.open(quiet=bool(recorder.params.get("verbose")))
 
-    def _take_over(self) -> list[str]:
+    def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
         """Put scaling, step log and whole skips into the model; returns what can't be had."""
-        model, settings = self.model, self.settings
-        strategy = getattr(model, "distribute_strategy", None)
-        if strategy is not None and strategy.num_replicas_in_sync > 1:
-            raise ConfigError(Problem("Recorder", "records one replica. mpt train has distribute=mirrored.",
-                                      strategy.num_replicas_in_sync))
-        model.optimizer = scaled(model.optimizer, settings, self.scaling)
+        model = self.model
+        self._check_replicas()
+        model.optimizer = scaled(model.optimizer, settings, scaling)
         capacity = max(LEAST_CAPACITY, 2 * model.steps_per_execution + settings.trainer.log_every_steps)
-        model.optimizer.keep_step_log(capacity)
-        if model.built and model.trainable_variables and not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        with self._on_all_replicas():
+            model.optimizer.keep_step_log(capacity)
+            if model.built and model.trainable_variables and not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
         self.own_step, self.was_whole = has_own_train_step(model), "train_step" in vars(model)
         whole = not self.own_step and self.recorder.whole_skips
         if whole and not self.was_whole:
             keep_skips_whole(model)
         model.train_function = None  # it may have been traced with another optimizer
         model.make_train_function()
-        self.tells_loss = keras.backend.backend() == "tensorflow" or whole or self.was_whole
+        tells_loss = keras.backend.backend() == "tensorflow" or whole or self.was_whole
         missing = [NO_RESUME, NO_SPEED]
-        return missing + [NOT_WHOLE] * (not whole and not self.was_whole) + [NO_LOSS] * (not self.tells_loss)
+        return missing + [NOT_WHOLE] * (not whole and not self.was_whole) + [NO_LOSS] * (not tells_loss)
 
-    def _open(self, verbose: bool) -> None:
-        self.stack.enter_context(self.run.lock())
-        logger = replace(self.settings.logger, console="quiet") if verbose else self.settings.logger
-        self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
-        self._write_record()
-        self._is_announced = False
+    def _check_replicas(self) -> None:
+        """ConfigError before Keras's `fit` fails inside TensorFlow, which it does with any optimizer."""
+        try:
+            check_replicas(self.model)
+        except ValueError as error:
+            raise ConfigError(Problem("Recorder", str(error))) from None
+
+    def _on_all_replicas(self) -> AbstractContextManager[Any]:
+        """Where variables are made: a copy on each replica of a `tf.distribute` strategy."""
+        strategy = getattr(self.model, "distribute_strategy", None)
+        return nullcontext() if strategy is None else strategy.scope()
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        return list(self.model.trainable_variables)  # a subclassed model has them only after its first batch
 
     def _announce(self, metric_names: Iterable[str]) -> None:
         """Once, after the first call: before it Keras on TensorFlow has not made the metrics, and so no names."""
-        if self._is_announced:
-            return
-        self._is_announced = True
-        self.ledger.rules = self._ledger_options()  # a subclassed model has its variables only now
-        header = self._header([name for name in metric_names if name != "loss"])
-        write_json(self.run.header_json, header_dict(header))
-        self.telemetry.start(header)
-        for sentence in self.missing:
-            self.telemetry.message(f"not recorded: {sentence}")
+        if not self._is_announced:
+            self._is_announced = True
+            self._metric_names = [name for name in metric_names if name != "loss"]
+            self.announce()
 
-    def _write_record(self) -> None:
-        platform = running_platform()
-        facts = FrameworkFacts(platform.backend, bool(self.model.jit_compile), platform.devices, 0, "",
-                               policy=self.settings.policy.name)  # fmt: skip
-        environment = collect_environment(facts, sys.argv)
-        for unknown in ("seed", "dataset_fingerprint"):
-            environment[unknown] = None
-        write_json(self.run.environment_json, {**environment, "recorded_by": "Recorder", "not_recorded": self.missing})
-        kept = replace(self.settings, run_dir=None, resume=None, seed=None)
-        tree = yaml.safe_load(resolved_yaml(kept))
-        for name in OF_FIT_ALONE:
-            del tree["trainer"][name]
-        write_atomic(self.run.config_yaml, yaml.safe_dump(tree, sort_keys=False))
-
-    def _ledger_options(self) -> LedgerOptions:
-        rule, variables = self.scaling.rule, tuple(v.path for v in self.model.trainable_variables)
-        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply")
-
-    def _header(self, names: list[str]) -> RunHeader:
-        model, platform, settings = self.model, running_platform(), self.settings
-        inner, steps = unwrapped(model.optimizer), self.recorder.params.get("steps")
+    def header(self) -> RunHeader:
+        model, platform, settings, names = self.model, running_platform(), self.settings, self._metric_names
+        steps = self.recorder.params.get("steps")
         total = None if steps is None else steps * settings.trainer.epochs
         return RunHeader(
             recipe=settings.recipe, description="Keras's own fit, recorded", run_dir=str(self.run.path),
             policy=settings.policy.name, loss_scale=describe_scaling(self.scaling, model),
             model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
-            optimizer=f"{type(inner).__name__}, learning rate {settings.optimizer.learning_rate:g}",
-            backend=platform.backend, device=platform.device,
+            optimizer=self.described_optimizer(), backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
             steps_per_epoch=steps, total_steps=total, warnings=tuple(warn_of_scaling(self.scaling, model)),
             scaling=self.scaling, metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
@@ -264,93 +227,39 @@ class _Session:
         watch, every = self.watch, self.settings.trainer.log_every_steps
         watch.asked = watch.asked_before_epoch + steps_in_epoch
         if watch.asked // every > watch.line // every:
-            self._take(logs)
+            self._look()
             watch.line = watch.asked
-            self._snapshot(logs, epoch_end=False)
+            self.snapshot({name: float(value) for name, value in logs.items()})
 
     def finish_epoch(self, logs: Mapping[str, Any]) -> None:
-        self._take(logs)
-        signs = replace(self._signs(), weights_are_finite=bool(self.all_finite([v.value for v in self._weights()])))
-        self._obey(self.health.check_epoch(signs))
+        self._look()
+        values = [variable.value for variable in self.variables]
+        self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=bool(self.all_finite(values)))))
         metrics = {name: float(value) for name, value in logs.items()}
         self.progress.record(metrics)
         self.progress.epochs_completed = self.progress.epoch
-        self._snapshot(metrics, epoch_end=True)
+        self.snapshot(metrics, epoch_end=True)
 
-    def _weights(self) -> list[Any]:
-        return list(self.model.trainable_variables)
-
-    def _take(self, logs: Mapping[str, Any]) -> None:
-        """The records since the last look, into ledger, events and health rules."""
-        rows = self._rows()
-        if rows.lost:
-            self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
-        self.watch.taken += len(rows.floats) + rows.lost
-        floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
-        events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints, {}), self.progress.epoch)
-        self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
+    def _look(self) -> None:
         self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch
-        self.telemetry.progress(self.ledger.seen, self.progress.epoch)
-        if len(rows.floats):
-            self._obey(self.health.check(self._signs()))
+        self.take(self.rows())
 
-    def _rows(self) -> StepRows:
-        log, state = self.optimizer.step_log, self.optimizer.scale_state
-        assert log is not None and state is not None
-        values = optimizer_values_in_fit(self.model)  # on JAX, which holds them itself
+    def ring(self) -> tuple[list[Any], Any]:
+        values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state
         if values is None:
-            tally, ring = state.by_name["tally"].value, [variable.value for variable in log.variables]
-        else:
-            tally, ring = values[list(state.by_name).index("tally")], values[-len(log.variables) :]
-        return log.read(ring, tally, self.watch.offset + self.watch.taken)
+            return super().ring()
+        assert self.optimizer.step_log is not None and state is not None
+        return values[-len(self.optimizer.step_log.variables) :], values[list(state.by_name).index("tally")]
 
-    def _signs(self) -> Any:
-        progress = self.progress
-        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
-
-    def _obey(self, stop: Stop | None) -> None:
-        if stop is None or self.stop is not None:
-            return
-        self.stop = stop
-        self.telemetry.message(str(stop))
-        if self.recorder.on_unhealthy == "stop":
+    def obey(self, stop: Stop | None) -> bool:
+        ends = super().obey(stop)
+        if ends:
             self.model.stop_training = True
+        return ends
 
-    def _snapshot(self, logs: Mapping[str, Any], epoch_end: bool) -> None:
-        ledger, metrics = self.ledger, {name: float(value) for name, value in logs.items()}
-        mean = ledger.take_mean_loss()
-        loss = metrics.pop("loss", None) if epoch_end or not self.tells_loss else mean
-        metrics.pop("loss", None)
-        self.telemetry.snapshot(ledger.snapshot(
-            epoch=self.progress.epoch, loss=loss, examples_per_second=None, metrics=metrics, epoch_end=epoch_end,
-            step_in_epoch=self.progress.step_in_epoch,
-            memory_bytes=memory_in_use(),
-        ))  # fmt: skip
-
-    def finish(self) -> None:
-        """At the end of `fit`."""
-        verdict, explanation = judge(self._signs())
-        stopped = self.stop is not None and self.recorder.on_unhealthy == "stop"
-        if self.stop is not None:
-            explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
-            verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
-        status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
-        self._end(Conclusion(status, exit_code, verdict, explanation))
-
-    def fail(self, error: BaseException | None) -> None:
-        words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
-        self._end(Conclusion("failed", BUG, judge(self._signs())[0], words))
-
-    def _end(self, ending: Conclusion) -> None:
+    def end(self, ending: Conclusion) -> None:
         self._announce([])
-        summary = Summary(
-            **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
-            peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.watch.began,
-            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False,
-        )  # fmt: skip
-        self.telemetry.finish(summary)
-        write_summary(self.run.summary_json, summary)
-        self.stack.close()
+        super().end(ending)
         self._give_back()
 
     def _give_back(self) -> None:

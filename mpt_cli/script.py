@@ -3,7 +3,7 @@
 The dtype policy is set before the script builds anything, optimizers are put into loss scaling at `compile`, and every
 `fit` gets a `Recorder`. In a training loop of the script's own (TensorFlow) a `GradientTape` seeds its backward pass
 with the loss scale and divides what comes out, so that the script sees true gradients whatever it does with them; the
-optimizer then skips what is not finite and moves the scale.
+optimizer then skips what is not finite and moves the scale, and what it notes of its steps becomes a run directory.
 """
 
 import inspect
@@ -12,30 +12,35 @@ import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import keras
 from keras import ops
 
-from mpt_cli.errors import NUMERICAL, OK
+from mpt_cli.errors import OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
+from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.recorder import Recorder
+from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject
+from mpt_cli.report.run import Run
+from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
+from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
+from mpt_cli.training.model_program import described_optimizer
 
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
-OWN_LOOP = ("its own training loop: steps are scaled and skipped, but there is no run directory, no event per step and "
-            "no health rule (mpt.Recorder with fit has them)")  # fmt: skip
+ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
 JAX_LOOP = "an optimizer was used in a loop of its own on JAX, which scales no loss: call optimizer.scale_loss there"
 
@@ -65,7 +70,12 @@ class ScriptRun:
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
     own_scalings: list[Any] = field(default_factory=list)  # and those of loss scaling
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
-    looped: set[int] = field(default_factory=set)  # those of them that a loop of the script's own used
+    loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
+    loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
+    drain: Drain = field(default_factory=Drain)
+    fits: int = 0  # that are going on, one inside the other
+    losses: list[tuple[set[int], Any]] = field(default_factory=list)  # the latest, by the variables they were for
+    places: int = 0  # run directories so far
     scaled_by_script: set[int] = field(default_factory=set)
     pending: list[tuple[set[int], ScaleState]] = field(default_factory=list)  # by variables whose optimizer is unknown
     adopted: dict[int, list[ScaleState]] = field(default_factory=dict)  # that follow the scale of a wrapper, by its id
@@ -99,15 +109,23 @@ class ScriptRun:
 
         def scale(loss: Any) -> Any:
             self.scaled_by_script.add(key)
+            if keras.backend.backend() == "tensorflow":
+                wrapper.note_loss(ops.convert_to_tensor(loss))
             return scale_loss(loss)
 
         def apply_either(grads: Any, trainable_variables: Any = None) -> None:
+            if not self.fits and keras.backend.backend() == "tensorflow":
+                self.record_loop(wrapper)  # the optimizer of a compiled model, in a loop of the script's own
             if key in self.scaled_by_script or keras.backend.backend() != "tensorflow":
                 self.scaled_by_script.discard(key)
+                if key in self.loops:
+                    self._check_loss(self.loops[key])
                 apply(grads, trainable_variables)
             else:
                 self.apply_true(wrapper, list(grads), trainable_variables)
 
+        if keras.backend.backend() == "tensorflow":
+            apply_either = _as_it_is(apply_either)
         for name, function in (("scale_loss", scale), ("apply", apply_either)):
             setattr(wrapper, name, function)
         return wrapper
@@ -115,12 +133,67 @@ class ScriptRun:
     def apply_true(self, wrapper: LossScaleOptimizer, grads: list[Any], variables: Any) -> None:
         """Apply gradients that are divided by the scale already."""
         variables = list(own_trainable_variables(wrapper.inner_optimizer) if variables is None else variables)
+        if (loop := self.loops.get(id(wrapper))) is not None:
+            self._tell_loss(loop, variables)
         if not wrapper.built:
             self._adopt(wrapper, variables)
             wrapper._build_at_first_step(variables)
         wrapper._apply_where_finite(grads, variables, True)
         for state in self.adopted.get(id(wrapper), []):
             state.scale.assign(wrapper.loss_scale)
+
+    def record_loop(self, wrapper: LossScaleOptimizer) -> None:
+        """From the first step that a loop of the script's own makes with it, seen where that step is traced."""
+        if id(wrapper) in self.loops:
+            return
+        if _replicas() > 1:
+            self.note(f"not recorded: {ON_REPLICAS}")
+            return
+        with _outside():
+            wrapper.keep_step_log(RING_ROWS)
+            run = RunDirectory.create(self.place(), self.title)
+            self.loops[id(wrapper)] = LoopRecording(self._subject_of(wrapper), wrapper, run)
+        self.drain.add(self.loops[id(wrapper)])
+
+    def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
+        settings = replace(
+            self.settings, recipe=self.title, description="a training loop of the script's own", data=GivenData(),
+            model=GivenModel(class_name="of the script"), optimizer=described_optimizer(wrapper),
+        )  # fmt: skip
+        needed = keras.config.dtype_policy().compute_dtype == "float16"
+        scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
+        return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
+
+    def place(self) -> str | None:
+        """The next run directory, where one was asked for."""
+        self.places += 1
+        place = self.settings.run_dir
+        return f"{place}-{self.places}" if place is not None and self.places > 1 else place
+
+    def end_loops(self, error: BaseException | None = None) -> None:
+        """At the end of the script: what was not yet taken of its loops, and how they went."""
+        self.drain.close()
+        self.loop_runs += [run for loop in self.loops.values() if (run := loop.close(error)) is not None]
+
+    def note_loss(self, ids: set[int], loss: Any) -> None:
+        """Of gradients that were taken of these variables, until they are applied."""
+        self.losses = [pair for pair in self.losses if not pair[0] & ids] + [(ids, loss)]
+
+    def _tell_loss(self, loop: LoopRecording, variables: list[Any]) -> None:
+        ids = _ids_of(variables)
+        mine = [loss for known, loss in self.losses if known & ids]
+        self.losses = [pair for pair in self.losses if not pair[0] & ids]
+        if len(mine) == 1:
+            loop.optimizer.note_loss(mine[0])
+        self._check_loss(loop)
+
+    def _check_loss(self, loop: LoopRecording) -> None:
+        """Gradients may be taken in one function and applied in another, which then does not know the loss."""
+        loss = loop.optimizer.take_noted_loss()
+        if loss is None or not backend_step().is_readable(loss):
+            loop.forget_loss()
+        else:
+            loop.optimizer.note_loss(loss)
 
     def _adopt(self, wrapper: LossScaleOptimizer, variables: list[Any]) -> None:
         """Go on with the scale that gradients of these variables had before their optimizer was known."""
@@ -159,25 +232,26 @@ class ScriptRun:
     @property
     def exit_code(self) -> int:
         """The gravest of the runs' own; 4 where a loop of the script's own applied nothing."""
-        codes = [run.exit_code for recorder in self.recorders for run in recorder.runs]
-        idle = [w for w in self._loop_wrappers() if int(w.seen_steps) and not int(w.applied_steps)]
-        return max([OK, *codes, *[NUMERICAL] * bool(idle)])
+        return max([OK, *(run.exit_code for run in self.runs)])
 
-    def _loop_wrappers(self) -> list[LossScaleOptimizer]:
-        return [self.wrappers[key] for key in self.looped if self.wrappers[key].built]
+    @property
+    def runs(self) -> list[Run]:
+        """Of its fits, then of its own loops."""
+        return [*(run for recorder in self.recorders for run in recorder.runs), *self.loop_runs]
 
     def sentences(self) -> list[str]:
         """How it went, for the end."""
         found = list(self.notes)
-        for wrapper in self._loop_wrappers():
-            seen, skipped = int(wrapper.seen_steps), int(wrapper.skipped_steps)
-            found.append(f"{type(wrapper.inner_optimizer).__name__} in the script's own loop: {skipped} of {seen} "
-                         f"steps skipped, loss scale {format_scale(float(wrapper.loss_scale))}")
-        if self.looped:
-            found.append(f"not recorded: {OWN_LOOP}")
-        for recorder in self.recorders:
-            found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in recorder.runs]
-        return found
+        if self.drain.error is not None:
+            found.append(f"steps of its own loop were taken only at the end: {self.drain.error}")
+        for loop in self.loops.values():
+            ledger = loop.ledger
+            if ledger.seen:
+                name = type(loop.optimizer.inner_optimizer).__name__
+                found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
+                             f"scale {format_scale(ledger.scale)}")
+                found += [f"not recorded of it: {sentence}" for sentence in loop.missing]
+        return found + [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
 
 
 def _ids_of(variables: Iterable[Any]) -> set[int]:
@@ -188,10 +262,21 @@ def _ids_of(variables: Iterable[Any]) -> set[int]:
 
 def _state_outside(rule: ScaleRule) -> ScaleState:
     """A scale of its own, made outside of the function that is being traced."""
+    with _outside():
+        return ScaleState(rule)
+
+
+def _outside() -> Any:
+    """Outside of the function that is being traced."""
     import tensorflow as tf
 
-    with tf.init_scope():
-        return ScaleState(rule)
+    return tf.init_scope()
+
+
+def _replicas() -> int:
+    import tensorflow as tf
+
+    return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
 def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
@@ -210,6 +295,7 @@ def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseExcep
                 runpy.run_path(target.name, run_name="__main__")
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error = raised
+        seen.end_loops(None if isinstance(error, SystemExit) else error)
     return seen, error
 
 
@@ -291,11 +377,14 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
             bound.arguments["callbacks"] = [*given, recorder]
+            seen.fits += 1
             try:
                 return fit(*bound.args, **bound.kwargs)
             except BaseException as error:
                 recorder.fail(error)
                 raise
+            finally:
+                seen.fits -= 1
 
         return recorded
 
@@ -307,10 +396,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     settings = seen.settings
     more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
-    place = settings.run_dir
-    if place is not None and seen.recorders:
-        place = f"{place}-{len(seen.recorders) + 1}"
-    recorder = Recorder(place, loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
+    recorder = Recorder(seen.place(), loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
     seen.recorders.append(recorder)
     return recorder
 
@@ -340,8 +426,9 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
                 seen.note(JAX_LOOP)
                 apply(optimizer, grads, trainable_variables)
             else:
-                seen.looped.add(id(optimizer))
-                seen.apply_true(seen.wrapper_of(optimizer), list(grads), trainable_variables)
+                wrapper = seen.wrapper_of(optimizer)
+                seen.record_loop(wrapper)
+                seen.apply_true(wrapper, list(grads), trainable_variables)
 
         return applied
 
@@ -383,6 +470,7 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
             of_script = _calling_module().partition(".")[0] not in LIBRARIES
             is_loss = output_gradients is None and tf.is_tensor(target) and target.shape.rank == 0
             if of_script and is_loss and all(isinstance(v, (keras.Variable, tf.Variable)) for v in flat):
+                seen.note_loss(_ids_of(flat), target)
                 scale = seen.scale_for(flat)
             if scale is None:
                 return gradient(tape, target, sources, output_gradients, **named)

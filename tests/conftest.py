@@ -26,7 +26,8 @@ _COMPOSED: dict[str, tuple] = {}
 # Files with tests of a minute or more: they begin the run, lest one worker waits for the other at its end.
 LONGEST = ("test_kills.py", "test_recipes.py", "test_readme.py", "test_training_on_jax.py", "test_two_devices.py",
            "test_gradients_package.py", "test_diagnose_verb.py", "test_gpu_runs.py", "test_benchmarks_run.py",
-           "test_growth_runs.py", "test_exact_stops.py", "test_without_extras.py")  # fmt: skip
+           "test_growth_runs.py", "test_exact_stops.py", "test_without_extras.py", "test_like_fit.py",
+           "test_ended_early.py")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items):
@@ -49,7 +50,8 @@ def hydra_composes_once(monkeypatch):
 
     def composed(choices, bodies, overrides, problems):
         surroundings = sorted(item for item in os.environ.items() if item[0] != "PYTEST_CURRENT_TEST")
-        key = repr((choices, bodies, overrides, surroundings))
+        own = [path.resolve() for path in load.own_conf_directories()]  # tests of their files have folders of their own
+        key = repr((choices, bodies, overrides, surroundings, own))
         if key not in _COMPOSED:
             found = []
             _COMPOSED[key] = compose_tree(choices, bodies, overrides, found), found

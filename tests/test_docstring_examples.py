@@ -18,6 +18,7 @@ def test_the_examples_in_docstrings_hold(name):
     assert found.attempted > 0 and found.failed == 0
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_on_jax():

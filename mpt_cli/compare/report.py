@@ -25,7 +25,7 @@ from mpt_cli.report.tables import (
     plain_lines,
     rich_table,
 )
-from mpt_cli.settings.recipes import shell_command
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import GOOD
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables

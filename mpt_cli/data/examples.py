@@ -109,12 +109,13 @@ def _never_opened(batch_size: int, shuffle_seed: int | None) -> Iterator[Example
 class BatchStream(Stream):
     """A stream whose source makes the batches, or in which an epoch is not a pass; `read` gives those of an epoch.
 
-    `steps` is their number, None where only reading tells.
+    `steps` is their number, None where only reading tells; `in_any_order`: they are read in an order that is asked for.
     """
 
     open: Callable[[int, int | None], Iterator[Examples]] = _never_opened
     read: Callable[[Reading], Iterator[Examples]] = field(kw_only=True)
     steps: int | None = field(default=None, kw_only=True)
+    in_any_order: bool = field(default=False, kw_only=True)
 
     def batches(self, batch_size: int, epoch: int, seed: int, shuffle: bool) -> Iterator[Batch]:
         """The batches of `epoch` as the source makes them. DataError where it gives none."""
@@ -185,7 +186,7 @@ class DataSet:
     fingerprint was taken over.
 
     `input_dtypes` is in the structure of `input_shape`, "string" for text. `targets_as_given`: targets came with a loss
-    that the user named, and are in the form they came in.
+    that the user named, and are in the form they came in; `refused` is why they are not those of `loss: auto`.
 
     `preprocessing` is what was done to the raw values, as JSON, for who feeds the trained model: `inputs` and `targets`
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
@@ -207,6 +208,7 @@ class DataSet:
     input_dtypes: Any = None
     targets_as_given: bool = False
     warnings: tuple[str, ...] = ()
+    refused: DataError | None = None
 
     @property
     def header(self) -> str:

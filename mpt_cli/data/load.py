@@ -31,7 +31,7 @@ from mpt_cli.data.tf_data import (
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
 from mpt_cli.settings.references import call_user, load_function
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import DataSettings, Loader
 
 _FORMS = ("x, (x, y), (x, y, sample_weight), ((x, y), (x_val, y_val)), or one or two of tf.data.Dataset, "
@@ -210,11 +210,30 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
         return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
 
 
-def load_data_of_run(settings: Settings) -> DataSet:
-    """`load_data` as the trainer of these settings wants it: targets for its loss, weights by class, steps an epoch."""
+def has_targets_as_given(settings: DataSettings) -> bool:
+    """Whether a source can leave its targets as they came; those of others have one form."""
+    return SOURCES.get(settings.name, load_installed) in _READ_BY_DTYPE
+
+
+def load_data_for_builder(settings: Settings) -> DataSet:
+    """`load_data_of_run`; where the targets can't be those of `loss: auto`, as they came, with the error `refused`: a
+    builder may return a model that comes compiled, whose own loss knows what they are."""
+    try:
+        return load_data_of_run(settings)
+    except DataError as error:
+        if settings.trainer.loss != "auto" or not has_targets_as_given(settings.data):
+            raise
+        return replace(load_data_of_run(settings, as_given=True), refused=error)
+
+
+def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
+    """`load_data` as the trainer of these settings wants it: targets for its loss, or `as_given`; weights by class,
+    steps an epoch."""
     assert settings.seed is not None
     trainer = settings.trainer
-    data = load_data(settings.data, settings.seed, trainer.loss != "auto")
+    data = load_data(settings.data, settings.seed, as_given or trainer.loss != "auto")
+    if isinstance(data.train, BatchStream):
+        _check_own_batches(trainer, data.train)
     if trainer.class_weight is not None:
         weights = {int(name): float(value) for name, value in trainer.class_weight.items()}
         data = replace(data, train=weighted_by_class(data.train, weights))
@@ -230,3 +249,16 @@ def load_data_of_run(settings: Settings) -> DataSet:
             raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
         data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
     return data
+
+
+def _check_own_batches(trainer: TrainerSettings, batches: BatchStream) -> None:
+    """ConfigError, with all problems, for keys of batches that are not their defaults: they have no say here."""
+    usual = TrainerSettings()
+    problems = [Problem("trainer.batch_size", "has no effect: the data comes in batches of its own, which stay as they "
+                        "are.", trainer.batch_size, "Leave it out, and batch in data.loader.")
+                ] if trainer.batch_size != usual.batch_size else []  # fmt: skip
+    if trainer.shuffle != usual.shuffle and not batches.in_any_order:
+        problems.append(Problem("trainer.shuffle", "has no effect: the data comes in batches of its own, in the order "
+                                "of its source.", trainer.shuffle, "Leave it out, and shuffle or not in data.loader."))
+    if problems:
+        raise ConfigError(problems)

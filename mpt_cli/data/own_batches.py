@@ -60,7 +60,8 @@ def open_batches(source: Any, again: Callable[[], Any], seed: int, where: str) -
     """The stream of a PyDataset or a generator; `again` makes another like it, to be read from its beginning."""
     if isgenerator(source):
         return BatchStream(read=_GeneratorPasses(again, seed, where))
-    return BatchStream(read=_PyDatasetPasses(source, again, seed, where), steps=_count(source, where))
+    passes = _PyDatasetPasses(source, again, seed, where)
+    return BatchStream(read=passes, steps=_count(source, where), in_any_order=True)
 
 
 def warn_of_workers(*parts: Any) -> tuple[str, ...]:

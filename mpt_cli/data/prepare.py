@@ -225,7 +225,7 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
     single batch may have weights that are all zero, a whole set may not.
     """
-    problems = shape_problems(examples) or [*value_problems(examples), *label_problems(examples.y, target)]
+    problems = shape_problems(examples, is_batch) or [*value_problems(examples), *label_problems(examples.y, target)]
     weights = leaves(examples.sample_weight, "sample_weight")
     if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
         problems = ["sample_weight is all zeros, so nothing would be learned"]
@@ -233,8 +233,12 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
         raise DataError(f"{where}: " + "; ".join(problems) + ".")
 
 
-def shape_problems(examples: Examples) -> list[str]:
-    """Arrays without examples, without dimensions, or of different lengths."""
+def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
+    """Arrays without examples, without dimensions, or of different lengths.
+
+    Those of a batch whose targets are not one array may differ in length: a `train_step` knows what to do with a batch
+    of labelled and one of other examples.
+    """
     arrays = all_arrays(examples)
     flat = [f"{name} is a single number, not an array" for name, array in arrays if array.ndim == 0]
     empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
@@ -243,7 +247,7 @@ def shape_problems(examples: Examples) -> list[str]:
     if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1 and examples.x.dtype.kind != "S":
         return [f"x needs a dimension beside the examples: x[:, None] makes (n, 1) of {examples.x.shape}"]
     lengths = {name: len(array) for name, array in arrays}
-    if len(set(lengths.values())) > 1:
+    if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
     return [problem for name, weight in leaves(examples.sample_weight, "sample_weight")
             for problem in _weight_problems(name, weight)]  # fmt: skip

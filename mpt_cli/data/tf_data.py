@@ -114,7 +114,7 @@ def is_batched(spec: tuple[Any, ...], where: str, ends_in_batch: bool = False) -
         return False
     if all(shape[0] is None for shape in shapes):
         return True
-    if ends_in_batch and len({shape[0] for shape in shapes}) == 1:
+    if ends_in_batch:
         return True
     if [len(shape) for shape in inputs] == [1] or len({shape[0] for shape in shapes}) > 1:
         return False
@@ -133,7 +133,7 @@ def ends_in_batch(dataset: Any) -> bool:
     if "Batch" in name:
         return True
     inputs = dataset._inputs() if hasattr(dataset, "_inputs") else []
-    return bool(inputs) and any(kept in name for kept in _KEEP_ELEMENTS) and ends_in_batch(inputs[0])
+    return bool(inputs) and any(kept in name for kept in _KEEP_ELEMENTS) and all(map(ends_in_batch, inputs))
 
 
 def draws_order(dataset: Any) -> bool:

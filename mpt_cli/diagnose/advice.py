@@ -216,6 +216,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "policy": found.policy.name,
         "run_policy": found.settings.policy.name,
         "batches": found.batches,
+        **({"phase": found.phase} if found.settings.phases else {}),
         "loss_scale": found.loss_scale,
         "recommended_initial_scale": found.recommended,
         "safe_window": _window_content(found.window, found.is_safe),

@@ -14,6 +14,8 @@ from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import DEAD, OVERFLOWED, LayerSample
+from mpt_cli.training.assembly import Assembly
+from mpt_cli.training.program import Program
 
 ROUNDS = 3  # attempts at finding the layers to keep in float32
 
@@ -41,6 +43,7 @@ class Diagnosis:
     keep_in_float32: list[str] = field(default_factory=list)
     trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
+    phase: int = 1  # that was measured
     layer_samples: list[LayerSample] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
 
@@ -82,31 +85,49 @@ class Diagnosis:
         return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
 
 
-def diagnose(settings: Settings, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(program: Program, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
     """Measure, recommend, verify. Leaves nothing behind; `say` hears what is going on.
 
     Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
     NumericalError where the loss or its gradients are not finite in float32.
     """
+    settings = program.settings
+    _check_phase(settings, request)
     say(f"{settings.recipe}: building it three times, as it is, in float32 and in float16")
-    examination = Examination(settings, platform, request)
-    _check_steps(request, examination.parts.total_steps)
-    for step in sorted(set(request.at_steps)):
+    if settings.phases:
+        say(f"phase {request.phase} of {len(settings.phases)} is measured" + (
+            ", after training those before it" if request.phase > 1 else "; --phase N measures another"))
+    examination = Examination(program, platform, request)
+    _check_steps(request, examination.parts)
+    for step in sorted({examination.first_step + each for each in request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
     kept = _keep_some_in_float32(examination, say)
     points = examination.points()
     window = common_window([point.window for point in points])
     if window is None:
-        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None, points[0].step)
+        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None, points[0].step,
+                         phase=request.phase)
     return _verified(examination, window, kept, say)
 
 
-def _check_steps(request: Request, total_steps: int | None) -> None:
-    last = max(request.at_steps)
-    if total_steps is not None and last > total_steps:
-        raise ConfigError(Problem("--at-steps", f"must be at most the {total_steps} steps of the run.", last,
-                                  "Lower it, or raise trainer.epochs."))  # fmt: skip
+def _check_phase(settings: Settings, request: Request) -> None:
+    count = len(settings.phases) or 1
+    if not 1 <= request.phase <= count:
+        rule = f"must be 1 to {count}." if settings.phases else "must be left out: the run has no phases."
+        raise ConfigError(Problem("--phase", rule, request.phase))
+
+
+def _check_steps(request: Request, parts: Assembly) -> None:
+    """Those of the run, or of the phase that is measured."""
+    last, phases, steps = max(request.at_steps), parts.settings.phases, parts.total_steps
+    if phases and parts.train_feed.steps is not None:
+        steps = phases[request.phase - 1].epochs * parts.train_feed.steps
+    if steps is not None and last > steps:
+        what, remedy = ("the run", "raise trainer.epochs") if not phases else (
+            f"phase {request.phase}", "give another --phase")  # fmt: skip
+        raise ConfigError(Problem("--at-steps", f"must be at most the {steps} steps of {what}.", last,
+                                  f"Lower it, or {remedy}."))
 
 
 def _keep_some_in_float32(examination: Examination, say: Callable[[str], None]) -> list[str]:
@@ -157,7 +178,8 @@ def _verified(
     overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
-        None if overflows else recommended, binding.step, kept, verifier.trials(), highest, rows, faults,
+        None if overflows else recommended, binding.step, kept, verifier.trials(), highest, examination.request.phase,
+        rows, faults,
     )  # fmt: skip
 
 

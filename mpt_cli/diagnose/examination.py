@@ -27,17 +27,20 @@ from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import FlowMap
 from mpt_cli.engine.probes import Probes, name_of, parts_of
 from mpt_cli.errors import ConfigError, NumericalError, Problem
+from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.ledger import StepRecords
 from mpt_cli.telemetry.records import LayerSample
-from mpt_cli.training.assembly import Assembly, assemble, build_metrics, build_under_policy, compile_model
+from mpt_cli.training.assembly import Assembly, assemble, build_metrics
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
-from mpt_cli.training.loss_and_optimizer import build_optimizer
-from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.loss_and_optimizer import build_optimizer, copied_optimizer
+from mpt_cli.training.phases import enter_phase
+from mpt_cli.training.program import Program
 
 
 @dataclass
@@ -48,6 +51,19 @@ class RunStepper:
     step: int = 0
     epoch: int = 0
     step_in_epoch: int = 0
+
+    def begin_phase(self, index: int) -> None:
+        """Train the phases before `index`, from 0, and make the change to it; ConfigError where the length of an epoch
+        is not known."""
+        parts, per_epoch = self.parts, self.parts.train_feed.steps
+        if index and per_epoch is None:
+            raise ConfigError(Problem("--phase", "must be 1 for data whose length only reading tells.", index + 1))
+        while parts.phases.index < index:
+            phase = parts.phases.index
+            self.train_to(self.step + parts.phases.all[phase].epochs * (per_epoch or 0))
+            if parts.settings.optimizer.use_ema:
+                parts.optimizer.finalize_variable_values(parts.model.trainable_variables)
+            enter_phase(parts, phase + 1)
 
     def begin(self) -> None:
         """Stand before the next batch, also after some were looked at."""
@@ -119,19 +135,20 @@ def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
 FLOAT32 = PolicySettings("float32", head=None)
 
 
-def build_shadow(settings: Settings, data: DataSet) -> Any:
+def build_shadow(program: Program, data: DataSet) -> Any:
     """The model with every layer in float32, whatever the recipe or the model's own code asks for."""
-    model = build_copy(replace(settings, policy=FLOAT32), data)
+    settings = program.settings
+    model = build_copy(program, replace(settings, policy=FLOAT32), data)
     try:
         model = apply_policy(model, Policy("float32", head=None), everywhere=True)
     except ValueError as error:
         raise ConfigError(Problem("model", f"can't be measured in float32: {error}")) from error
-    return _with_loss(settings, model, data)
+    return _with_loss(program, model, data)
 
 
-def build_examined(settings: Settings, data: DataSet) -> Any:
-    """The model as `settings.policy` has it."""
-    return _with_loss(settings, build_copy(settings, data), data)
+def build_examined(program: Program, policy: PolicySettings, data: DataSet) -> Any:
+    """The model as `policy` has it."""
+    return _with_loss(program, build_copy(program, replace(program.settings, policy=policy), data), data)
 
 
 def examined_policy(settings: Settings, model: Any) -> PolicySettings:
@@ -139,10 +156,10 @@ def examined_policy(settings: Settings, model: Any) -> PolicySettings:
     return settings.policy if computes_in_float16(model) else replace(settings.policy, name="mixed_float16")
 
 
-def build_copy(settings: Settings, data: DataSet) -> Any:
+def build_copy(program: Program, settings: Settings, data: DataSet) -> Any:
     """The model anew, with layers named as in a fresh process. What the run will still draw at random is unchanged."""
     with _as_in_a_fresh_process():
-        model = build_under_policy(settings, data)
+        model = program.build_copy(settings, data)
     if has_own_train_step(model):
         raise ConfigError(Problem("model", f"{type(model).__name__} has a train_step of its own: the gradients that it "
                                   "takes can't be looked into from outside.", None,
@@ -152,8 +169,12 @@ def build_copy(settings: Settings, data: DataSet) -> Any:
 
 def build_update_rule(parts: Assembly, shadow: Any) -> Any:
     """The run's optimizer for `shadow`, unwrapped; each of its steps is an update, also where the run accumulates."""
-    rule = replace(parts.phases.optimizer_settings, gradient_accumulation_steps=None)
-    optimizer = build_optimizer(rule, parts.phases.schedule_steps)
+    if parts.settings.optimizer.name == PYTHON:
+        optimizer = copied_optimizer(parts.optimizer.inner_optimizer)
+        optimizer.gradient_accumulation_steps = None
+    else:
+        rule = replace(parts.phases.optimizer_settings, gradient_accumulation_steps=None)
+        optimizer = build_optimizer(rule, parts.phases.schedule_steps)
     optimizer.build(shadow.trainable_variables)
     return optimizer
 
@@ -177,9 +198,9 @@ def _assign(targets: list[Any], sources: list[Any]) -> None:
         target.assign(keras.ops.copy(keras.ops.cast(source.value, target.dtype)))
 
 
-def _with_loss(settings: Settings, model: Any, data: DataSet) -> Any:
-    compile_model(settings, model, data, None)
-    build_metrics(model, data.train, settings.trainer.batch_size)
+def _with_loss(program: Program, model: Any, data: DataSet) -> Any:
+    program.compile_copy(program.settings, model, data)
+    build_metrics(model, data.train, program.settings.trainer.batch_size)
     return model
 
 
@@ -191,10 +212,11 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Request:
-    """What to measure: after which steps of training, and on how many batches each time."""
+    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
 
     at_steps: tuple[int, ...] = (0,)
     batches: int = 8
+    phase: int = 1
 
 
 @dataclass(frozen=True)
@@ -229,23 +251,30 @@ class _Measurement:
 class Examination:
     """Trains the run from point to point. The copies have weights of their own: training never notices them."""
 
-    def __init__(self, settings: Settings, platform: Platform, request: Request) -> None:
+    def __init__(self, program: Program, platform: Platform, request: Request) -> None:
+        settings = program.settings
         assert settings.seed is not None
-        self.settings, self.platform, self.request = settings, platform, request
-        program = SettingsProgram(settings)
-        self.data = program.load_data()
-        self.parts = assemble(program, platform, self.data)
+        self.program, self.settings, self.platform, self.request = program, settings, platform, request
+        self.parts = assemble(program, platform, program.load_data())
+        self.data = self.parts.data
         self.policy = examined_policy(settings, self.parts.model)
         self._stepper = RunStepper(self.parts)
-        self._shadow = build_shadow(settings, self.data)
+        self._stepper.begin_phase(request.phase - 1)
+        self.first_step = self._stepper.step  # of the run, before the first of the phase
+        self._shadow = self._in_phase(build_shadow(program, self.data))
         self._probes = Probes(parts_of(self._shadow), values=True)
         self._rule = build_update_rule(self.parts, self._shadow)
         self._shadow_pass = build_pass(self._shadow, self._probes, PassOptions(self._rule))
         self._measured: list[_Measurement] = []
         self._build_examined()
 
+    def _in_phase(self, model: Any) -> Any:
+        for index in range(1, self.parts.phases.index + 1):
+            set_trained(model, self.settings.phases[index], f"phases.{index}")
+        return model
+
     def measure_at(self, step: int) -> None:
-        """Train up to `step` and measure there; NumericalError where float32 itself is not finite."""
+        """Train up to `step` of the run and measure there; NumericalError where float32 itself is not finite."""
         self._stepper.train_to(step)
         copy_weights(self.parts.model, self._shadow)
         copy_optimizer(self.parts.optimizer.inner_optimizer, self._rule)
@@ -318,7 +347,7 @@ class Examination:
         return Point(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
-        self._examined = build_examined(replace(self.settings, policy=self.policy), self.data)
+        self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))
         self._examined_probes = Probes(parts_of(self._examined), values=True)
         self._examined_pass = build_pass(self._examined, self._examined_probes)
 

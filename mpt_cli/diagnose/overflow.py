@@ -22,13 +22,14 @@ from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.recipes import conf_override, shell_command
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
 from mpt_cli.training.assembly import Assembly, assemble
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, collect_state, restore_state
 from mpt_cli.training.phases import check_phase, enter_phase
 from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training.saving import put_adapted
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ def replay(
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
     check_replayable(run, checkpoint, overflow)
+    if adapted := run.adapted_layers():
+        put_adapted(parts.model, adapted)
     if checkpoint is not None:
         _take_up(parts, checkpoint, len(overflow.borders))
         stepper = _stepper_at(parts, checkpoint)

@@ -13,6 +13,7 @@ import platform
 import re
 import resource
 import shutil
+import stat
 import sys
 import tempfile
 import warnings
@@ -40,6 +41,7 @@ class Platform:
     devices: tuple[str, ...]
     gpus: int
     process_info: ProcessInfo | None = None  # among several processes
+    notices: tuple[str, ...] = ()  # what the user asked for and does not get, in sentences
 
 
 def prepare_backend(settings: Settings) -> Platform:
@@ -50,7 +52,7 @@ def prepare_backend(settings: Settings) -> Platform:
     """
     name = settings.backend.name
     check_installed(name)
-    _set_variables(settings)
+    not_kept = _set_variables(settings)
     with unheard(f"importing {name}", may_raise=False), _quiet_import():
         import keras
 
@@ -66,7 +68,7 @@ def prepare_backend(settings: Settings) -> Platform:
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    return found
+    return replace(found, notices=() if not_kept is None else (not_kept,))
 
 
 def running_platform() -> Platform:
@@ -89,10 +91,10 @@ def check_installed(name: str) -> None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
-def _set_variables(settings: Settings) -> None:
-    """Environment variables that the frameworks read once, when they are imported."""
+def _set_variables(settings: Settings) -> str | None:
+    """Environment variables that the frameworks read once, when they are imported; see `use_compile_cache`."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
-    use_compile_cache(settings, os.environ)
+    not_kept = use_compile_cache(settings, os.environ)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     if settings.backend.device == "cpu":
@@ -104,6 +106,7 @@ def _set_variables(settings: Settings) -> None:
         flag = "--xla_gpu_deterministic_ops=true"
         if flag not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
+    return not_kept
 
 
 @contextmanager
@@ -221,24 +224,22 @@ CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "jax": ("jaxlib",)}
 
 
-def use_compile_cache(settings: Settings, environment: MutableMapping[str, str]) -> None:
+def use_compile_cache(settings: Settings, environment: MutableMapping[str, str]) -> str | None:
     """Set the variables that make the framework keep its programs; to be called before it is imported.
 
-    Nothing is set where `backend.compile_cache` is null, where the user's own variables choose a place already, and
-    where the folder can't be written or its disk is nearly full.
+    Nothing is set where `backend.compile_cache` is null and where the user's own variables choose a place already; nor,
+    with a sentence that says so, where the folder can't be written, its disk is nearly full, or others could have put a
+    program there, which would run as this user.
     """
     if settings.backend.compile_cache is None:
-        return
+        return None
     folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
-            return
-        _drop_unfinished(folder)
-        drop_oldest(folder, LARGEST_CACHE_BYTES)
-        _mark_running(folder)
-    except OSError:
-        return
+        obstacle = _prepare_folder(folder)
+    except OSError as error:  # whatever is wrong there, a run goes on without
+        obstacle = f"{error.strerror or error} ({error.filename or folder})"
+    if obstacle is not None:
+        return f"Compiled programs are not kept: {obstacle}. backend.compile_cache=FOLDER takes another folder."
     if settings.backend.name == "jax":
         environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
         environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -248,6 +249,23 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     elif "persistent_cache_directory" not in environment.get("TF_XLA_FLAGS", ""):
         flag = f"--tf_xla_persistent_cache_directory={folder}"
         environment["TF_XLA_FLAGS"] = f"{environment.get('TF_XLA_FLAGS', '')} {flag}".strip()
+    return None
+
+
+def _prepare_folder(folder: Path) -> str | None:
+    """Make it, tidy it up and sign it, or say what keeps it from being used."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        return f"{folder} belongs to another user"
+    if found.st_mode & stat.S_IWOTH:
+        return f"everybody may write into {folder} (chmod o-w closes it)"
+    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
+        return f"the disk of {folder} is nearly full"
+    _drop_unfinished(folder)
+    drop_oldest(folder, LARGEST_CACHE_BYTES)
+    _mark_running(folder)
+    return None
 
 
 def cache_folder(chosen: str, backend: str) -> Path:
@@ -260,7 +278,7 @@ def cache_folder(chosen: str, backend: str) -> Path:
 def drop_oldest(folder: Path, largest_bytes: int) -> None:
     """Delete the least recently used files until the others take at most `largest_bytes`."""
     files = []
-    for path in folder.iterdir():
+    for path in filter(Path.is_file, folder.iterdir()):
         with suppress(FileNotFoundError):  # another run may tidy up too
             files.append((max(path.stat().st_atime, path.stat().st_mtime), path.stat().st_size, path))
     total = sum(size for _, size, _ in files)
@@ -281,10 +299,11 @@ def _mark_running(folder: Path) -> None:
 def _drop_unfinished(folder: Path) -> None:
     """Delete what was written since the start of a process that was killed: its last file may be half a program."""
     for marker in folder.glob(f"{_marker_prefix()}*"):
-        if _is_running(int(marker.name.rpartition("-")[2])):
+        number = marker.name.rpartition("-")[2]
+        if not number.isdecimal() or _is_running(int(number)):  # a copy that an editor or a backup made is no marker
             continue
         started = marker.stat().st_mtime
-        for path in folder.iterdir():
+        for path in filter(Path.is_file, folder.iterdir()):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime >= started:
                     path.unlink()
@@ -297,7 +316,7 @@ def _marker_prefix() -> str:
 def _is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # the latter is no number that a process has
         return False
     except PermissionError:
         return True

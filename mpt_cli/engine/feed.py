@@ -225,7 +225,8 @@ class ChunkFeed:
 
     def _slots(self, batch: Batch) -> int:
         is_whole = isinstance(self.data, BatchStream) or _length(batch) == self.plan.batch_size
-        return self._chunk_steps(batch) if is_whole and _form(batch) == self._usual else 1
+        is_one = not is_whole or _form(batch) != self._usual or len(_lengths(batch)) > 1
+        return 1 if is_one else self._chunk_steps(batch)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         plan = self.plan
@@ -242,17 +243,23 @@ class ChunkFeed:
     def _piece_of(self, batches: list[Batch]) -> Piece:
         """One source of `capacity` batches, or fewer where that many would be too large; unused rows are zero.
 
-        Of batches that don't have the form of the first one, which may come in any length, it holds one.
+        Of batches that don't have the form of the first one, which may come in any length, it holds one; so of those
+        whose parts have different lengths: of the indices, a shorter part takes as many as it has.
         """
-        count, size = len(batches), _length(batches[0])
-        slots = self._slots(batches[0])
-        source = self.engine.to_device(_joined(batches, slots * size))
+        count, sizes = len(batches), _lengths(batches[0])
+        slots, size = self._slots(batches[0]), max(sizes)
+        source = self.engine.to_device(_joined(batches, slots * size) if len(sizes) == 1 else batches[0])
         batch_indices = np.arange(slots * size, dtype=np.int32).reshape(slots, size)
         return Piece(source, batch_indices, count)
 
 
 def _length(batch: Batch) -> int:
     return len(Examples(*batch))
+
+
+def _lengths(batch: Batch) -> set[int]:
+    """Those of its arrays: one, but for batches that only a model's own train_step can take."""
+    return {len(array) for _, array in all_arrays(Examples(*batch))}
 
 
 def _batch_bytes(batch: Batch) -> int:

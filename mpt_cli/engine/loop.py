@@ -338,7 +338,8 @@ def pack_record(record: StepRecord) -> tuple[Any, Any]:
     """A step's row of `StepRecords.floats` and of `.ints`, on the device."""
     ops, records = keras.ops, (record, *record.optimizers)
     floats = ops.stack([getattr(each, name) for each in records for name in FLOAT_FIELDS])
-    return floats, ops.stack([ops.cast(getattr(each, name), "int32") for each in records for name in INT_FIELDS])
+    ints = [each.outcome if name == "finite" else getattr(each, name) for each in records for name in INT_FIELDS]
+    return floats, ops.stack([ops.cast(value, "int32") for value in ints])
 
 
 def row_lengths(model: Any) -> tuple[int, int]:
@@ -353,7 +354,7 @@ def update_streaks(streaks: Any, optimizer: LossScaleOptimizer, record: StepReco
     ops, state = keras.ops, optimizer.scale_state
     assert state is not None
     lost, zero = ~ops.isfinite(record.loss), record.zero > 0
-    applied = record.finite | (optimizer.on_overflow == "apply")
+    applied = record.applied(optimizer.on_overflow == "apply")
     at_floor = record.scale_before <= (state.rule.floor or 0.0)
     longer: StreakCounts[Any] = StreakCounts(
         skips=~applied, floor_skips=~applied, non_finite_losses=applied & lost, zero_steps=applied & zero,

@@ -183,7 +183,7 @@ class JaxEngine(Engine):
         """The examples of one step, split over the devices of the mesh; XLA reduces the gradients over all of them."""
 
         def take(array: Tensor) -> Tensor:
-            batch = jnp.take(array, row, axis=0)
+            batch = jnp.take(array, row[: array.shape[0]], axis=0)
             return batch if self._split is None else jax.lax.with_sharding_constraint(batch, self._split)
 
         return jax.tree.map(take, source)

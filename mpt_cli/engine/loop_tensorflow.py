@@ -324,7 +324,16 @@ def _tensor(array: Any) -> Any:
 
 
 def _batch(source: Any, rows: Tensor) -> Any:
-    return tf.nest.map_structure(lambda a: None if a is None else tf.gather(a, rows), source)
+    def take(array: Any) -> Any:
+        if array is None:
+            return None
+        if isinstance(array, tf.RaggedTensor):
+            return tf.gather(array, rows)
+        size, wanted = array.shape[0], rows.shape[0]
+        are_enough = size is not None and wanted is not None and size >= wanted
+        return tf.gather(array, rows if are_enough else rows[: tf.shape(array)[0] if size is None else size])
+
+    return tf.nest.map_structure(take, source)
 
 
 def _reduced(record: StepRecord) -> StepRecord:

@@ -5,7 +5,8 @@ weights are trained further (`model.name: saved`).
 """
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,37 @@ def build_model(
     DataError for a .keras file that can't be read.
     """
     build = BUILDERS.get(settings.name, build_installed_model)
-    return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))
+    with adapted_in_float32():
+        return build(settings, Shapes(input_shape, num_classes, input_dtype, task, input_dtypes, targets_as_given))
+
+
+@contextmanager
+def adapted_in_float32() -> Iterator[None]:
+    """Inside, a Normalization is adapted in float32, whatever the policy: Keras would take means and variances of a
+    dataset in float16, where it fails for mixed dtypes, as it does for a FeatureSpace, and where squares overflow.
+
+    >>> layer = keras.layers.Normalization(axis=None, dtype="mixed_float16")
+    >>> with adapted_in_float32():
+    ...     layer.adapt([keras.ops.array([[999.0], [1001.0]])])
+    >>> float(layer.adapt_mean), layer.mean.dtype == "float16"
+    (1000.0, True)
+    """
+    adapt = keras.layers.Normalization.adapt
+
+    def adapt_in_float32(layer: Any, data: Any) -> None:
+        own = layer.dtype_policy
+        try:
+            layer.dtype_policy = "float32" if own.compute_dtype in ("float16", "bfloat16") else own
+            adapt(layer, data)
+        finally:
+            layer.dtype_policy = own
+        layer.finalize_state()  # in the dtype in which it will compute
+
+    keras.layers.Normalization.adapt = adapt_in_float32
+    try:
+        yield
+    finally:
+        keras.layers.Normalization.adapt = adapt
 
 
 

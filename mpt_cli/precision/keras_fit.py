@@ -12,10 +12,15 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.keras_internals import calls_through, loss_tracker, optimizer_values_in_fit
+from mpt_cli.precision.keras_internals import (
+    calls_through,
+    loss_tracker,
+    optimizer_values_in_fit,
+    untracked_variables,
+)
 from mpt_cli.precision.optimizer import LossScaleOptimizer, backend_step
 from mpt_cli.precision.policy import layers_of
-from mpt_cli.precision.scale_state import TALLY
+from mpt_cli.precision.scale_state import TALLY, outcome_code
 
 Tensor = Any
 
@@ -41,6 +46,25 @@ class StepRecord(NamedTuple):
     holds_inf: Tensor
     zero: Tensor
     optimizers: "tuple[StepRecord, ...]" = ()
+    is_let_through: Tensor | None = None  # applied though it was not finite (`ScaleRule.lets_through_after`)
+
+    def applied(self, whatever: bool = False) -> Tensor:
+        """Whether the gradients were used; `whatever` they were, where the optimizer uses all."""
+        used = ops.logical_or(self.finite, whatever)
+        return used if self.is_let_through is None else ops.logical_or(used, self.is_let_through)
+
+    @property
+    def outcome(self) -> Tensor:
+        """`outcome_code` of the step."""
+        let_through = False if self.is_let_through is None else self.is_let_through
+        return outcome_code(self.finite, let_through)
+
+
+def let_through(optimizer: LossScaleOptimizer, finite: Tensor, applied: Tensor) -> Tensor | None:
+    """For a record of its step; None where the optimizer's rule lets nothing through."""
+    if optimizer.rule.lets_through_after is None:
+        return None
+    return ops.logical_and(ops.logical_not(finite), applied)
 
 
 def traced_record(
@@ -59,8 +83,11 @@ def combined(records: list[StepRecord]) -> StepRecord:
     first = records[0]
     if len(records) == 1:
         return first
+    finite = ops.all(ops.stack([record.finite for record in records]))
+    applied = ops.all(ops.stack([record.applied() for record in records]))
     return first._replace(
-        finite=ops.all(ops.stack([record.finite for record in records])),
+        is_let_through=ops.logical_and(ops.logical_not(finite), applied),
+        finite=finite,
         nan=sum(record.nan for record in records), inf=sum(record.inf for record in records),
         zero=ops.min(ops.stack([record.zero for record in records])), optimizers=tuple(records),
     )  # fmt: skip
@@ -108,11 +135,13 @@ def packed(batch: Any) -> Any:
 
 
 def state_to_keep(model: Any) -> list[Any]:
-    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, …).
+    """Non-trainable float variables that a skipped step must leave alone (BatchNormalization's statistics, the states
+    of a stateful RNN, …).
 
     Seed generators hold integers and move on: repeating a dropout mask helps nobody.
     """
-    return [v for v in model.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    variables = [*model.non_trainable_variables, *untracked_variables(model)]
+    return [v for v in variables if keras.backend.is_float_dtype(v.dtype)]
 
 
 def keep_skips_whole(model: Any) -> Any:
@@ -139,7 +168,7 @@ def keep_skips_whole(model: Any) -> Any:
     if not getattr(model, "compiled", False) or not isinstance(model.optimizer, LossScaleOptimizer):
         raise ValueError(f"{type(model).__name__} must be compiled with mpt_cli.precision.LossScaleOptimizer first.")
     if keras.backend.backend() == "tensorflow":
-        _check_replicas(model)
+        check_replicas(model)
         model.train_step = MethodType(_train_step_tensorflow, model)
     else:
         model.train_step = MethodType(_train_step_jax, model)
@@ -148,9 +177,10 @@ def keep_skips_whole(model: Any) -> Any:
     return model
 
 
-def _check_replicas(model: Any) -> None:
+def check_replicas(model: Any) -> None:
     """ValueError for what Keras's `fit` can't do on several replicas; its own errors come from inside TensorFlow."""
-    replicas = model.distribute_strategy.num_replicas_in_sync
+    strategy = getattr(model, "distribute_strategy", None)
+    replicas = 1 if strategy is None else strategy.num_replicas_in_sync
     for name, wanted in (("jit_compile", False), ("steps_per_execution", 1)):
         if replicas > 1 and getattr(model, name) != wanted:
             raise ValueError(f"Keras's `fit` on {replicas} replicas works with `{name}={wanted}` only. Received: "

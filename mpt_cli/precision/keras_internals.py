@@ -4,6 +4,7 @@ What each is for, and what there is instead in public, stands at its function. `
 names every one, so that a Keras without it is told from a defect of ours.
 """
 
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -43,6 +44,12 @@ def lacks_variables(model: Any) -> bool:
     """Whether a layer, the metrics, the loss or the optimizer of a compiled model is not built."""
     parts = [*model._flatten_layers(), model._compile_metrics, model._compile_loss, model.optimizer]
     return not all(part is None or part.built for part in parts)
+
+
+def compiled_loss_weights(model: Any) -> Any:
+    """`loss_weights` as `compile` was given them; None where it was given none. Its public config is serialised."""
+    config = getattr(model, "_compile_config", None)
+    return None if config is None else config.config.get("loss_weights")
 
 
 def loss_tracker(model: Any) -> Any:
@@ -93,6 +100,20 @@ def made_to_be_trained(model: Any) -> list[Any]:
     """The variables of a model that its layers train unless they are frozen, in the order of `model.variables`."""
     ids = {id(variable) for layer in [model, *inner_layers(model)] for variable in layer._trainable_variables}
     return [variable for variable in model.variables if id(variable) in ids]
+
+
+def untracked_variables(model: Any) -> list[Any]:
+    """Variables of layers that Keras doesn't count among those of the model: the states of a stateful RNN.
+
+    None on JAX, where they are no part of a step and stay as they are.
+    """
+    if keras.backend.backend() == "jax":
+        return []
+    known = {id(variable) for variable in model.variables}
+    held = [value for layer in inner_layers(model) for value in vars(layer).values()
+            if isinstance(value, (keras.Variable, list, tuple))]  # fmt: skip
+    found = {id(each): each for each in keras.tree.flatten(held) if isinstance(each, keras.Variable)}
+    return [variable for key, variable in found.items() if key not in known]
 
 
 def tracked_layers(layer: Any) -> list[Any]:
@@ -198,6 +219,27 @@ def tensorflow_left_out() -> Iterator[None]:
         yield
     finally:
         lazy_tensorflow._available = known
+
+
+@contextmanager
+def large_variables_without_values(most_elements: int) -> Iterator[None]:
+    """On JAX: inside, variables of more elements are made without their values, as Keras makes those of a stateless
+    scope. Whoever reads one while a program is traced sees zeros of its shape, which take no memory there."""
+    from keras.src.backend.jax.core import JaxVariable
+
+    original = JaxVariable._initialize_with_initializer
+
+    def initialize(variable: Any, initializer: Any) -> None:
+        if math.prod(variable.shape) <= most_elements:
+            original(variable, initializer)
+        else:
+            variable._value, variable._initializer = None, keras.initializers.Zeros()
+
+    JaxVariable._initialize_with_initializer = initialize
+    try:
+        yield
+    finally:
+        JaxVariable._initialize_with_initializer = original
 
 
 @contextmanager

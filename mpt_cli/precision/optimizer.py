@@ -24,6 +24,7 @@ INNER_DEFAULTS = {
     "gradient_accumulation_steps": None,
 }  # fmt: skip
 MOVING_ARGUMENTS = {"growth_factor", "backoff_factor", "min_scale", "max_scale", "hysteresis", "consecutive_hysteresis"}
+LET_THROUGH = "let_through_after"  # of a scale that moves, and of one that does not
 
 
 def check_inner(inner: Any) -> None:
@@ -69,12 +70,13 @@ def build_rule(dynamic: Any, initial_scale: Any, growth_steps: Any, kwargs: dict
     if dynamic:
         return DynamicScale(2.0**15 if initial_scale is None else initial_scale,
                             2000 if growth_steps is None else growth_steps, **moving)
+    let_through = moving.pop(LET_THROUGH, None)
     given = sorted(moving) + (["dynamic_growth_steps"] if growth_steps is not None else [])
     if given:
         raise ValueError(f"`{given[0]}` must not be given when `dynamic` is False: a fixed scale does not move.")
     if initial_scale is None:
         raise ValueError("`initial_scale` must be given when `dynamic` is False.")
-    return FixedScale(initial_scale)
+    return FixedScale(initial_scale, let_through_after=let_through)
 
 
 def check_rule_alone(
@@ -98,7 +100,7 @@ def _moving_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"LossScaleOptimizer does not support `{name}`. Instead, set `{name}` on the "
                              f"`inner_optimizer`. Received: {name}={value!r}.")
     moving = {name: value for name, value in kwargs.items() if name not in INNER_DEFAULTS}
-    unknown = [name for name in moving if name not in MOVING_ARGUMENTS]
+    unknown = [name for name in moving if name not in MOVING_ARGUMENTS | {LET_THROUGH}]
     if unknown:
         raise ValueError(f"LossScaleOptimizer does not support arguments: `{'`, `'.join(unknown)}`.")
     return moving
@@ -145,6 +147,8 @@ class LossScaleOptimizer(
             where a clean step would divide 0 by 0; a finite ceiling keeps zero gradients from growing S to inf.
         hysteresis: overflows since the last growth before the scale falls, at least 1; 1.
         consecutive_hysteresis: whether only overflows in a row count for `hysteresis`; False.
+        let_through_after: after so many skipped steps in a row non-finite gradients reach the inner optimizer all the
+            same, until a step is finite (optax's apply_if_finite); None: never. Also in fixed mode.
         rule: a `ScaleRule` instead of all of the above, `LogMaxScale` or one of your own.
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
@@ -210,7 +214,7 @@ class LossScaleOptimizer(
         self._copied: CopiedState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
-        self._noted_loss: Tensor | None = None  # of the step being traced, for the step log on TensorFlow
+        self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
 
@@ -280,24 +284,43 @@ class LossScaleOptimizer(
             return None
         return self.loss_scale if unscaled is False else ops.where(unscaled, 1.0, self.loss_scale)
 
+    @property
+    def trained_variables(self) -> list[Any]:
+        """Those that it was built for, in the order of its gradients; none before."""
+        return list(self._trainable_variables) if self.built else []
+
+    def applies(self, finite: Tensor) -> Tensor:
+        """Before a step: whether it will be applied, where its gradients are `finite` or not. Boolean scalar."""
+        if self.on_overflow == "apply":
+            return ops.logical_or(finite, True)
+        return finite if self.scale_state is None else self.scale_state.applies(finite)
+
     def places_of(self, variables: list[Any]) -> list[int]:
         """The index of each of `variables` among those the optimizer was built for."""
         places = {id(variable): place for place, variable in enumerate(self._trainable_variables)}
         return [places[id(variable)] for variable in variables]
 
-    def apply_gradients(self, grads_and_vars: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Any, unscaled: bool | None = None) -> Any:
         """`apply` of pairs (gradient, variable); returns `iterations`, as tf.keras does."""
         grads, variables = zip(*grads_and_vars, strict=True)
-        self.apply(list(grads), list(variables))
+        given = {} if unscaled is None else {"unscaled": unscaled}  # a subclass may have an `apply` without it
+        self.apply(list(grads), list(variables), **given)
         return self.iterations
 
-    def apply(self, grads: list[Tensor], trainable_variables: list[Any] | None = None) -> None:
+    def apply(
+        self, grads: list[Tensor], trainable_variables: list[Any] | None = None, unscaled: bool | None = None
+    ) -> None:
         """Unscale `grads` and hand them to the inner optimizer, or skip the step; then move the scale.
+
+        `unscaled` says whether they are divided by the scale already; None: as `scale_loss`, `get_scaled_loss` and
+        `get_unscaled_gradients` tell it, the latest of them. On JAX these tell nothing when a function that calls them
+        comes from the cache of `jax.jit`, so say it there where a program mixes both ways.
 
         Raises ValueError when every gradient is None, or in the cross-replica context of a `tf.distribute` strategy.
         """
         grads, variables = self._matched(grads, trainable_variables)
-        self._apply_where_finite(grads, variables, self._take_unscaled(grads))
+        told = self._take_unscaled(grads) if unscaled is None else bool(unscaled)
+        self._apply_where_finite(grads, variables, told)
 
     def apply_scaled(self, grads: list[Tensor], variables: list[Any]) -> None:
         """`apply` of gradients that are scaled, whatever the last ones were."""
@@ -327,9 +350,13 @@ class LossScaleOptimizer(
         self.inner_optimizer.apply(grads, variables)
 
     def stateless_apply(
-        self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor]
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`."""
+        self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor],
+        unscaled: bool = False,
+    ) -> tuple[list[Tensor], list[Tensor]]:  # fmt: skip
+        """`apply` as a pure function of values, for JAX: new values of the variables and of `self.variables`.
+
+        It knows nothing but its arguments: `unscaled` for gradients that are divided by the scale already.
+        """
         if keras.backend.backend() == "tensorflow":
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
@@ -343,9 +370,9 @@ class LossScaleOptimizer(
                 raise ValueError(f"`{name}` must have one value for each of the {len(own)} variables. Received: "
                                  f"{len(received)}.")
         with keras.StatelessScope(list(zip(self.variables, optimizer_variables, strict=True))):
-            measured = self.measure(grads, variables)
+            measured = self.measure(grads, variables, unscaled)
         step = backend_step()
-        gradients = step.StepGradients(list(grads), variables, measured)
+        gradients = step.StepGradients(list(grads), variables, measured, unscaled)
         applied: tuple[list[Tensor], list[Tensor]] = step.stateless_apply(
             self, optimizer_variables, gradients, trainable_variables
         )

@@ -80,6 +80,7 @@ class OwnSteps:
     test_log: Any
     updates_per_step: int = 1  # of the first optimizer
     scales_losses: bool = False
+    drawn: tuple[str, ...] = ()  # operations of the step that draw by a state which nobody can save
 
     @property
     def further(self) -> dict[str, LossScaleOptimizer]:
@@ -222,18 +223,19 @@ def optimizers_in(model: Any) -> Iterator[tuple[str, Any, Callable[[Any], None]]
 
 
 def trace_train_step(
-    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str]
 ) -> tuple[Any, dict[str, OptimizerUse]]:
     """What the model's own train_step returns for a batch like this, and how it uses the optimizers.
 
-    Symbolic: nothing is computed, no variable changes. What the step raises is raised.
+    Put into `drawn` are operations of TensorFlow that draw numbers by a state of their own. Symbolic:
+    nothing is computed, no variable changes. What the step raises is raised.
     """
     uses = {name: OptimizerUse() for name in optimizers}
     with ExitStack() as stack:
         for name, optimizer in optimizers.items():
             stack.enter_context(_watched(optimizer, uses[name]))
         if keras.backend.backend() == "tensorflow":
-            return backend_step().trace(model.train_step, batch), uses
+            return backend_step().trace(model.train_step, batch, drawn), uses
         return backend_step().trace(model, model.train_step, batch, with_optimizer=True), uses
 
 

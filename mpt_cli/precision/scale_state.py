@@ -13,6 +13,7 @@ from mpt_cli.precision.finite import GradientDefects, Measured, is_overwritten
 from mpt_cli.precision.keras_internals import KerasSaveable, has_value
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_count
 
+STREAK = "non_finite_streak"  # steps in a row that were not finite, applied or not, where a rule lets them through
 TALLY = ("seen", "applied", "skipped", "consecutive_skips", "growths", "backoffs")
 # updates so far, all finite, nan, inf, nearest bad variable of the first such update, whether it holds inf, all zero
 TRACE_START = (0, 1, 0, 0, -1, 0, 1)
@@ -29,7 +30,8 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def __init__(self, rule: ScaleRule) -> None:
         self.rule = rule
         self.by_name: dict[str, keras.Variable] = {}
-        for name, value in {**rule.initial(), "tally": np.zeros(len(TALLY), "int32")}.items():
+        streak = {} if rule.lets_through_after is None else {STREAK: np.int32(0)}
+        for name, value in {**rule.initial(), **streak, "tally": np.zeros(len(TALLY), "int32")}.items():
             self.by_name[name] = keras.Variable(
                 np.asarray(value), dtype=str(value.dtype), trainable=False, aggregation="none",
                 name=f"loss_scale_{name}",
@@ -90,6 +92,10 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
     def values(self) -> RuleState:
         return {name: ops.copy(variable) for name, variable in self.by_name.items()}
 
+    def applies(self, finite: Any) -> Any:
+        """Before a step that skips what is not finite: whether it is applied, a boolean scalar."""
+        return applies(self.rule, self.values(), finite)
+
     def advance(self, measured: Measured, applied: Any) -> tuple[Any, Any]:
         """Move on by one step; returns the scale before and after it.
 
@@ -102,10 +108,24 @@ class ScaleState(KerasSaveable):  # type: ignore[misc]
         return before["scale"], new["scale"]
 
 
+def applies(rule: ScaleRule, values: RuleState, finite: Any) -> Any:
+    """`ScaleState.applies` as a pure function of tensors."""
+    after = rule.lets_through_after
+    return finite if after is None else ops.logical_or(finite, values[STREAK] >= after)
+
+
+def outcome_code(finite: Any, applied: Any) -> Any:
+    """A step in a record, int32: 1 where it was finite, 0 where it was skipped, 2 where it was let through."""
+    whole = ops.cast(finite, "int32")
+    return whole + 2 * (1 - whole) * ops.cast(applied, "int32")
+
+
 def next_values(rule: ScaleRule, values: RuleState, measured: Measured, applied: Any) -> RuleState:
     """`ScaleState.advance` as a pure function of tensors, for stateless optimizers."""
     tally = values["tally"]
-    new = rule.advance({name: value for name, value in values.items() if name != "tally"}, measured)
+    new = rule.advance({name: value for name, value in values.items() if name not in ("tally", STREAK)}, measured)
+    if STREAK in values:
+        new = {**new, STREAK: ops.where(measured.finite, 0, values[STREAK] + 1)}
     was_applied = ops.cast(applied, "int32")
     grew = ops.cast(new["scale"] > values["scale"], "int32")
     fell = ops.cast(new["scale"] < values["scale"], "int32")

@@ -13,7 +13,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.precision.finite import GradientDefects, Measured
-from mpt_cli.precision.scale_state import TALLY
+from mpt_cli.precision.scale_state import TALLY, outcome_code
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -55,25 +55,47 @@ class StepLog:
 
     def read(self, values: list[Any], tally: Any, after: int) -> StepRows:
         """The steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
-        seen = int(np.asarray(tally)[TALLY.index("seen")])
+        seen = int(_copies(tally)[0][TALLY.index("seen")])
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
-        floats, ints = (np.asarray(value)[places] for value in values)
-        return StepRows(floats, ints, first - after)
+        floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
+        return StepRows(_mean_loss(floats), _of_all_replicas(ints), first - after)
+
+
+def _copies(value: Tensor) -> list[NDArray[Any]]:
+    """What each replica of a `tf.distribute` strategy noted, in a copy of its own; one array elsewhere."""
+    mirrored = getattr(value, "values", None)
+    return [np.asarray(copy) for copy in (mirrored if isinstance(mirrored, tuple) else [value])]
+
+
+def _mean_loss(floats: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(replicas, steps, columns) as one: of what is not the loss all replicas have the same."""
+    return np.concatenate([floats[..., :1].mean(0, dtype="float32"), floats[0, :, 1:]], axis=1)
+
+
+def _of_all_replicas(ints: NDArray[np.int32]) -> NDArray[np.int32]:
+    """(replicas, steps, columns) as one: finite and zero where all are, bad elements added up."""
+    whole: NDArray[np.int32] = ints.max(0)
+    for name, reduce in (("finite", ints.min), ("zero", ints.min), ("nan", ints.sum), ("inf", ints.sum)):
+        column = INTS.index(name)
+        whole[:, column] = reduce(0)[:, column]
+    return whole
 
 
 class StepStart(NamedTuple):
-    """What must be read before a step: scale and learning rate, float32 scalars, and the steps before, int32."""
+    """What must be read before a step: scale and learning rate, float32, and the steps before, all and skipped, int32.
+    """
 
     scale: Tensor
     learning_rate: Tensor
     seen: Tensor
+    skipped: Tensor
 
 
 def start_of_step(optimizer: "LossScaleOptimizer") -> StepStart:
     """Of the variables as they are in the present scope."""
     rate = ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
-    return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps)
+    return StepStart(optimizer.loss_scale, rate, optimizer.seen_steps, optimizer.skipped_steps)
 
 
 def rows_of_step(
@@ -84,7 +106,10 @@ def rows_of_step(
     state = optimizer.scale_state
     assert state is not None
     floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
-    ints = [measured.finite, state.counter.value, defects.nan, defects.inf, defects.nearest,
+    outcome = measured.finite
+    if state.rule.lets_through_after is not None:
+        outcome = outcome_code(measured.finite, ops.equal(optimizer.skipped_steps, start.skipped))
+    ints = [outcome, state.counter.value, defects.nan, defects.inf, defects.nearest,
             defects.holds_inf, defects.zero]  # fmt: skip
     return floats, ops.stack([ops.cast(value, "int32") for value in ints])
 

@@ -2,6 +2,7 @@
 step in which a skip is whole.
 """
 
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -15,6 +16,7 @@ from mpt_cli.precision.keras_fit import (
     ForwardOrder,
     StepRecord,
     combined,
+    let_through,
     metrics_of,
     packed,
     state_to_keep,
@@ -62,6 +64,9 @@ def apply(
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
     start = start_of_step(optimizer) if optimizer.step_log is not None else None
+    loss = optimizer.take_noted_loss()  # before another replica is traced, which comes here with its own
+    loss = loss if loss is None or is_readable(loss) else None
+    own = measured
     _note(optimizer, grads, variables, measured)
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         if context.num_replicas_in_sync > 1:
@@ -71,13 +76,30 @@ def apply(
     else:
         context.merge_call(_apply_on_replicas, args=(optimizer, grads, variables, measured, unscaled))
     if start is not None:
-        _log_step(optimizer, start, grads, measured)
+        _log_step(optimizer, start, grads, own, loss)
 
 
-def _log_step(optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured) -> None:
-    log, loss = optimizer.step_log, optimizer._noted_loss
+def is_readable(tensor: Tensor) -> bool:
+    """Whether the step that is being made can read it, and not a tensor of a function that was traced elsewhere."""
+    if tf.executing_eagerly():
+        return isinstance(tensor, tf.__internal__.EagerTensor)
+    return not isinstance(tensor, tf.__internal__.EagerTensor) and _is_inside(tensor.graph)
+
+
+def _is_inside(wanted: Any) -> bool:
+    """Whether this is a graph that is being traced, or one around it: that of a condition or loop stands in another."""
+    graph = tf.compat.v1.get_default_graph()
+    while graph is not None and graph is not wanted:
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+def _log_step(
+    optimizer: "LossScaleOptimizer", start: StepStart, grads: list[Tensor], measured: Measured, loss: Tensor | None
+) -> None:
+    """On several replicas each notes what it saw in its own copy of the log; who reads it puts them together."""
+    log = optimizer.step_log
     assert log is not None
-    optimizer._noted_loss = None  # of the next step there may be none
     if loss is not None:
         loss = unscale_loss_for_distribution(loss)
     rows = rows_of_step(optimizer, start, measured, describe_gradients(grads, measured, tf.cond), loss)
@@ -170,12 +192,8 @@ class UnscaledVariable(UnscaledFlag):
     def ask(self) -> bool | Tensor:
         if tf.executing_eagerly():
             return bool(self._variable)
-        graph, told_in = tf.compat.v1.get_default_graph(), self._graph and self._graph()
-        while graph is not None:
-            if graph is told_in:
-                return self._told
-            graph = getattr(graph, "outer_graph", None)  # that of a condition or loop stands inside another one
-        return self._variable.read_value()
+        told_in = self._graph and self._graph()
+        return self._told if told_in is not None and _is_inside(told_in) else self._variable.read_value()
 
 
 def track_in_checkpoints(optimizer: Any, state: ScaleState) -> None:
@@ -235,11 +253,12 @@ def _apply_inner_where(
         apply_inner()
         before, after = state.advance(measured, tf.constant(True))
     else:
-        tf.cond(measured.finite, _then_nothing(apply_inner), _then_nothing(lambda: None))
+        applied = state.applies(measured.finite)
+        tf.cond(applied, _then_nothing(apply_inner), _then_nothing(lambda: None))
         if optimizer.count_skipped_steps:
             iterations = optimizer.inner_optimizer.iterations
-            iterations.assign_add(tf.cast(tf.logical_not(measured.finite), iterations.dtype))
-        before, after = state.advance(measured, measured.finite)
+            iterations.assign_add(tf.cast(tf.logical_not(applied), iterations.dtype))
+        before, after = state.advance(measured, applied)
     followers = [variables[index] for index in scaled_statistics(variables)]
     for variable, value in zip(followers, follow_scale(followers, followers, before, after), strict=True):
         variable.assign(value)
@@ -269,6 +288,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     grads = tape.gradient(scaled, variables)
     measured = optimizer.measure(grads, variables)
     finite = all_replicas(measured.finite)
+    applied = optimizer.applies(finite)
     apply(optimizer, grads, variables, unscaled=False, measured=measured)
     true_loss = unscale_loss_for_distribution(loss)
 
@@ -279,12 +299,13 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     if optimizer.on_overflow == "apply":
         update_metrics()
     else:
-        _update_or_put_back(finite, update_metrics, kept, before)
+        _update_or_put_back(applied, update_metrics, kept, before)
     ranks = None if order is None else order.ranks(variables)
     defects = describe_gradients(grads, measured._replace(finite=finite), tf.cond, ranks)
     record = StepRecord(
         loss=tf.cast(true_loss, tf.float32), scale_before=scale, scale_after=optimizer.loss_scale, learning_rate=rate,
         finite=finite, counter=optimizer.scale_state.counter.value, **defects._asdict(),
+        is_let_through=let_through(optimizer, finite, applied),
     )  # fmt: skip
     return metrics_of(model), record
 
@@ -303,7 +324,7 @@ def _build(model: Any, data: Any) -> None:
 
 
 def _update_or_put_back(
-    finite: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
+    is_applied: Tensor, update_metrics: Callable[[], None], kept: list[Any], before: list[Tensor]
 ) -> None:
     """Metrics of an applied step, or state as it was; on several replicas nothing can be assigned in a condition."""
     inside = tf.distribute.get_strategy().num_replicas_in_sync == 1
@@ -317,9 +338,9 @@ def _update_or_put_back(
             _assign(kept, before)
         return tf.constant(0)
 
-    tf.cond(finite, applied, skipped)
+    tf.cond(is_applied, applied, skipped)
     if not inside:
-        _assign(kept, [tf.where(finite, v, old) for v, old in zip(kept, before, strict=True)])
+        _assign(kept, [tf.where(is_applied, v, old) for v, old in zip(kept, before, strict=True)])
 
 
 def _assign(variables: list[Any], values: list[Tensor]) -> None:
@@ -340,23 +361,27 @@ def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Ten
     values = own.train_values(logs)
     parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
     record = combined(parts)
-    applied = tf.logical_or(record.finite, all(o.on_overflow == "apply" for o in own.optimizers.values()))
+    applied = record.applied(all(o.on_overflow == "apply" for o in own.optimizers.values()))
     tf.cond(applied, lambda: tf.constant(0), _then_nothing(lambda: _assign(kept, before)))
     own.train_log.assign(tf.where(applied, values, own.train_log.value))
     return logs, record
 
 
-def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor]:
-    """The scale and the learning rate before the step."""
+def _begin_trace(optimizer: "LossScaleOptimizer") -> tuple[Tensor, Tensor, Tensor]:
+    """The scale, the learning rate and the skipped steps before the step."""
     assert optimizer.scale_state is not None and optimizer.scale_state.trace is not None
     optimizer.scale_state.trace.assign(TRACE_START)
-    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
+    return optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32), optimizer.skipped_steps
 
 
-def _traced_record(optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor) -> StepRecord:
+def _traced_record(
+    optimizer: "LossScaleOptimizer", loss: Tensor, scale: Tensor, rate: Tensor, skipped: Tensor
+) -> StepRecord:
     state = optimizer.scale_state
     assert state is not None and state.trace is not None
-    return traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
+    record = traced_record(state.trace.value, loss, (scale, optimizer.loss_scale), rate, state.counter.value)
+    applied = tf.equal(skipped, optimizer.skipped_steps)
+    return record._replace(is_let_through=let_through(optimizer, record.finite, applied))
 
 
 def own_test_step(model: Any, data: Any) -> None:
@@ -368,14 +393,24 @@ def own_test_step(model: Any, data: Any) -> None:
         own.test_log.assign(own.test_values(model.test_step(packed(data))))
 
 
-def trace(step: Callable[[Any], Any], batch: Any) -> Any:
-    """What a step of a model gives for a batch like this, symbolically."""
+_DRAWS = re.compile("Random(Uniform|StandardNormal|Gamma|Poisson|Shuffle)|TruncatedNormal|Multinomial")
+
+
+def trace(step: Callable[[Any], Any], batch: Any, drawn: list[str] | None = None) -> Any:
+    """What a step of a model gives for a batch like this, symbolically.
+
+    Put into `drawn`, once each, are its operations that draw by a state inside of TensorFlow, as `tf.random.normal`.
+    """
     spec = tf.nest.map_structure(
         lambda a: None if a is None else tf.TensorSpec(a.shape, tf.as_dtype(keras.backend.standardize_dtype(a.dtype))),
         packed(batch),
     )  # fmt: skip
     result: list[Any] = []
-    tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    whole = tf.function(lambda data: result.append(step(data)), autograph=False).get_concrete_function(spec)
+    if drawn is not None:
+        graph = whole.graph.as_graph_def()
+        nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+        drawn += sorted({node.op for node in nodes if _DRAWS.match(node.op)})
     return result[0]
 
 

@@ -4,6 +4,7 @@ scaling by hand, and `minimize`.
 
 import warnings
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
 import keras
@@ -100,7 +101,8 @@ Tensor = Any
 class UnscaledFlag:
     """Whether gradients come divided by the scale already: what the optimizer was told last.
 
-    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only.
+    Python's own memory, which is all that JAX has: a function compiled by `jax.jit` tells it while it is traced only,
+    and who mixes both ways says it to `apply(unscaled=…)` or `stateless_apply(unscaled=…)`.
     On TensorFlow `step_tensorflow.UnscaledVariable` remembers it at run time.
     """
 
@@ -129,7 +131,7 @@ class ManualScalingMixin:
     _warned: set[str]
     _scaled_gradients: list[Tensor] | None  # what the last `get_unscaled_gradients` was given, until they are applied
     _step_log: Any
-    _noted_loss: Tensor | None
+    _noted_losses: dict[int, Tensor]
     _unscaled: UnscaledFlag
     loss_scale: Tensor
     scales: bool
@@ -145,10 +147,19 @@ class ManualScalingMixin:
         self._loss_was_scaled = True
         loss = ops.convert_to_tensor(loss)
         if self._step_log is not None and keras.backend.backend() == "tensorflow":
-            self._noted_loss = loss  # on JAX a loss is traced inside the gradient and known only there
+            self.note_loss(loss)  # on JAX a loss is traced inside the gradient and known only there
         if keras.backend.standardize_dtype(loss.dtype) != "float64":
             loss = ops.cast(loss, "float32")
         return ops.multiply(loss, ops.cast(self.loss_scale, loss.dtype)) if self.scales else loss
+
+    def note_loss(self, loss: Tensor) -> None:
+        """For the step log: the loss whose gradients will be applied next. Replicas are traced in threads of their own.
+        """
+        self._noted_losses[get_ident()] = loss
+
+    def take_noted_loss(self) -> Tensor | None:
+        """The loss of this step, of which the next one must be told anew; None where nobody told it."""
+        return self._noted_losses.pop(get_ident(), None)
 
     def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Tensor | Callable[[], Tensor]:
         """`loss * loss_scale` of a tensor, or a function that returns that of a loss function.

@@ -12,7 +12,7 @@ from mpt_cli.report.picture import Drawing, draw_all
 from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.provenance import format_environment
-from mpt_cli.settings.recipes import conf_override, explicit_path, shell_command
+from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,

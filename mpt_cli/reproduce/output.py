@@ -1,6 +1,9 @@
-"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, and JUnit XML for CI."""
+"""What `mpt reproduce` shows and writes: progress, a table of expected, got and verdict, JUnit XML for CI, and on
+GitHub annotations and a summary of the job.
+"""
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TextIO
@@ -11,11 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.errors import DataError
-from mpt_cli.reproduce.reproduction import ReproduceTarget, Reproduction
+from mpt_cli.reproduce.collection import Collection, Unreadable
+from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import format_environment
 
 MOST_DIFFERENCES = 12
+MOST_LINES = 40  # of what a run that failed had said
 
 
 class ResultPrinter:
@@ -26,15 +31,27 @@ class ResultPrinter:
         self.line = partial(self.console.print, soft_wrap=True)  # a line stays one line, whatever the width
         self.count = self.done = 0
 
-    def start(self, targets: Sequence[ReproduceTarget], left_out: Mapping[str, str]) -> None:
-        self.count = len(targets)
-        for name, reason in left_out.items():
+    def start(self, found: Collection) -> None:
+        self.count = len(found.targets)
+        for name, reason in found.left_out.items():
             self.line(f"left out: {name} {reason}")
+        for error in found.errors:
+            self.line(f"error: {error}")
+
+    def list_targets(self, found: Collection) -> None:
+        """What would run, and what would be expected of it."""
+        for target in found.targets:
+            self.line(f"{target.name}: {', '.join(map(str, target.expect))}")
+        self.line(f"{len(found.targets)} to run, {len(found.errors)} unreadable, {len(found.left_out)} left out")
 
     def tell(self, result: Reproduction) -> None:
         self.done += 1
         missed = sum(not check.passed for check in result.checks)
         verdict = f"{missed} of {len(result.checks)} expectations missed" if missed else "reproduced"
+        verdict = verdict if result.checks else "ran, with nothing expected of it yet"
+        if result.attempts > 1:
+            self.count += 1
+            verdict += f" at attempt {result.attempts}" + (": flaky" if result.is_flaky else "")
         self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
@@ -46,8 +63,9 @@ class ResultPrinter:
             for check in result.checks:
                 verdict = Text("ok", "green") if check.passed else Text("MISSED", "bold red")
                 table.add_row(result.target.name, check.name, Text(check.expected), check.got_text, verdict)
-        self.console.print()
-        self.console.print(table)
+        if table.rows:
+            self.console.print()
+            self.console.print(table)
         for result in results:
             if not result.passed:
                 self._explain(result)
@@ -84,18 +102,30 @@ def check_junit(path: Path) -> None:
         raise DataError(f"{path} can't be written: {error.strerror}. Give another --junit.") from error
 
 
-def write_junit(path: Path, results: Sequence[Reproduction], left_out: Mapping[str, str]) -> None:
-    """DataError where the file can't be written. Recipes that were left out stand in it as skipped."""
+def write_junit(path: Path, results: Sequence[Reproduction], found: Collection) -> None:
+    """DataError where the file can't be written. What was left out stands in it as skipped, what can't be read as an
+    error.
+    """
     root = ElementTree.Element("testsuites", name="mpt reproduce")
     for result in results:
         _add_suite(root, result)
-    for name, reason in left_out.items():
-        suite = ElementTree.SubElement(root, "testsuite", name=name, tests="1", failures="0", errors="0", skipped="1")
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name="run")
-        ElementTree.SubElement(case, "skipped", message=reason)
+    for name, reason in found.left_out.items():
+        _add_case(root, name, "skipped", reason)
+    for error in found.errors:
+        _add_case(root, error.name, "error", str(error))
+    for target in found.targets[len(results) :]:
+        _add_case(root, target.name, "skipped", "not run: another failed before it")
     ElementTree.indent(root)
     text = ElementTree.tostring(root, encoding="unicode", xml_declaration=False)
     write_atomic(path, f'<?xml version="1.0" encoding="UTF-8"?>\n{text}\n')
+
+
+def _add_case(root: ElementTree.Element, name: str, kind: str, message: str) -> None:
+    """A suite of one case, which did not run."""
+    counts = {"failures": "0", "errors": str(int(kind == "error")), "skipped": str(int(kind == "skipped"))}
+    suite = ElementTree.SubElement(root, "testsuite", {"name": name, "tests": "1", **counts})
+    case = ElementTree.SubElement(suite, "testcase", classname=name, name="run")
+    ElementTree.SubElement(case, kind, message=_printable(message))
 
 
 def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
@@ -104,12 +134,87 @@ def _add_suite(root: ElementTree.Element, result: Reproduction) -> None:
     counts = {"tests": str(len(result.checks)), "failures": str(failures), "errors": "0", "skipped": "0"}
     seconds = str((result.child.summary or {}).get("seconds", 0.0))
     suite = ElementTree.SubElement(root, "testsuite", {"name": name, "time": seconds, **counts})
-    for check in result.checks:
-        case = ElementTree.SubElement(suite, "testcase", classname=name, name=check.name)
+    properties = ElementTree.SubElement(suite, "properties")
+    for key, value in _properties(result).items():
+        ElementTree.SubElement(properties, "property", name=key, value=_printable(value))
+    for index, check in enumerate(result.checks):  # the run is the first case's time, and a look at its summary theirs
+        case = ElementTree.SubElement(
+            suite, "testcase", classname=name, name=check.name, time="0" if index else seconds
+        )
         if not check.passed:
             failure = ElementTree.SubElement(case, "failure", message=_printable(str(check)), type="mismatch")
             details = [str(check), f"run: {result.child.run.path}", result.child.words, *result.differences]
             failure.text = _printable("\n".join(details))
+    if failures:
+        ElementTree.SubElement(suite, "system-out").text = _printable(_said(result))
+
+
+def _properties(result: Reproduction) -> dict[str, str]:
+    """What a reader of the verdicts may want to group them by."""
+    machine = result.child.environment
+    found = {
+        "run_dir": result.child.run.path, "seed": result.target.seed, "tags": ", ".join(result.target.tags),
+        "attempts": result.attempts, "flaky": str(result.is_flaky).lower(), "exit_code": result.child.exit_code,
+        "environment": format_environment(machine) if machine else None,
+    }  # fmt: skip
+    return {name: str(value) for name, value in found.items() if value not in (None, "")}
+
+
+def _said(result: Reproduction) -> str:
+    """The last lines of the run's console."""
+    try:
+        text = result.child.run.console_log.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        text = result.child.words
+    return "\n".join(text.splitlines()[-MOST_LINES:])
+
+
+def write_for_github(results: Sequence[Reproduction], errors: Sequence[Unreadable], stream: TextIO) -> None:
+    """Annotations on the recipes that failed where GitHub's Actions run this, and a summary of the job in Markdown."""
+    if os.environ.get("GITHUB_ACTIONS") == "true":
+        for line in _annotations(results, errors):
+            print(line, file=stream)
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        try:
+            with Path(summary).open("a", encoding="utf-8") as file:
+                file.write(_markdown(results, errors))
+        except OSError as error:
+            raise DataError(f"GITHUB_STEP_SUMMARY={summary} can't be written: {error.strerror}.") from error
+
+
+def _annotations(results: Sequence[Reproduction], errors: Sequence[Unreadable]) -> list[str]:
+    """
+    >>> _annotations([], [Unreadable("a,b.yaml", [])])
+    ['::error file=a%2Cb.yaml,title=mpt reproduce a%2Cb.yaml::']
+    """
+    failed = [(result.target, [str(check) for check in result.checks if not check.passed])
+              for result in results if not result.passed]  # fmt: skip
+    found = [(target.recipe or Path(target.name), target.name, "\n".join(lines)) for target, lines in failed]
+    found += [(Path(error.name), error.name, str(error)) for error in errors]
+    lines = [f"::error file={_escaped(str(path), ':,')},title=mpt reproduce {_escaped(name, ':,')}::{_escaped(text)}"
+             for path, name, text in found]  # fmt: skip
+    flaky = [result for result in results if result.is_flaky]
+    return [*lines, *(f"::warning title=mpt reproduce::{_escaped(result.target.name)} passed at attempt "
+                      f"{result.attempts}: flaky" for result in flaky)]  # fmt: skip
+
+
+def _escaped(text: str, also: str = "") -> str:
+    """As commands of a workflow are written: line breaks, and in properties colons and commas, by their codes."""
+    for sign in "%\r\n" + also:
+        text = text.replace(sign, f"%{ord(sign):02X}")
+    return text
+
+
+def _markdown(results: Sequence[Reproduction], errors: Sequence[Unreadable]) -> str:
+    rows = [
+        (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else "**missed**")
+        for result in results
+        for check in result.checks
+    ]
+    rows += [(error.name, "", "", str(error), "**error**") for error in errors]
+    cells = [" | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in row) for row in rows]
+    lines = ["### mpt reproduce", "", "| run | what | expected | got | |", "|---|---|---|---|---|"]
+    return "\n".join([*lines, *(f"| {row} |" for row in cells), "", ""])
 
 
 def _printable(text: str) -> str:

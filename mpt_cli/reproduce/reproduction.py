@@ -1,29 +1,22 @@
 """Recipes and earlier runs run again, each in a process of its own, and held against what was expected of them."""
 
-import math
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.data.builtin import missing_keras_files
-from mpt_cli.errors import BAD_DATA, ConfigError, DataError, Problem
+from mpt_cli.errors import BAD_DATA, DataError
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue
+from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_json, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
-from mpt_cli.runs.machine import nvidia_gpus
 from mpt_cli.runs.provenance import environment_differences, format_attempts, thread_variables
-from mpt_cli.runs.resume import stored_settings
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import find_recipe, recipe_paths
-from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import KerasDataset
 from mpt_cli.signals import raise_for
 
 
@@ -67,95 +60,11 @@ def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedPro
     """What became of it; one that could not be started failed for want of a file or of memory."""
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
+    if ending.cause == "timeout":
+        return FinishedProcess(command.subject, ending.exit_code, f"it was ended after {ending.limit_seconds:g} s")
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = [line for line in lines if line.startswith("mpt ")]
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(own or lines[-1:]))
-
-
-# What has to be the same again in a repeated run; speed and memory needn't be.
-_EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
-          "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ReproduceTarget:
-    """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe."""
-
-    name: str
-    words: list[str]
-    expect: dict[str, Any]
-    environment: dict[str, Any] | None = None
-    recipe: Path | None = None
-
-
-def find_target(word: str, overrides: list[str], rtol: float) -> ReproduceTarget:
-    """The target a word names; `rtol` is how far a metric may be from that of an earlier run, relative to it.
-
-    ConfigError where the word names nothing, its configuration is wrong or nothing is expected of it.
-    """
-    if names_run(word):
-        return _of_run(RunDirectory.open(word), overrides, rtol)
-    words = [f"conf={word}", *overrides]
-    return _of_recipe(word, words, load_settings(words))
-
-
-def names_run(word: str) -> bool:
-    """Whether the word means a run directory; the name of a shipped recipe never does, whatever folder lies about."""
-    return word not in recipe_paths() and expanded(word).is_dir()
-
-
-def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
-    if not settings.expect:
-        remedy = "Write one, or reproduce a run directory, which is held against its own summary."
-        raise ConfigError(Problem("expect", f"{word} has no expect: block to be held against.", None, remedy))
-    return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word))
-
-
-def all_targets(overrides: list[str]) -> tuple[list[ReproduceTarget], dict[str, str]]:
-    """Every shipped recipe that can run here, and those left out with the reason."""
-    left_out: dict[str, str] = {}
-    targets = []
-    for name in recipe_paths():
-        words = [f"conf={name}", *overrides]
-        settings = load_settings(words)
-        reason = _left_out_reason(settings)
-        if reason:
-            left_out[name] = reason
-        else:
-            targets.append(_of_recipe(name, words, settings))
-    return targets, left_out
-
-
-def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
-    """The expectations that a run's own summary makes: counters exact, metrics within `rtol`."""
-    metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
-    return {**{name: summary[name] for name in _EXACT if name in summary}, **metrics}
-
-
-def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
-    expect = expected_of(read_summary(run.summary_json), rtol)
-    words = [f"conf={run.config_yaml}", *overrides]
-    if load_settings(words).trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
-        words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
-    return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json))
-
-
-def _within_rtol(value: Any, rtol: float) -> Any:
-    if isinstance(value, str) or not math.isfinite(value):  # a summary holds nan as text, which must be equal
-        return value
-    return {"value": value, "tolerance": rtol * abs(value)} if rtol else value
-
-
-def _left_out_reason(settings: Settings) -> str | None:
-    reasons: Iterable[str | None] = (_unmet_requirement(need, settings) for need in settings.requires)
-    return "; ".join(reason for reason in reasons if reason) or None
-
-
-def _unmet_requirement(need: str, settings: Settings) -> str | None:
-    if need == "gpu":
-        return None if nvidia_gpus() else "needs a GPU, and this machine has none"
-    files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
-    return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
 
 
 @dataclass(frozen=True)
@@ -166,10 +75,16 @@ class Reproduction:
     child: FinishedProcess
     checks: list[ExpectationCheck]
     differences: list[str]
+    attempts: int = 1
 
     @property
     def passed(self) -> bool:
         return all(check.passed for check in self.checks)
+
+    @property
+    def is_flaky(self) -> bool:
+        """Passed, though not at the first attempt."""
+        return self.passed and self.attempts > 1
 
     @property
     def remarks(self) -> list[str]:
@@ -182,6 +97,9 @@ class Reproduction:
         return {
             "name": self.target.name,
             "passed": self.passed,
+            "flaky": self.is_flaky,
+            "attempts": self.attempts,
+            "seed": self.target.seed,
             "run_dir": str(self.child.run.path),
             "exit_code": self.child.exit_code,
             "checks": [vars(check) for check in self.checks],
@@ -204,30 +122,67 @@ def _default_output_folder() -> Path:
     return Path(DEFAULT_PARENT) / "reproduce" / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def reproduce(
-    targets: list[ReproduceTarget], folder: Path, jobs: int, tell: Callable[[Reproduction], None]
-) -> list[Reproduction]:
-    """Run every target in a process of its own, `jobs` at a time, under `folder`; `tell` hears of each.
-
-    After Ctrl-C no run is begun, and what it broke off is not judged.
+@dataclass(frozen=True)
+class Plan:
+    """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
+    none after the first that failed.
     """
-    results: dict[str, Reproduction] = {}
+
+    jobs: int = 1
+    timeout_seconds: float | None = None
+    retries: int = 0
+    stops_at_failure: bool = False
+
+
+def reproduce(
+    targets: Sequence[ReproduceTarget], folder: Path, plan: Plan, tell: Callable[[Reproduction], None]
+) -> list[Reproduction]:
+    """Run every target in a process of its own under `folder`; `tell` hears of each.
+
+    After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
+    """
+    results = _run_once(dict(enumerate(targets, 1)), folder, plan, 1, tell)
+    for attempt in range(2, plan.retries + 2):
+        failed = {number: result.target for number, result in results.items() if not result.passed}
+        again = replace(plan, stops_at_failure=False)
+        results |= _run_once(failed, folder, again, attempt, tell) if failed else {}
+    return [results[number] for number in sorted(results)]
+
+
+def _run_once(
+    targets: Mapping[int, ReproduceTarget], folder: Path, plan: Plan, attempt: int, tell: Callable[[Reproduction], None]
+) -> dict[int, Reproduction]:
+    """The result of each by its number."""
+    results: dict[int, Reproduction] = {}
 
     def record(command: Command[RunDirectory], ending: Ending) -> None:
-        if ending.cause is None:
-            results[command.name] = _judge(by_name[command.name], read_finished(command, ending))
-            tell(results[command.name])
+        if ending.cause in (None, "timeout"):
+            number = numbers[command.name]
+            found = _judge(targets[number], read_finished(command, ending))
+            results[number] = replace(found, attempts=attempt)
+            tell(results[number])
+
+    def until_a_failure() -> Iterator[Command[RunDirectory]]:
+        for command in commands.values():
+            if not plan.stops_at_failure or all(result.passed for result in results.values()):
+                yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
-        commands = [_target_command(number, target, folder, Path(logs)) for number, target in enumerate(targets, 1)]
-        by_name = {command.name: target for command, target in zip(commands, targets, strict=True)}
-        stopped_by = Queue(Limits(workers=jobs), executor, record).run(commands)
+        commands = {number: _target_command(number, target, folder, Path(logs), attempt)
+                    for number, target in targets.items()}  # fmt: skip
+        numbers = {command.name: number for number, command in commands.items()}
+        limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
+        stopped_by = Queue(limits, executor, record).run(until_a_failure())
     raise_for(stopped_by)
-    return [results[command.name] for command in commands]
+    return results
 
 
-def _target_command(number: int, target: ReproduceTarget, folder: Path, logs: Path) -> Command[RunDirectory]:
-    run = RunDirectory(folder / f"{number}-{Path(target.name).stem}")  # unique also where a recipe is given twice
+def _target_command(
+    number: int, target: ReproduceTarget, folder: Path, logs: Path, attempt: int
+) -> Command[RunDirectory]:  # fmt: skip
+    stem = Path(target.name.partition("[")[0]).stem + (f"-seed{target.seed}" if "[" in target.name else "")
+    retry = f"-retry{attempt - 1}" if attempt > 1 else ""
+    run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     threads = thread_variables(target.environment or {})
     return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TextIO
 
@@ -169,8 +170,9 @@ class RunDirectory:
             with Interruption() as early:  # what is made must be known to what takes it back
                 run = cls.create(path, recipe)
                 stack.enter_context(run.lock())
-                stack.callback(run.discard_unstarted)
-                stack.enter_context(at_forced_end(run.discard_unstarted))
+                discard = partial(run.discard_unstarted, run.path.stat())
+                stack.callback(discard)
+                stack.enter_context(at_forced_end(discard))
             raise_for(early.requested)
             yield run
 
@@ -186,10 +188,17 @@ class RunDirectory:
             except OSError as error:
                 raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
             note_holder(file)
+            self._drop_temporary()
             try:
                 yield
             finally:
                 forget_holder(file)
+
+    def _drop_temporary(self) -> None:
+        """What `write_atomic` had begun when its process was killed; nobody else writes here now."""
+        with suppress(OSError):
+            for path in self.path.glob(".*.tmp"):
+                path.unlink()
 
     def _open_lock(self, key: str) -> TextIO:
         try:
@@ -209,10 +218,11 @@ class RunDirectory:
             self._clear(LOCK_FILE)
         return True
 
-    def discard_unstarted(self, _: ForcedEnd | None = None) -> None:
-        """`discard`, unless the run has started."""
-        if not self.config_yaml.exists():
-            self.discard()
+    def discard_unstarted(self, made: os.stat_result, _: ForcedEnd | None = None) -> None:
+        """`discard`, unless the run has started, or another directory than the one that was `made` is there now."""
+        with suppress(OSError):
+            if os.path.samestat(made, self.path.stat()) and not self.config_yaml.exists():
+                self.discard()
 
     def discard(self) -> None:
         """Take back a directory whose run never started: its files, and the folders that `create` made.
@@ -254,8 +264,15 @@ class RunDirectory:
 
     @property
     def preprocessing_json(self) -> Path:
-        """Only where the source did something to the raw values: `DataSet.preprocessing`."""
+        """Only where something was done to the raw values: `DataSet.preprocessing`, and by layers of the model:
+        `adapted_layers`."""
         return self.path / "preprocessing.json"
+
+    def adapted_layers(self) -> list[dict[str, Any]]:
+        """What the layers of the run's model were adapted to; empty where there are none, or an earlier version wrote
+        the run. DataError where the file is damaged."""
+        path = self.preprocessing_json
+        return list(read_json(path).get("adapted_layers", [])) if path.is_file() else []
 
     @property
     def metrics_jsonl(self) -> Path:

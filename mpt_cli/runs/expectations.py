@@ -4,15 +4,21 @@ into it.
 
 import difflib
 import math
+import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, Problem, did_you_mean
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.settings.recipe_edit import RecipeText
+from mpt_cli.settings.references import is_object
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.records import GradientSample, Summary
+from mpt_cli.training.progress import falls
 
-RANGE_FIELDS = {"min", "max", "value", "tolerance"}
+RANGE_FIELDS = {"min", "max", "value", "tolerance", "rtol", "atol"}
 NEUTRAL_KEYS = (
     "conf",
     "run_dir",
@@ -55,7 +61,8 @@ def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) ->
     """One check per entry of `expect`, in its order.
 
     `summary` is the content of summary.json; a name is one of its metrics, else one of its fields, else dotted
-    (`best_metrics.val_accuracy`). An entry is `{min, max}`, `{value, tolerance}`, a bare number (exact), a text (equal)
+    (`best_metrics.val_accuracy`). An entry is `{min, max}`, `{value, rtol, atol}` (within
+    atol + rtol * |value|; tolerance is another word for atol), a bare number (exact), a text (equal)
     or a list of texts (one of them). Conditions are those that must hold, so nan fails them all.
 
     >>> checks = check_expectations({"metrics": {"val_accuracy": 0.97}}, {"val_accuracy": {"min": 0.96}})
@@ -113,17 +120,27 @@ def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> ExpectationC
 
 
 def _holds(number: float, limits: Mapping[str, float]) -> bool:
-    near = "value" not in limits or abs(number - limits["value"]) <= limits.get("tolerance", 0.0)
+    near = "value" not in limits or abs(number - limits["value"]) <= allowance(limits)
     at_least = "min" not in limits or number >= limits["min"]
     at_most = "max" not in limits or number <= limits["max"]
     return not math.isnan(number) and near and at_least and at_most
 
 
+def allowance(wanted: Mapping[str, float]) -> float:
+    """How far a number may be from `value`.
+
+    >>> allowance({"value": -2.0, "rtol": 0.1, "atol": 0.5})
+    0.7
+    """
+    return wanted.get("tolerance", wanted.get("atol", 0.0)) + wanted.get("rtol", 0.0) * abs(wanted["value"])
+
+
 def _format_range(wanted: Mapping[str, Any]) -> str:
     parts = []
     if "value" in wanted:
-        tolerance = f" ± {format_expected_value(wanted['tolerance'])}" if "tolerance" in wanted else ""
-        parts.append(f"{format_expected_value(wanted['value'])}{tolerance}")
+        within = [f" ± {format_expected_value(wanted[name])}" for name in ("tolerance", "atol") if name in wanted]
+        within += [f" ± {format_expected_value(100 * wanted['rtol'])} %"] if "rtol" in wanted else []
+        parts.append(f"{format_expected_value(wanted['value'])}{''.join(within)}")
     parts += [f"at least {format_expected_value(wanted['min'])}"] if "min" in wanted else []
     parts += [f"at most {format_expected_value(wanted['max'])}"] if "max" in wanted else []
     return ", ".join(parts)
@@ -145,40 +162,127 @@ def format_expected_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)
 
 
+_NUMBERS = ("int", "float", int, float, int | None, float | None)
+_AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
+_OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
+
+
+def reportable(settings: Settings) -> dict[str, Any] | None:
+    """A summary with every field and number that a run of these settings may report; None where only the run can tell:
+    with a model of the user's, metrics of the user's or metrics by output.
+    """
+    trainer = settings.trainer
+    plain = [isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
+             for words in (trainer.metrics or [], trainer.weighted_metrics or [])]  # fmt: skip
+    if settings.model.name in _OF_THE_USER or not all(plain) or not is_object(trainer.loss):
+        return None
+    words = [*(trainer.metrics or []), *(trainer.weighted_metrics or [])]
+    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
+    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
+    gradients = {field.name: 0.0 for field in fields(GradientSample)}
+    own = {field.name: 0.0 if field.type in _NUMBERS else "" for field in fields(Summary)}
+    return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
+
+
+def check_names(settings: Settings) -> list[Problem]:
+    """What `expect` names and no run of these settings can report."""
+    summary = reportable(settings)
+    if summary is None:
+        return []
+    known = _known_values(summary)
+    listed = ", ".join(summary["metrics"])
+    return [
+        Problem(f"expect.{name}", "no run of this recipe reports it.", None,
+                did_you_mean(name, known) or f"Its metrics are {listed}.")
+        for name in settings.expect
+        if name not in known
+    ]
+
+
 BOUND_DIGITS = 4  # of a bound: outwards rounded, so that it holds for what it was taken from
+DEVIATIONS = 3.0  # of what the seeds came to, between their mean and a bound
+LEAST_MARGIN = 0.005  # as a share of the mean, where the seeds show less: another machine rounds otherwise
 KeyPath = tuple[str, ...]
 
 
-def new_figures(expect: Mapping[str, Any], missed: Sequence[ExpectationCheck]) -> dict[KeyPath, Any]:
-    """What to write where, for the expectations that were missed: values as they came, bounds rounded outwards.
+def new_figures(expect: Mapping[str, Any], reached: Mapping[str, Sequence[Any]]) -> dict[KeyPath, Any]:
+    """What to write where, for the expectations that were missed. `reached` are their values, one of each seed.
 
-    >>> new_figures({"val_loss": {"max": 0.1}}, [ExpectationCheck("val_loss", "at most 0.1", 0.123456, False)])
-    {('val_loss', 'max'): 0.1235}
+    A bound is `DEVIATIONS` away from the mean, on the far side of every value, and rounded outwards; what was a bare
+    number and is not the same for all seeds becomes a value with `atol`.
+
+    >>> new_figures({"val_loss": {"max": 0.1}}, {"val_loss": [0.12, 0.14, 0.13]})
+    {('val_loss', 'max'): 0.16}
     """
     figures: dict[KeyPath, Any] = {}
-    for check in missed:
-        wanted, got = expect[check.name], check.got
+    for name, got in reached.items():
+        wanted = expect[name]
         if not isinstance(wanted, Mapping):
-            figures[(check.name,)] = got
+            figures[(name,)] = _exact(got)
             continue
+        mean, margin = _mean_and_margin(got)
+        if "value" in wanted and margin > allowance({**wanted, "value": mean}):
+            figures[name, "tolerance" if "tolerance" in wanted else "atol"] = _rounded(margin, math.ceil)
         if "value" in wanted:
-            figures[check.name, "value"] = got
-        if "min" in wanted and not got >= wanted["min"]:
-            figures[check.name, "min"] = _rounded(got, math.floor)
-        if "max" in wanted and not got <= wanted["max"]:
-            figures[check.name, "max"] = _rounded(got, math.ceil)
+            figures[name, "value"] = mean if margin else got[0]
+        if "min" in wanted and not min(got) >= wanted["min"]:
+            figures[name, "min"] = _bound(got, "min")
+        if "max" in wanted and not max(got) <= wanted["max"]:
+            figures[name, "max"] = _bound(got, "max")
     return figures
 
 
-def updated_text(text: str, figures: Mapping[KeyPath, Any]) -> str:
-    """The recipe with the figures in the places of the old ones; DataError where a place isn't in it."""
-    from mpt_cli.settings.recipe_edit import RecipeText
+def first_figures(summaries: Sequence[Mapping[str, Any]]) -> dict[KeyPath, Any]:
+    """An expect: block for a recipe without one, from a summary of each seed: bounds for what validation (else
+    training) came to, the steps, and as many skipped ones as a scale may take to settle.
+    """
+    metrics = summaries[0]["metrics"]
+    names = [name for name in metrics if name.startswith("val_")] or list(metrics)
+    figures: dict[KeyPath, Any] = {
+        (name, side): _bound([summary["metrics"][name] for summary in summaries], side)
+        for name in names
+        for side in ["max" if falls(name) else "min"]
+    }
+    if len(steps := {summary["steps_seen"] for summary in summaries}) == 1:
+        figures["steps_seen",] = steps.pop()
+    figures["skipped_steps", "max"] = _bound([summary["skipped_steps"] for summary in summaries], "max")
+    return figures
 
+
+def _exact(got: Sequence[Any]) -> Any:
+    is_metric = all(isinstance(value, float) for value in got)
+    if all(value == got[0] for value in got) and not is_metric:
+        return got[0]
+    if not all(isinstance(value, int | float) for value in got):
+        raise DataError(f"its seeds came to {', '.join(map(str, got))}, which no one value stands for.")
+    mean, margin = _mean_and_margin([float(value) for value in got])
+    return {"value": float(f"{mean:.6g}"), "atol": _rounded(margin, math.ceil)}
+
+
+def _mean_and_margin(got: Sequence[float]) -> tuple[float, float]:
+    """Of whole numbers that are all the same the margin is 0: they are counted, not measured."""
+    mean = math.fsum(got) / len(got)
+    spread = DEVIATIONS * (statistics.stdev(got) if len(got) > 1 else 0.0)
+    least = 0.0 if all(isinstance(value, int) for value in got) else LEAST_MARGIN * abs(mean)
+    return mean, max(spread, least, max(abs(value - mean) for value in got))
+
+
+def _bound(got: Sequence[float], side: str) -> float | int:
+    mean, margin = _mean_and_margin(got)
+    direction = math.floor if side == "min" else math.ceil
+    bound = mean - margin if side == "min" else mean + margin
+    return direction(bound) if all(isinstance(value, int) for value in got) else _rounded(bound, direction)
+
+
+def updated_text(text: str, figures: Mapping[KeyPath, Any], is_new: bool = False) -> str:
+    """The recipe with the figures in the places of the old ones, or in a block that `is_new`; DataError where a place
+    isn't in it.
+    """
     recipe = RecipeText(text)
-    missing = [".".join(place) for place in figures if not recipe.has(["expect", *place])]
-    if missing:
+    missing = [".".join(place) for place in figures if not recipe.has(["expect", *place]) and place[-1] != "atol"]
+    if missing and not is_new:
         raise DataError(f"its expect: block has no {', '.join(missing)} of its own: it comes from elsewhere.")
-    for place, figure in figures.items():
+    for place, figure in [*figures.items()][:: -1 if is_new else 1]:  # a new key comes first
         recipe.set(["expect", *place], figure)
     return recipe.text
 
@@ -192,7 +296,8 @@ def write_recipe(path: Path, text: str) -> None:
 
 
 def _rounded(value: float, direction: Any) -> float | int:
-    if isinstance(value, int) or value == 0 or not math.isfinite(value):
+    if value == 0 or not math.isfinite(value):
         return value
     scale = BOUND_DIGITS - 1 - math.floor(math.log10(abs(value)))
-    return float(round(direction(value * 10.0**scale) / 10.0**scale, max(scale, 0)))
+    digits = round(value * 10.0**scale, 6)  # without the last roundings, which would take 0.1005 for more
+    return float(round(direction(digits) / 10.0**scale, max(scale, 0)))

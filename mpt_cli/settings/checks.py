@@ -48,17 +48,17 @@ def check_keras_dataset(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"data.{name}", rule, getattr(data, name))
 
 
-_EXPECT_PARTS = ("min", "max", "value", "tolerance")
+_EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
 
 
 def check_expect(settings: Settings) -> Iterator[Problem]:
-    """Each entry is a number (exact) or a mapping with some of min, max, value, tolerance."""
+    """Each entry is a number (exact) or a mapping with some of min, max, value, tolerance, rtol, atol."""
     for metric, entry in settings.expect.items():
         path = f"expect.{metric}"
         if isinstance(entry, dict):
             yield from _check_expect_entry(path, entry)
         elif expected_number(entry) is None:
-            rule = "must be a number (exact), or a mapping with min, max, value, tolerance."
+            rule = f"must be a number (exact), or a mapping with {', '.join(_EXPECT_PARTS)}."
             yield Problem(path, rule, "null" if entry is None else entry)
 
 
@@ -76,11 +76,15 @@ def _check_expect_entry(path: str, entry: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _check_expect_bounds(path: str, numbers: dict[str, float | None]) -> Iterator[Problem]:
-    tolerance, low, high = numbers.get("tolerance"), numbers.get("min"), numbers.get("max")
-    if tolerance is not None and "value" not in numbers:
-        yield Problem(f"{path}.tolerance", f"must stand beside {path}.value.", tolerance)
-    if tolerance is not None and not tolerance >= 0:
-        yield Problem(f"{path}.tolerance", "must be >= 0.", tolerance)
+    low, high = numbers.get("min"), numbers.get("max")
+    for name in ("tolerance", "rtol", "atol"):
+        tolerance = numbers.get(name)
+        if tolerance is not None and "value" not in numbers:
+            yield Problem(f"{path}.{name}", f"must stand beside {path}.value.", tolerance)
+        if tolerance is not None and not tolerance >= 0:
+            yield Problem(f"{path}.{name}", "must be >= 0.", tolerance)
+    if "tolerance" in numbers and "atol" in numbers:
+        yield Problem(f"{path}.tolerance", "must be left out with atol, which says the same.", numbers["tolerance"])
     if low is not None and high is not None and not low <= high:
         yield Problem(f"{path}.min", f"must be <= {path}.max={high:g}.", low)
 
@@ -479,6 +483,9 @@ def check_phases(settings: Settings) -> Iterator[Problem]:
                       epochs, "Take it back with ~trainer.epochs.")
     yield from _check_rates_of_phases(settings)
     for index, phase in enumerate(settings.phases):
+        for name, rate in phase.learning_rates.items():
+            if isinstance(rate, bool) or not isinstance(rate, (int, float)) or not 0 < rate < math.inf:
+                yield Problem(f"phases.{index}.learning_rates.{name}", "must be a number > 0.", rate)
         for pattern in sorted({*phase.freeze} & {*phase.unfreeze}):
             yield Problem(f"phases.{index}.unfreeze", "must not name what `freeze` of the same phase names.", pattern)
 

@@ -3,6 +3,7 @@
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -16,20 +17,21 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers.oc import env as environment_resolver
 
+from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, default_of, format_type, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, parse_overrides
+from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
 from mpt_cli.settings.recipes import (
     GroupChoice,
     Recipe,
     applicable_bodies,
-    conf_directory,
-    find_recipe,
+    default_choices,
+    is_meant_instead,
     read_recipe,
-    recipe_paths,
 )
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -42,6 +44,15 @@ from mpt_cli.settings.schema import (
     unknown_key_problem,
     variant_class,
 )
+from mpt_cli.settings.search_path import (
+    STDIN,
+    conf_directory,
+    find_recipe,
+    group_files,
+    own_conf_directories,
+    recipe_paths,
+    searching,
+)
 
 
 def resolved_yaml(settings: Settings) -> str:
@@ -50,14 +61,27 @@ def resolved_yaml(settings: Settings) -> str:
 
 
 def _escape_texts(value: Any) -> Any:
-    """Texts with a "${" keep it, and the backslashes before it."""
+    """Texts with a "${" keep it, and the backslashes before it; secrets of the environment are read again."""
     if isinstance(value, dict):
         return {name: _escape_texts(part) for name, part in value.items()}
     if isinstance(value, list):
         return [_escape_texts(part) for part in value]
-    return escape_interpolation(value) if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(value))
 
 
+def _variable(name: str, *default: Any) -> Any:
+    """`oc.env`, of which is known what it read."""
+    text = redaction.stand_in(name)
+    if text is not None:
+        return text
+    value = environment_resolver(name, *default)
+    redaction.note_variable(name, value if name in os.environ else None)
+    return value
+
+
+OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 _PRIMARY = "mpt_run"
 _FAULTS = (HydraException, OmegaConfBaseException, ValueError)
 
@@ -72,6 +96,7 @@ def compose_tree(
     try:
         composed = _compose(choices, bodies, overrides)
     except _FAULTS:
+        choices = {group: name for group, name in choices.items() if _can_be_taken(group, name, problems)}
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
         composed = _compose(choices, sound_bodies, [text for text in overrides if _can_be_set(trial, text, problems)])
@@ -84,12 +109,13 @@ def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: l
     for name, body in zip(names, bodies, strict=True):
         store.store(name=name, node=body)
     for group, choice in choices.items():
-        if group in VARIANTS and choice not in VARIANTS[group]:  # another package's, without a file of its own
+        if group in VARIANTS and choice not in group_files(group):  # another package's, without a file of its own
             store.store(group=group, name=choice, node={choosing_key(group): choice})
     chosen = [{f"override /{group}": choice} for group, choice in choices.items()]
     store.store(name=_PRIMARY, node={"defaults": ["config", *names, "_self_", *chosen]})
+    folders = ",".join(format_override("", f"file://{path.resolve()}")[1:] for path in own_conf_directories())
     with _own_hydra():
-        return compose(_PRIMARY, overrides)
+        return compose(_PRIMARY, [*overrides, *([f"hydra.searchpath=[{folders}]"] if folders else [])])
 
 
 @contextmanager
@@ -102,6 +128,16 @@ def _own_hydra() -> Iterator[None]:
             yield
     finally:
         GlobalHydra.instance().hydra = outer
+
+
+def _can_be_taken(group: str, name: str, problems: list[Problem]) -> bool:
+    """Whether a file of a group can be composed: one of the project may name others that are not there."""
+    try:
+        _compose({group: name}, [], [])
+        return True
+    except _FAULTS as error:
+        problems.append(Problem(group, f"{name} cannot be composed: {_first_line(error)}."))
+        return False
 
 
 def _can_be_composed(choices: dict[str, str], body: dict[str, Any], problems: list[Problem]) -> bool:
@@ -228,9 +264,6 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) ->
     return Problem(path, f"{section}={chosen} has no such key.", value, remedy)
 
 
-_OF_ONE_RECIPE = ("recipe", "description", "expect")  # not passed on to recipes that start from it
-
-
 def load_settings(overrides: list[str]) -> Settings:
     """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
 
@@ -240,48 +273,69 @@ def load_settings(overrides: list[str]) -> Settings:
     1024.0
     """
     given = parse_overrides(overrides)
-    recipe, problems = _read_recipe(given.conf)
-    problems += recipe.problems + given.problems
-    choices, unsure = _sound_choices(recipe, given, problems)
-    if recipe.unreadable:
-        unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    tree = compose_tree(choices, applicable_bodies(recipe.chain(), choices, given.choices), given.overrides, problems)
-    tree.setdefault("recipe", recipe.path.stem)
-    settings = build_settings(tree, unsure, problems)
-    problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
+    recipe, problems = _read_recipe(given)
+    with searching(recipe.searchpath):
+        settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
     return replace(settings, expect=read_expect(settings.expect))
 
 
-def _read_recipe(conf: str | None) -> tuple[Recipe, list[Problem]]:
+def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
+    problems += recipe.problems + given.problems
+    choices, unsure = _sound_choices(recipe, given, problems)
+    if recipe.unreadable:
+        unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
+    tree = compose_tree(choices, applicable_bodies(recipe, choices, given.choices), given.overrides, problems)
+    tree.setdefault("recipe", recipe.path.stem)
+    redaction.note_settings(tree)
+    problems += _redacted(tree, "")
+    settings = build_settings(tree, unsure, problems)
+    problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
+    return settings
+
+
+def _redacted(tree: Any, path: str) -> Iterator[Problem]:
+    """A record that is run again lacks what was no secret of the environment."""
+    if tree == redaction.REDACTED:
+        yield Problem(path, "is not in the record, which holds no secrets.", None,
+                      f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that.")  # fmt: skip
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
+    for name, part in parts:
+        yield from _redacted(part, f"{path}.{name}".lstrip("."))
+
+
+def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:
     """The recipe, or an empty one with the reason, so that the other overrides are checked all the same."""
     try:
-        if conf is None:
+        if given.conf is None:
             raise ConfigError(_no_recipe())
-        return _read_with_bases(find_recipe(conf)), []
+        return _read_with_bases(find_recipe(given.conf), given.own_groups), []
     except ConfigError as error:
         return Recipe(Path("custom"), unreadable=True), error.problems
 
 
 def _no_recipe() -> Problem:
     names = ", ".join(recipe_paths()) or "none is installed"
-    return Problem("conf", f"must be given: conf=RECIPE or conf=path/to/own.yaml. Recipes: {names}.")
+    rule = f"must be given: conf=RECIPE or conf=path/to/own.yaml, {STDIN} for standard input."
+    return Problem("conf", rule, None, f"Recipes: {names}.")
 
 
-def _read_with_bases(path: Path) -> Recipe:
-    recipe = read_recipe(path)
-    for base in recipe.chain()[:-1]:
-        base.body = {name: value for name, value in base.body.items() if name not in _OF_ONE_RECIPE}
-        recipe.problems += base.problems
+def _read_with_bases(path: Path, own_groups: dict[str, str]) -> Recipe:
+    """What a recipe starts from gives it everything but its name."""
+    recipe = read_recipe(path, chosen=own_groups)
+    for base in recipe.chain():
+        if base is not recipe:
+            base.body.pop("recipe", None)
+            recipe.problems += base.problems
     return recipe
 
 
 def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> tuple[dict[str, str], set[str]]:
     """The file to take from each group, and the groups whose choice is no good; the command line wins."""
-    merged: dict[str, GroupChoice] = {}
-    for level in [*(base.choices for base in recipe.chain()), given.choices]:
-        merged.update(level)
-    faults = {group: fault for group, choice in merged.items() if (fault := choice.problem())}
+    chosen = {**recipe.chosen(), **given.choices}
+    by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
+    considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
+    faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
     problems.extend(faults.values())
-    return {group: choice.name for group, choice in merged.items() if group not in faults}, set(faults)
+    return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)

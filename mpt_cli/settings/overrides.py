@@ -16,17 +16,9 @@ from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import word_problem
-from mpt_cli.settings.recipes import (
-    IMPLIED_CHOICES,
-    GroupChoice,
-    add_choice,
-    conf_override,
-    group_names,
-    is_own_optimizer,
-    recipe_paths,
-    recipe_remedy,
-)
+from mpt_cli.settings.recipes import IMPLIED_CHOICES, GroupChoice, add_choice, is_own_optimizer
 from mpt_cli.settings.schema import CHOOSING_KEYS, check_sink_key, emptied_paths, find_key, unknown_key_problem
+from mpt_cli.settings.search_path import conf_override, group_names, is_own_group, recipe_paths, recipe_remedy
 
 _PLAIN = re.compile(r"(?!null$)[\w./+-]+", re.ASCII | re.IGNORECASE)
 _NUMBERS = (OverrideLexer.INT, OverrideLexer.FLOAT, OverrideLexer.BOOL)
@@ -88,9 +80,12 @@ _GRAMMAR_SIGNS = set(",()[]{}'\"$\\")
 
 @dataclass
 class ParsedOverrides:
-    """A command line, sorted. `overrides` are in the order given, ready for Hydra."""
+    """A command line, sorted. `overrides` are in the order given, ready for Hydra; `own_groups` are choices of groups
+    that the project alone has.
+    """
 
     conf: str | None = None
+    own_groups: dict[str, str] = field(default_factory=dict)
     choices: dict[str, GroupChoice] = field(default_factory=dict)
     overrides: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -179,6 +174,13 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.overrides.append("++" + format_override("optimizer.object", str(override.value())))
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
         add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
+    elif hydra := hydra_problem(key, line):
+        result.problems.append(hydra)
+    elif find_key(key) is not None and is_own_group(key):  # Hydra would take it for the group
+        remedy = f"Rename conf/{key}."
+        result.problems.append(Problem(key, "must not be the name of a folder with group files too.", line, remedy))
+    elif is_own_group(key):
+        result.own_groups[key] = str(override.value())
     elif problem := unknown_key_problem(key, override.value()) or _sink_problem(key, override.value()):
         result.problems.append(problem)
     else:
@@ -187,6 +189,38 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.overrides += [change for path in emptied for change in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
+
+
+_HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here
+    "hydra.run.dir": "Write run_dir=DIR.",
+    "hydra.sweep.dir": "Write sweep_dir=DIR, with `mpt sweep`.",
+    "hydra.sweep.subdir": "Each job of a sweep has a folder of its own, named by what it varies.",
+    "hydra.sweeper.n_trials": "Write `mpt sweep … --trials N`.",
+    "hydra.sweeper": "`mpt sweep` takes values with commas; `--trials N --sampler tpe` searches.",
+    "hydra.launcher.n_jobs": "Write `mpt sweep … -j N`.",
+    "hydra.launcher": "Write `mpt sweep … --launcher submitit launcher.KEY=VALUE`.",
+    "hydra.job.name": "Write recipe=NAME, which names the folder under runs/.",
+    "hydra.job.env_set": "Set them before the command: NAME=VALUE mpt train …",
+    "hydra.job.chdir": "A run stays in the folder it was started in; run_dir=DIR says where it writes.",
+    "hydra.searchpath": "Write --config-dir DIR, or hydra.searchpath in the recipe.",
+    "hydra.mode": "`mpt sweep` runs several jobs, `mpt train` one.",
+    "hydra.verbose": "All that a run has to say stands in its console.log.",
+    "hydra.output_subdir": "The configuration of a run stands in its config.yaml.",
+}
+
+
+def hydra_problem(key: str, line: str) -> Problem | None:
+    """What to write instead of a setting of Hydra's own; None for any other word.
+
+    >>> str(hydra_problem("hydra.run.dir", "hydra.run.dir=x"))
+    "hydra.run.dir: there are no settings of Hydra's own. Received: 'hydra.run.dir=x'. Write run_dir=DIR."
+    """
+    path = key.replace("/", ".")
+    if path.partition(".")[0] != "hydra":
+        return None
+    best = max((word for word in _HYDRA_WORDS if f"{path}.".startswith(f"{word}.")), key=len, default="")
+    remedy = _HYDRA_WORDS.get(best, "`mpt list keys` shows what can be set.")
+    return Problem(key, "there are no settings of Hydra's own.", line, remedy)
 
 
 def _sink_problem(key: str, value: object) -> Problem | None:

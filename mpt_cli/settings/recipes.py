@@ -1,27 +1,27 @@
-"""Recipes: where they and the group files are found, which file of each group a recipe chooses, which keys it gives,
-and which of these remain where a later level (a recipe that starts from it, the command line) chooses another file.
+"""Recipes: which file of each group a recipe chooses, which keys it gives, on what recipes it builds and in which
+order, and which keys remain where a later level (a recipe that starts from it, the command line) chooses another file.
 """
 
-import shlex
-from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+import re
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import mpt_cli
-from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import expanded, read_yaml_text
+from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
     Settings,
     check_choice,
+    choosing_key,
     chosen_variant,
     emptied_paths,
     find_key,
@@ -29,120 +29,24 @@ from mpt_cli.settings.schema import (
     sections,
     variant_class,
 )
+from mpt_cli.settings.search_path import (
+    SUFFIXES,
+    conf_directory,
+    find_folder,
+    find_recipe,
+    group_choices,
+    group_files,
+    group_names,
+    is_own_group,
+    is_shipped,
+    name_clash,
+    own_conf_directories,
+    own_group_file,
+    searching,
+)
 from mpt_cli.settings.variants import GIVEN, PYTHON
 
-
-def shell_command(*arguments: str | Path) -> str:
-    """The command with these arguments. A path can't be taken for an option, a home directory or key=value.
-
-    >>> shell_command("train", conf_override(Path("my run/config.yaml")))
-    "mpt train 'conf=my run/config.yaml'"
-    """
-    return shlex.join(["mpt", *(_only_path(part) if isinstance(part, Path) else part for part in arguments)])
-
-
-def conf_override(path: Path) -> str:
-    """The override that names this file, and no shipped recipe."""
-    return f"conf={explicit_path(path)}"
-
-
-def explicit_path(path: Path) -> str:
-    """The path written so that it is no name of a shipped recipe.
-
-    >>> explicit_path(Path("digits_mlp")), explicit_path(Path("runs/digits_mlp"))
-    ('./digits_mlp', 'runs/digits_mlp')
-    """
-    text = _only_path(path)
-    return text if "/" in text else f"./{text}"
-
-
-def _only_path(path: Path) -> str:
-    first = str(path).partition("/")[0]
-    return f"./{path}" if first.startswith(("-", "~")) or "=" in first else str(path)
-
-
 MOST_BASES = 50
-_SUFFIXES = (".yaml", ".yml")
-
-
-def conf_directory() -> Path:
-    return _shipped("conf")
-
-
-def recipes_directory() -> Path:
-    return _shipped("recipes")
-
-
-def recipe_paths() -> dict[str, Path]:
-    """Every shipped recipe by name; one in a sub-folder is called folder/name."""
-    root = recipes_directory()
-    return {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
-
-
-def group_names() -> list[str]:
-    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
-
-
-def group_choices(group: str) -> list[str]:
-    """The files of a group, and what other packages add to it."""
-    files = {path.stem for path in (conf_directory() / group).glob("*.yaml")}
-    return sorted(files.union(plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()))
-
-
-def find_recipe(name_or_path: str) -> Path:
-    """The file that `conf=name_or_path` names: a shipped recipe, or the path of the user's own YAML.
-
-    ConfigError when there is no such file; a bare name never means a file of the working directory, so that a
-    file lying about cannot change what a shipped name does.
-    """
-    shipped = recipe_paths().get(name_or_path)
-    if shipped:
-        return shipped
-    path = expanded(name_or_path)
-    if _is_path(name_or_path) and path.is_file():
-        return path
-    raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
-
-
-def _is_path(name_or_path: str) -> bool:
-    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(_SUFFIXES)
-
-
-def _why_not(name_or_path: str, path: Path) -> tuple[str, str, str]:
-    if not name_or_path:
-        return "must be given.", name_or_path, recipe_remedy(name_or_path)
-    if path.is_dir():
-        inside = path / "config.yaml"
-        remedy = (
-            f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
-        )
-        return "must name a recipe or a YAML file.", name_or_path, remedy
-    if _is_path(name_or_path):
-        known = did_you_mean(path.stem, recipe_paths())
-        return "there is no such file.", name_or_path, known.replace("mean ", "mean conf=")
-    for own in (path.with_suffix(suffix) for suffix in _SUFFIXES if path.name):
-        if own.is_file():
-            return (
-                "no shipped recipe has this name.",
-                name_or_path,
-                f"For your own file write {shlex.quote(conf_override(own))}.",
-            )
-    return "no shipped recipe has this name.", name_or_path, recipe_remedy(name_or_path)
-
-
-def recipe_remedy(name_or_path: str) -> str:
-    """The nearest recipe, else all of them."""
-    names = recipe_paths()
-    suggestion = did_you_mean(name_or_path, names)
-    return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."
-
-
-def _shipped(name: str) -> Path:
-    package = Path(mpt_cli.__file__).resolve().parent
-    inside = package / name
-    return inside if inside.is_dir() else package.parent / name
-
-
 IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader",
                    "optimizer.object": "object"}  # fmt: skip
 
@@ -165,13 +69,61 @@ class GroupChoice:
         return Problem(self.written, f"must be one of {', '.join(valid)}.", received, remedy)
 
     def _unusable(self) -> Problem | None:
-        """Why what another package has under this name can't be used."""
+        """Why what another package or the project has under this name can't be used."""
+        if clash := name_clash(self.group, self.name):
+            return Problem(self.written, "must be the name of one file.", self.name, clash)
         try:
+            own = own_group_file(self.group, self.name)
+            if own is not None:
+                load_mapping(own)
             if self.group in VARIANTS:
-                check_choice(self.group, self.name)
+                check_choice(self.group, variant_of(self.group, self.name))
             return None
         except PluginError as error:
             return Problem(self.written, f"{self.name} can't be used: {error}")
+        except ConfigError as error:
+            return replace(error.problems[0], key=self.written)
+
+
+def variant_of(group: str, name: str) -> str:
+    """Which variant a file of a group is: its own name, or for one of the project's what it says. ConfigError where it
+    says nothing of it.
+
+    >>> variant_of("loss_scale", "fixed")
+    'fixed'
+    """
+    own, key = own_group_file(group, name), choosing_key(group)
+    if own is None or key is None:
+        return name
+    content = load_mapping(own)
+    implied = [variant for path, variant in IMPLIED_CHOICES.items() if path in {f"{group}.{word}" for word in content}]
+    bases = [entry for entry in content.get("defaults") or [] if isinstance(entry, str) and entry != "_self_"]
+    if key in content or implied:
+        return str(content.get(key, implied[:1] and implied[0]))
+    if bases:
+        return variant_of(group, bases[-1].removeprefix(f"/{group}/"))
+    shipped = next(iter(VARIANTS.get(group, {name: object})))
+    rule = f"{own} must say which {group} it is."
+    raise ConfigError(Problem(group, rule, None, f"Write `{key}: {shipped}` or `defaults: [{shipped}]` in it."))
+
+
+@cache
+def default_choices() -> dict[str, str]:
+    """The file of each group that is taken where nobody chooses one."""
+    entries = load_mapping(conf_directory() / "config.yaml")["defaults"]
+    return {group: name for entry in entries if isinstance(entry, dict) for group, name in entry.items()}
+
+
+def is_meant_instead(choice: GroupChoice) -> bool:
+    """Whether the project has a file of this name with nothing but keys of ours: another program's `conf/` may have a
+    trainer/default.yaml too.
+    """
+    for root in own_conf_directories():
+        with suppress(ConfigError):
+            content = load_mapping(root / choice.group / f"{choice.name}.yaml")
+            if all(name == "defaults" or find_key(f"{choice.group}.{name}") for name in content):
+                return True
+    return False
 
 
 def is_own_optimizer(path: str, name: Any) -> bool:
@@ -200,7 +152,7 @@ def take_choices(body: dict[str, Any], choices: dict[str, GroupChoice], problems
 def add_choice(choice: GroupChoice, choices: dict[str, GroupChoice], problems: list[Problem]) -> None:
     """Adds a choice of the same level; a second one that says something else is a problem."""
     first = choices.setdefault(choice.group, choice)
-    if first.name != choice.name and not _refines(choice, first):
+    if first.name != choice.name and not _refines(choice, first) and not _is_variant_of(choice, first):
         rule = f"must agree with {first.written}={first.name}."
         problems.append(Problem(choice.written, rule, choice.name, f"Keep one of the two words for {choice.group}."))
 
@@ -210,34 +162,138 @@ def _refines(choice: GroupChoice, first: GroupChoice) -> bool:
     return choice.group == "policy" and first.name == f"float8_{choice.name}"
 
 
+def _is_variant_of(choice: GroupChoice, first: GroupChoice) -> bool:
+    """loss_scale.mode=dynamic with a loss_scale=mine of the project that is a dynamic one."""
+    with suppress(ConfigError):
+        return own_group_file(first.group, str(first.name)) is not None and variant_of(*_of(first)) == choice.name
+    return False
+
+
+def _of(choice: GroupChoice) -> tuple[str, str]:
+    return choice.group, str(choice.name)
+
+
 @dataclass
 class Recipe:
-    """What a recipe file says. `bases` are the recipes it starts from, the first one first."""
+    """What a recipe file says. `parts` is its defaults list in order: the recipes it starts from, the groups whose
+    files it takes there, and None for its own keys.
+
+    `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
+    `sweep` what `mpt sweep` is to vary, which no run reads.
+    """
 
     path: Path
     body: dict[str, Any] = field(default_factory=dict)
     choices: dict[str, GroupChoice] = field(default_factory=dict)
-    bases: "list[Recipe]" = field(default_factory=list)
+    overriding: dict[str, GroupChoice] = field(default_factory=dict)
+    parts: "list[Recipe | str | None]" = field(default_factory=list)
+    searchpath: list[Path] = field(default_factory=list)
+    sweep: Any = None
     problems: list[Problem] = field(default_factory=list)
     unreadable: bool = False
 
+    @property
+    def bases(self) -> "list[Recipe]":
+        return [part for part in self.parts if isinstance(part, Recipe)]
+
+    def layers(self) -> "Iterator[tuple[Recipe, str]]":
+        """What is composed, in order: of a recipe the file of a group, or "" for its own keys, last where the list does
+        not say.
+        """
+        for part in self.parts if None in self.parts else [*self.parts, None]:
+            if isinstance(part, Recipe):
+                yield from part.layers()
+            else:
+                yield self, part or ""
+
     def chain(self) -> "list[Recipe]":
-        """This recipe after all that it starts from."""
-        return [recipe for base in self.bases for recipe in base.chain()] + [self]
+        """The recipes whose keys are composed, in order."""
+        return [recipe for recipe, group in self.layers() if not group]
+
+    def chosen(self) -> dict[str, GroupChoice]:
+        """The file of each group that is taken: the last one named, and before all the outermost `override`."""
+        found: dict[str, GroupChoice] = {}
+        for recipe, group in self.layers():
+            found |= {group: recipe.choices[group]} if group else recipe.choices_of_keys()
+        return {**found, **self._overridden()}
+
+    def sweep_block(self) -> Any:
+        """Its own, else that of the last recipe it starts from that has one; None where there is none."""
+        return next((each.sweep for each in (self, *reversed(self.chain())) if each.sweep is not None), None)
+
+    def choices_of_keys(self) -> dict[str, GroupChoice]:
+        """Those that its keys make (`model: {name: cnn}`), not its defaults list."""
+        return {group: choice for group, choice in self.choices.items() if group not in self.parts}
+
+    def _overridden(self) -> dict[str, GroupChoice]:
+        found: dict[str, GroupChoice] = {}
+        for base in self.bases:
+            found |= base._overridden()
+        return {**found, **self.overriding}
 
 
-def read_recipe(path: Path, seen: tuple[Path, ...] = ()) -> Recipe:
-    """The recipe at `path` with all its problems; ConfigError when it cannot be read as YAML at all."""
-    content = _load_mapping(path)
-    recipe = Recipe(path)
-    for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
-        _add_entry(recipe, entry, (*seen, path.resolve()))
+@dataclass(frozen=True)
+class _Reading:
+    """What is known where a recipe is read: which ones are being read already, where its keys go, and the files of the
+    project's own groups that the command line chose.
+    """
+
+    seen: tuple[Path, ...] = ()
+    package: str = ""
+    chosen: dict[str, str] = field(default_factory=dict)
+
+
+def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, str] | None = None) -> Recipe:
+    """The recipe at `path` with all its problems; ConfigError when it cannot be read as YAML at all.
+
+    `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
+    """
+    reading = reading or _Reading(chosen=dict(chosen or {}))
+    content, recipe = load_mapping(path), Recipe(path)
+    recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
+    here = replace(reading, seen=(*reading.seen, path.resolve()))
+    with searching(recipe.searchpath):
+        for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
+            _add_entry(recipe, entry, here)
+        if not reading.seen and here.chosen:
+            recipe.parts += [] if None in recipe.parts else [None]
+            for group in list(here.chosen):
+                _add_packaged(recipe, _Entry(group, [here.chosen.pop(group)]), here)
+    for name in reversed([part for part in reading.package.split(".") if part]):
+        content = {name: content}
     recipe.body = _sound_sections(content, recipe.problems)
-    take_choices(recipe.body, recipe.choices, recipe.problems)
+    known = {**recipe.choices, **recipe.overriding}
+    take_choices(recipe.body, known, recipe.problems)
+    recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
+    recipe.searchpath += [folder for base in recipe.bases for folder in base.searchpath]
     return recipe
 
 
-def _load_mapping(path: Path) -> dict[str, Any]:
+def _take_searchpath(content: dict[str, Any], recipe: Recipe) -> list[Path]:
+    """The folders of `hydra.searchpath`, relative to the recipe; other keys of `hydra` stay, to be complained of."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    hydra = content.get("hydra")
+    if not isinstance(hydra, dict) or "searchpath" not in hydra:
+        return []
+    given = hydra.pop("searchpath")
+    content.pop("hydra") if not hydra else None
+    if not isinstance(given, list) or not all(isinstance(text, str) for text in given):
+        recipe.problems.append(Problem("hydra.searchpath", "must be a list of folders.", given))
+        return []
+    try:
+        return [find_folder(text, "hydra.searchpath", recipe.path.parent) for text in OmegaConf.create(given)]
+    except OmegaConfBaseException as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        recipe.problems.append(Problem("hydra.searchpath", f"cannot be resolved: {reason}.", given))
+    except ConfigError as error:
+        recipe.problems += error.problems
+    return []
+
+
+def load_mapping(path: Path) -> dict[str, Any]:
+    """The keys of a recipe or a group file as they are written. ConfigError where it holds none."""
     import yaml
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
@@ -271,40 +327,123 @@ def _defaults_entries(defaults: Any, problems: list[Problem]) -> list[Any]:
     return []
 
 
-def _add_entry(recipe: Recipe, entry: Any, seen: tuple[Path, ...]) -> None:
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of a defaults list, as Hydra writes them: `optional override /group@package: [names]`."""
+
+    group: str
+    names: list[Any]
+    package: str = ""
+    is_optional: bool = False
+    is_override: bool = False
+    written: str = ""
+
+
+def _add_entry(recipe: Recipe, entry: Any, reading: _Reading) -> None:
     if entry == "_self_":
-        return  # a recipe's keys always come after the group files
-    if isinstance(entry, dict) and len(entry) == 1:
-        ((group, name),) = entry.items()
-        _add_group_choice(recipe, str(group), name)
+        if None in recipe.parts:
+            recipe.problems.append(Problem("defaults", "_self_ must stand once."))
+        recipe.parts.append(None)
+    elif isinstance(entry, dict) and len(entry) == 1:
+        ((written, names),) = entry.items()
+        _add_group(recipe, _read_entry(str(written), names), reading)
     elif isinstance(entry, str):
-        _add_base(recipe, entry, seen)
+        _add_base(recipe, entry, reading)
     else:
         recipe.problems.append(Problem("defaults", "each entry must be `group: choice` or a recipe.", entry))
 
 
-def _add_group_choice(recipe: Recipe, written: str, name: Any) -> None:
-    group = written.removeprefix("override ").strip().removeprefix("/")
-    if group not in group_names():
-        remedy = did_you_mean(group, group_names()) or f"Groups: {', '.join(group_names())}."
-        recipe.problems.append(Problem("defaults", "there is no such group.", written, remedy))
-    elif group in recipe.choices:
+def _read_entry(written: str, names: Any) -> _Entry:
+    *words, last = written.split() or [""]
+    group, _, package = last.removeprefix("/").partition("@")
+    listed = names if isinstance(names, list) else [names]
+    return _Entry(group, listed, package, "optional" in words, "override" in words, written)
+
+
+def _add_group(recipe: Recipe, entry: _Entry, reading: _Reading) -> None:
+    """A file of a group: chosen where the group is a section of the schema, else a recipe to start from."""
+    is_schema = entry.group in group_names()
+    if entry.is_optional and is_schema:
+        entry = replace(entry, names=[name for name in entry.names if name in group_choices(entry.group)])
+    if not is_schema and not is_own_group(entry.group) and not entry.is_optional:
+        remedy = did_you_mean(entry.group, group_names()) or f"Groups: {', '.join(group_names())}."
+        recipe.problems.append(Problem("defaults", "there is no such group.", entry.written, remedy))
+    elif not is_schema or entry.package not in ("", entry.group, "_group_"):
+        _add_packaged(recipe, entry, reading)
+    elif entry.names:
+        _add_packaged(recipe, replace(entry, names=entry.names[:-1]), reading)
+        _add_group_choice(recipe, entry)
+
+
+def _add_group_choice(recipe: Recipe, entry: _Entry) -> None:
+    group, name = entry.group, entry.names[-1]
+    level = recipe.overriding if entry.is_override else recipe.choices
+    if group in level:
         recipe.problems.append(Problem("defaults", f"{group} must be chosen once.", name))
-    else:
-        recipe.choices[group] = GroupChoice(group, name, "defaults." + group)
+        return
+    level[group] = GroupChoice(group, name, f"defaults.{group}")
+    if not entry.is_override:
+        recipe.parts.append(group)
 
 
-def _add_base(recipe: Recipe, name_or_path: str, seen: tuple[Path, ...]) -> None:
-    path = find_recipe(str(recipe.path.parent / name_or_path) if name_or_path.startswith(".") else name_or_path)
-    if path.resolve() in seen:
-        recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name_or_path))
+def _add_packaged(recipe: Recipe, entry: _Entry, reading: _Reading) -> None:
+    """Files of a group as recipes to start from, whose keys go where the entry says, or their header, or the group."""
+    chosen = reading.chosen.pop(entry.group, None)
+    for name in entry.names if chosen is None else [chosen]:
+        path = group_files(entry.group).get(str(name))
+        if path is not None:
+            package = entry.package or _header_package(path) or "_group_"
+            keys = "" if package == "_global_" else package.removeprefix("_global_.")
+            keys = entry.group.replace("/", ".") if keys == "_group_" else keys
+            _add_read(recipe, path, replace(reading, package=keys), f"{entry.group}: {name}")
+        elif not entry.is_optional:
+            rule = f"must be one of {', '.join(group_choices(entry.group))}."
+            remedy = did_you_mean(str(name), group_choices(entry.group))
+            recipe.problems.append(Problem(f"defaults.{entry.group}", rule, name, remedy))
+
+
+def _header_package(path: Path) -> str:
+    """The package that a comment in its head names, as in `# @package _global_`."""
+    head = re.match(r"(?:\s*#.*\n)*", read_yaml_text(path))
+    found = re.search(r"#\s*@package\s+(\S+)", head[0]) if head else None
+    return found[1] if found else ""
+
+
+def _add_base(recipe: Recipe, written: str, reading: _Reading) -> None:
+    name_or_path, is_optional = written.removeprefix("optional ").strip(), written.startswith("optional ")
+    try:
+        path = _find_base(recipe.path.parent, name_or_path)
+    except ConfigError:
+        if is_optional:
+            return
+        raise
+    _add_read(recipe, path, reading, name_or_path)
+
+
+def _find_base(folder: Path, name_or_path: str) -> Path:
+    """`./base.yaml` lies beside the recipe; a bare name is a recipe's, or else as in Hydra that of a file beside it."""
+    if name_or_path.startswith("."):
+        return find_recipe(str(folder / name_or_path))
+    beside = [folder / f"{name_or_path.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES)]
+    try:
+        return find_recipe(name_or_path)
+    except ConfigError:
+        found = next((path for path in beside if path.is_file()), None)
+        if found is None:
+            raise
+        return found
+
+
+def _add_read(recipe: Recipe, path: Path, reading: _Reading, name: str) -> None:
+    if path.resolve() in reading.seen:
+        recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name))
     elif any(path.resolve() == base.path.resolve() for base in recipe.bases):
-        recipe.problems.append(Problem("defaults", "a recipe must be listed once.", name_or_path))
-    elif len(seen) > MOST_BASES or sum(len(base.chain()) for base in recipe.bases) > MOST_BASES:
+        recipe.problems.append(Problem("defaults", "a recipe must be listed once.", name))
+    elif len(reading.seen) > MOST_BASES or sum(len(base.chain()) for base in recipe.bases) > MOST_BASES:
         rule = f"a recipe must start from at most {MOST_BASES} others, all of theirs counted."
-        raise ConfigError(Problem("defaults", rule, str(name_or_path)))
+        raise ConfigError(Problem("defaults", rule, name))
     else:
-        recipe.bases.append(read_recipe(path, seen))
+        recipe.parts.append(read_recipe(path, reading))
 
 
 def _sound_sections(content: dict[str, Any], problems: list[Problem]) -> dict[str, Any]:
@@ -338,10 +477,10 @@ def _fits(path: str, value: Any, problems: list[Problem]) -> bool:
 
 
 def applicable_bodies(
-    chain: list[Recipe], choices: dict[str, str], chosen_by_overrides: Collection[str]
+    recipe: Recipe, choices: dict[str, str], chosen_by_overrides: Collection[str]
 ) -> list[dict[str, Any]]:
-    """The body of each recipe, without what a choice of a later level decides (`keys_left`); and of a dictionary that
-    a later recipe gives as {}, nothing.
+    """The keys of each recipe in order, without what a choice of a later level decides (`keys_left`); and of a
+    dictionary that a later recipe gives as {}, nothing.
 
     A recipe's filters are those of its own cnn: with model=mlp on the command line they go with it, while
     optimizer.learning_rate, which every optimizer has, stays under optimizer=sgd. Its trainer.epochs go with
@@ -349,22 +488,51 @@ def applicable_bodies(
     loss_scale=fixed, which has none, and loss_scale.initial_scale stays.
     """
     bodies: list[dict[str, Any]] = []
-    chosen = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
-    for index, recipe in enumerate(chain):
-        later = {*chosen_by_overrides, *(group for other in chain[index + 1 :] for group in other.choices)}
-        later -= set(VARIANTS)
-        chosen |= {group: choice.name for group, choice in recipe.choices.items()}
-        replaced = {section for section in VARIANTS if choices.get(section, chosen[section]) != chosen[section]}
-        overruled = {group: choices[group] for group in later | replaced if group in choices}
-        body = {
-            name: keys_left(name, overruled[name], part) if name in overruled else part
-            for name, part in recipe.body.items()
-        }
+    variants = {section: chosen_variant(section, getattr(Settings(), section)) for section in VARIANTS}
+    layers = list(recipe.layers())
+    for index, (layer, group) in enumerate(layers):
+        for each, choice in {**layer.choices, **layer.overriding}.items():
+            variants |= {each: _known_variant(*_of(choice))} if each in VARIANTS else {}
+        if group:
+            continue
+        body = layer.body
+        for other, name in choices.items():
+            if isinstance(body.get(other), dict):
+                part = _left(other, name, body[other], variants, other in chosen_by_overrides)
+                body = {**body, other: _unstated(part, other, name, layers[index + 1 :])}
         emptied = [path for name, part in body.items() if part for path in emptied_paths(name, part)]
         for path in emptied:  # Hydra merges, which would leave what the recipes before have in them
             bodies = [_without(path, earlier) for earlier in bodies]
         bodies.append(body)
     return bodies
+
+
+def _left(group: str, name: str, part: dict[str, Any], variants: dict[str, str], is_given: bool) -> dict[str, Any]:
+    """What a choice leaves of a recipe's section, given on the command line or of another variant than the recipe's."""
+    is_other = group in VARIANTS and _known_variant(group, name) != variants[group]
+    if is_other or (is_given and group not in VARIANTS):
+        return keys_left(group, name, part)
+    own = own_group_file(group, name) if is_given else None
+    return part if own is None else _without_stated(part, _stated(group, name, own_only=True))
+
+
+def _unstated(
+    part: dict[str, Any], group: str, name: str, later: "list[tuple[Recipe, str]]"
+) -> dict[str, Any]:  # fmt: skip
+    """Without the keys that the file of the group states, where that comes later in the order of composition."""
+    is_later = any(
+        other == group or (not other and group in recipe.choices_of_keys() and group not in VARIANTS)
+        for recipe, other in later
+    )
+    return _without_stated(part, _stated(group, name)) if is_later else part
+
+
+def _known_variant(group: str, name: str) -> str:
+    """The name itself of a file that does not say it: what is wrong with it is said elsewhere."""
+    try:
+        return variant_of(group, name)
+    except ConfigError:
+        return name
 
 
 def _without(path: str, body: dict[str, Any]) -> dict[str, Any]:
@@ -380,18 +548,42 @@ def keys_left(group: str, choice: str, part: dict[str, Any]) -> dict[str, Any]:
     file does not state; of another model, data source, optimizer or mode those that it has in common with the one
     before, whose file lists them as it lists its own.
     """
+    own = _stated(group, choice, own_only=group in VARIANTS)
+    left = _without_stated(part, own)
     if group not in VARIANTS:
-        stated = _stated_keys(conf_directory() / group / f"{choice}.yaml")
-        return {name: value for name, value in part.items() if name not in stated}
-    kept = _keys_in_common(group, variant_class(group, choice))
-    return {name: value for name, value in part.items() if name in kept or find_key(f"{group}.{name}") is None}
+        return left
+    kept = _keys_in_common(group, variant_class(group, _known_variant(group, choice)))
+    return {name: value for name, value in left.items() if name in kept or find_key(f"{group}.{name}") is None}
 
 
-@cache
-def _stated_keys(path: Path) -> frozenset[str]:
-    from omegaconf import OmegaConf
+def _stated(group: str, choice: str, own_only: bool = False) -> dict[str, Any]:
+    """What a file of a group and those of the group that it starts from state; `own_only`, without shipped files."""
+    path = group_files(group).get(choice)
+    if path is None or (own_only and is_shipped(path)):
+        return {}
+    stated: dict[str, Any] = {}
+    content = load_mapping(path)
+    for entry in content.pop("defaults", None) or []:
+        if isinstance(entry, str) and entry not in ("_self_", choice):
+            stated = _merged(stated, _stated(group, entry.removeprefix(f"/{group}/"), own_only))
+    return _merged(stated, content)
 
-    return frozenset(map(str, OmegaConf.load(path)))
+
+def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(first[name], value) for name, value in second.items()
+            if isinstance(value, dict) and isinstance(first.get(name), dict)}  # fmt: skip
+    return {**first, **second, **both}
+
+
+def _without_stated(part: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
+    """Without the keys that `stated` has; of a mapping that both have, without those inside."""
+    left = {}
+    for name, value in part.items():
+        if isinstance(value, dict) and isinstance(stated.get(name), dict):
+            left[name] = _without_stated(value, stated[name])
+        elif name not in stated:
+            left[name] = value
+    return left
 
 
 def _keys_in_common(section: str, chosen: type) -> set[str]:

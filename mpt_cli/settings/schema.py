@@ -202,6 +202,8 @@ class PhaseSettings:
     epochs: int = key(REQUIRED, "passes over the training data", at_least=1)
     learning_rate: Optional[float] = key(None, "step size at the start of its schedule, null = optimizer.learning_rate",
                                          above=0)
+    learning_rates: Dict[str, Any] = key({}, "of a model with several optimizers: the step size of each that does not "
+                                         "keep its own, as in {d_optimizer: 1e-4}")
     freeze: List[str] = key([], "layers that are not trained from here on, named as in model.freeze")
     unfreeze: List[str] = key([], "layers that are trained from here on; after `freeze`")
 
@@ -215,6 +217,9 @@ class Settings:
     seed: Optional[int] = key(0, "of everything random; null draws one and records it", at_least=0, at_most=2**32 - 1)
     requires: List[str] = key([], "what it needs beside a CPU; `mpt reproduce --all` leaves it out without that",
                               choices=("gpu", "network"))
+    tags: List[str] = key([], "words by which `mpt reproduce --tag` chooses recipes")
+    seeds: int = key(1, "with how many seeds `mpt reproduce` runs it, from its own on; each must meet `expect`",
+                     at_least=1, at_most=1000)
     run_dir: Optional[str] = key(None, "where the run writes; null = runs/<recipe>/<time>-<id>")
     resume: Optional[str] = key(None, "auto or a run directory: go on where it stopped")
     policy: PolicySettings = field(default_factory=PolicySettings)
@@ -229,7 +234,9 @@ class Settings:
     fault: FaultSettings = field(default_factory=FaultSettings)
     phases: List[PhaseSettings] = key([], "parts of the run, one after the other, as fine-tuning has them: a list of "
                                       "mappings with epochs, learning_rate, freeze and unfreeze")
-    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …}`")
+    vars: Dict[str, Any] = key({}, "values of the recipe's own, which other keys take as ${vars.NAME}")
+    expect: Dict[str, Any] = key({}, "what the run must reach: `metric: {min: …, max: …, value: …, tolerance: …, rtol: "
+                                     "…, atol: …}`")
 
     @property
     def epochs(self) -> int:

@@ -13,6 +13,8 @@ class ModelSettings:
     name: str = key(REQUIRED, "which model is built; `mpt list models` shows them")
     weights: Optional[str] = key(None, "a .weights.h5 or .keras file with the weights to begin with; null = fresh, "
                                  "or those of the saved model")
+    skip_mismatch: bool = key(False, "what `weights` has not, or in other shapes, begins afresh and is named; false = "
+                              "such a file is refused")
     freeze: List[str] = key([], "layers that are not trained, by a pattern (as in a shell: conv*) of their name, path "
                             "or class; those of a pattern after ! stay as they are")
     unfreeze: List[str] = key([], "layers that are trained again, as frozen ones of a saved model; after `freeze`")

@@ -174,7 +174,7 @@ def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options
     space = read_space(search.words)
     first = Job(0, "", {}, search.words, wanted_gpus(check_space(space)[0]))
     count = sum(result.status not in GOOD for result in (read_job(sweep, job) for job in plan.jobs)) + plan.missing
-    shared = options.share_of_cores(options.limits([first], most=max(count, 1)).workers)
+    shared = options.environment_of_jobs(options.limits([first], most=max(count, 1)).workers)
     named = facts["objective"]
     study = OptunaStudy(sweep.study, space, search, choose_objective(named, []) if named else None)
     return OptunaSampler(sweep, plan, facts, space, study, replace(first, environment=shared))

@@ -1,30 +1,25 @@
 """What a sweep runs and ranks by: its jobs, each checked and named, and the objective they must be able to report."""
 
-import itertools
 import math
 import re
 import secrets
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
+from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.recipes import shell_command
-from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.settings.variants import DataSettings
-from mpt_cli.sweep.search_space import Grid, read_grid
-from mpt_cli.telemetry.records import GradientSample, Summary
+from mpt_cli.sweep.block import Block, Point, check_known, first_seed
+from mpt_cli.sweep.search_space import Grid, Words, read_grid
 from mpt_cli.training.progress import MONITORED, falls
-
-_AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
-_NUMBERS = (int, float, int | None, float | None)
-_OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 
 
 @dataclass(frozen=True)
@@ -78,27 +73,8 @@ def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
-    is_known = not any(each.model.name in _OF_THE_USER or _names_own_metrics(each) for each in settings)
-    choose_objective(word, [_numbers_of(settings)] if is_known else [])
-
-
-def _names_own_metrics(settings: Settings) -> bool:
-    """Whether metrics are the user's own, or named by output: what they are called is known once they are built."""
-    trainer = settings.trainer
-    plain = [isinstance(words, list) and all(isinstance(word, str) and ":" not in word for word in words)
-             for words in (trainer.metrics or [], trainer.weighted_metrics or [])]  # fmt: skip
-    return not all(plain) or not is_object(trainer.loss)
-
-
-def _numbers_of(settings: Sequence[Settings]) -> dict[str, Any]:
-    """A summary with every number that runs of these settings may report."""
-    words = [word for each in settings
-             for word in [*(each.trainer.metrics or []), *(each.trainer.weighted_metrics or [])]]  # fmt: skip
-    names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
-    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
-    gradients = {field.name: 0.0 for field in fields(GradientSample)}
-    own = {field.name: 0.0 for field in fields(Summary) if field.type in _NUMBERS}
-    return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
+    summaries = [summary for each in settings if (summary := reportable(each)) is not None]
+    choose_objective(word, summaries if len(summaries) == len(settings) else [])
 
 
 def _read(word: str) -> Objective:
@@ -146,7 +122,8 @@ class Job:
     @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
-        kept = [f"{name}={value}" for name, value in self.environment.items() if name == _OF_THE_RESULT]
+        needed = (_OF_THE_RESULT, CONFIG_DIR)
+        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in needed]
         return " ".join([*kept, shell_command("train", *self.words)])
 
 
@@ -170,25 +147,65 @@ class SweepPlan:
 
 def make_plan(
     words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True,
-    objective: str | None = None,
+    objective: str | None = None, block: Block | None = None,
 ) -> SweepPlan:  # fmt: skip
     """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
 
     Where the jobs run on this machine (`is_here`) their data must be on it; `objective` must be one they can report.
+    `block` is what the recipe varies beside the words.
     """
     grid = read_grid(words)
-    count = math.prod(len(assignment.words) for assignment in grid.assignments)
+    spanned = (block or Block()).with_words(grid, first_seed(words) if block and block.seeds else 0)
+    count = spanned.most_points
+    problems = grid.problems + check_known(spanned)
     if count > MOST_JOBS:
-        grid.problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
-    if grid.problems:
-        raise ConfigError(grid.problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
+        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
+    if problems:
+        raise ConfigError(problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
     if count >= 100:
         tell(f"checking {count:,} configurations")
-    loaded = _load_all([list(combination) for combination in _combinations(grid)])
+    points = list(spanned.points())
+    if not points:
+        raise ConfigError(Problem("sweep.exclude", "must leave at least one job."))
+    loaded = _load_all([list(point.words) for point in points])
     check_objective(objective, [settings for _, settings in loaded])
     if is_here:
         check_sources([settings.data for _, settings in loaded])
-    return _distinct(grid, loaded)
+    return _distinct(spanned.varied, points, loaded)
+
+
+def grow_plan(plan: SweepPlan, more: SweepPlan) -> tuple[SweepPlan, int]:
+    """The plan with those jobs of `more` whose configuration none of its own has, and how many these are."""
+    known = {_configuration(load_settings(job.words)) for job in plan.jobs}
+    varied = list(dict.fromkeys([*plan.varied, *more.varied, *_differing([*plan.jobs, *more.jobs])]))
+    old = [replace(job, overrides=_overrides_of(job, varied)) for job in plan.jobs]
+    new: list[Job] = []
+    for job in more.jobs:
+        if _configuration(load_settings(job.words)) not in known:
+            number, overrides = len(old) + len(new) + 1, _overrides_of(job, varied)
+            new.append(replace(job, number=number, name=job_name(number, overrides), overrides=overrides))
+    return replace(plan, varied=varied, jobs=[*old, *new]), len(new)
+
+
+def _differing(jobs: Sequence[Job]) -> list[str]:
+    """The keys that the words of these jobs give differently, or not all of them."""
+    given = [_given_by(job) for job in jobs]
+    keys = dict.fromkeys(key for each in given for key in each)
+    return [key for key in keys if len({each.get(key) for each in given}) > 1]
+
+
+def _given_by(job: Job) -> dict[str, str]:
+    return {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in job.words}
+
+
+def _overrides_of(job: Job, varied: Sequence[str]) -> dict[str, str]:
+    """Those of the varied keys that the job gives: what was the same for all may differ now."""
+    given = _given_by(job)
+    return {key: job.overrides.get(key, given.get(key, "")) for key in varied if key in job.overrides or key in given}
+
+
+def _configuration(settings: Settings) -> str:
+    return repr(asdict(settings))
 
 
 def check_sources(sources: Sequence[DataSettings]) -> None:
@@ -209,16 +226,12 @@ def check_sources(sources: Sequence[DataSettings]) -> None:
         raise ConfigError(problems)
 
 
-def _combinations(grid: Grid) -> "itertools.product[tuple[str, ...]]":
-    return itertools.product(*(assignment.words for assignment in grid.assignments))
-
-
 def _problems_of_the_rest(grid: Grid) -> list[Problem]:
     """What else is wrong, besides words that can't be swept."""
     known = {problem.key for problem in grid.problems}
     sound = [assignment for assignment in grid.assignments if assignment.words and assignment.key not in known]
     try:
-        _load_all([list(combination) for combination in _combinations(Grid(sound))])
+        _load_all([list(point.words) for point in Block().with_words(Grid(sound)).points()])
     except ConfigError as error:
         return error.problems
     return []
@@ -227,10 +240,10 @@ def _problems_of_the_rest(grid: Grid) -> list[Problem]:
 def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
     loaded: list[tuple[list[str], Settings]] = []
     met: dict[str, tuple[Problem, list[int]]] = {}
-    load = cache(_load_without_seed)
+    load = _SeedLoader()
     for number, words in enumerate(jobs, 1):
         try:
-            loaded.append(_with_seed(words, _load(words, load)))
+            loaded.append(_with_seed(words, load(words)))
         except ConfigError as error:
             for problem in error.problems:
                 met.setdefault(str(problem), (problem, []))[1].append(number)
@@ -239,16 +252,27 @@ def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
     return loaded
 
 
-def _load(words: list[str], load: Callable[[tuple[str, ...]], Settings]) -> Settings:
-    """The settings of one job. Those that differ only in a plain seed are composed once: it takes Hydra 0.1 s."""
-    seeds = [word for word in words if _PLAIN_SEED.fullmatch(word)]
-    if len(seeds) != 1 or sum(word.lstrip("+~").startswith("seed=") for word in words) > 1:
-        return load_settings(words)
-    return replace(load(tuple(word for word in words if word != seeds[0])), seed=int(seeds[0][len("seed="):]))
+class _SeedLoader:
+    """Loads the settings of jobs. Those that differ only in a plain seed are composed twice, which takes Hydra 0.1 s
+    each; where these two differ in nothing else, the others are the same with their own seed.
+    """
 
+    def __init__(self) -> None:
+        self._first: dict[Words, Settings] = {}
+        self._is_same: dict[Words, bool] = {}
 
-def _load_without_seed(words: tuple[str, ...]) -> Settings:
-    return load_settings(list(words))
+    def __call__(self, words: list[str]) -> Settings:
+        seeds = [word for word in words if _PLAIN_SEED.fullmatch(word)]
+        if len(seeds) != 1 or sum(word.lstrip("+~").startswith("seed=") for word in words) > 1:
+            return load_settings(words)
+        rest, seed = tuple(word for word in words if word != seeds[0]), int(seeds[0][len("seed="):])
+        if self._is_same.get(rest):
+            return replace(self._first[rest], seed=seed)
+        settings = load_settings(words)
+        if rest in self._first:  # an interpolation may make other keys of the seed
+            self._is_same[rest] = replace(self._first[rest], seed=seed) == settings
+        self._first.setdefault(rest, settings)
+        return settings
 
 
 def _with_jobs(problem: Problem, numbers: list[int], count: int) -> Problem:
@@ -268,20 +292,19 @@ def _with_seed(words: list[str], settings: Settings) -> tuple[list[str], Setting
     return [*words, f"seed={seed}"], replace(settings, seed=seed)
 
 
-def _distinct(grid: Grid, loaded: list[tuple[list[str], Settings]]) -> SweepPlan:
-    values = itertools.product(*(assignment.values for assignment in grid.assignments if assignment.is_varied))
+def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[list[str], Settings]]) -> SweepPlan:
     jobs: list[Job] = []
     duplicates: list[tuple[dict[str, str], int]] = []
     first: dict[str, int] = {}
-    for (words, settings), chosen in zip(loaded, values, strict=True):
-        overrides = dict(zip(grid.varied, chosen, strict=True))
-        number = first.setdefault(repr(asdict(settings)), len(jobs) + 1)
+    for (words, settings), point in zip(loaded, points, strict=True):
+        overrides = {key: point.values[key] for key in varied if key in point.values}
+        number = first.setdefault(_configuration(settings), len(jobs) + 1)
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
             jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
     recipes = {settings.recipe for _, settings in loaded}
-    return SweepPlan(grid.varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
+    return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:

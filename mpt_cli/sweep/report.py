@@ -27,7 +27,7 @@ from mpt_cli.report.tables import (
 )
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.recipes import shell_command
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep.directory import (
     GOOD,
     INTERRUPTED,
@@ -334,7 +334,7 @@ def _horizontal_key(found: SweepResults) -> str | None:
 
 
 def _number(result: JobResult, key: str) -> float | None:
-    number = read_number(result.job.overrides[key])
+    number = read_number(result.job.overrides.get(key, ""))  # conditional keys are not every job's
     return None if number is None else float(number)
 
 

@@ -16,6 +16,7 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.directory import (
     FAILED,
@@ -29,7 +30,7 @@ from mpt_cli.sweep.directory import (
     read_results,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective, grow_plan, job_count
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
@@ -64,9 +65,10 @@ class Options:
         cores = self.launcher.core_shares(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
 
-    def share_of_cores(self, workers: int) -> dict[str, str]:
-        """The variables that give each of several jobs at a time its share."""
-        return self.launcher.environment(workers, environ)
+    def environment_of_jobs(self, workers: int) -> dict[str, str]:
+        """The variables that give each of several jobs at a time its share, and the folders it finds its files in."""
+        folders = {CONFIG_DIR: environ[CONFIG_DIR]} if environ.get(CONFIG_DIR) else {}
+        return {**self.launcher.environment(workers, environ), **folders}
 
 
 def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[list[str], str | None]:
@@ -74,6 +76,7 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     paths = [override.removeprefix(f"{key}=").strip("'\"") for override in overrides if override.startswith(f"{key}=")]
     if len(paths) > 1:
         raise ConfigError(Problem(key, "must be given once.", paths[-1]))
+    check_no_pipe(overrides)
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
@@ -93,18 +96,39 @@ def start_sweep(
 
 
 def resume_sweep(
-    path: str, options: Options, screen: Screen, trials: int | None = None
+    path: str, options: Options, screen: Screen, trials: int | None = None, words: Sequence[str] = ()
 ) -> tuple[SweepResults, int]:  # fmt: skip
     """Runs what is missing or not good in an earlier sweep. A failed job starts afresh, a broken-off one goes on.
 
-    `trials` is how many jobs a search is to have in all.
+    `trials` is how many jobs a search is to have in all; `words` say what a grid is to vary besides: each in place of
+    the sweep's own of that key.
     """
     sweep = SweepDirectory.open(path)
+    if words:
+        with sweep.lock():
+            _grow(sweep, words, options, screen)
     settings_from_facts(sweep.read_plan()[1]).check()
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
         return _run(sweep, options, screen)
+
+
+def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
+    """Adds the jobs that the words make of the sweep's own, where none with their configuration is there."""
+    plan, facts = sweep.read_plan()
+    if "search" in facts:
+        rule = "must be given without other words where the sweep is a search."
+        raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
+    given = {word.partition("=")[0].lstrip("+~") for word in words}
+    own = split_overrides(facts["command_line"][2:])[0]
+    kept = [word for word in own if not word.startswith("-") and word.partition("=")[0].lstrip("+~") not in given]
+    more = GRID.make_plan([*kept, *words], options, screen.say)
+    grown, count = grow_plan(plan, more)
+    shared = options.environment_of_jobs(options.limits(grown.jobs).workers)
+    jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
+    sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
+    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
 
 
 def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
@@ -123,7 +147,7 @@ def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | N
 
 def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options: Options) -> SweepPlan:
     """Write the plan, with each job's share of the cores in it; returns it so."""
-    shared = options.share_of_cores(options.limits(plan.jobs).workers)
+    shared = options.environment_of_jobs(options.limits(plan.jobs).workers)
     plan = replace(plan, jobs=[replace(job, environment=shared) for job in plan.jobs])
     sweep.write_plan(plan, facts)
     return plan
@@ -215,7 +239,7 @@ def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -
 
 def format_machine_share(job: Job, limits: Limits, options: Options) -> str:
     """How many at a time, on how much of the machine."""
-    threads = next(iter(job.environment.values()), None)
+    threads = next((value for name, value in job.environment.items() if name != CONFIG_DIR), None)
     of_all = f" of {usable_cores()}" if options.launcher.is_here else ""
     share = f", {threads}{of_all} cores each" if threads else ""
     gpus = f", {len(limits.gpus)} GPU{'s' if len(limits.gpus) > 1 else ''}" if limits.gpus else ""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer
+from mpt_cli.sweep.block import Block, read_block
 from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import (
     Job,
@@ -116,7 +117,7 @@ class GridSettings(SamplerSettings):
     def make_plan(
         self, overrides: Sequence[str], options: "Options", say: Callable[[str], None] = lambda sentence: None
     ) -> SweepPlan:
-        return make_plan(overrides, say, options.launcher.is_here, options.objective)
+        return make_plan(overrides, say, options.launcher.is_here, options.objective, read_block(overrides))
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
         plan = self.make_plan(overrides, options)
@@ -147,6 +148,9 @@ class SearchSettings(SamplerSettings):
 
     def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> SweepPlan:
         """The edges of the space are checked; the configurations inside it by the jobs themselves."""
+        if read_block(overrides) != Block():
+            remedy = "Write on the command line what is to be searched, with a recipe that has no such block."
+            raise ConfigError(Problem("--trials", "must be left out with a recipe's sweep: block.", None, remedy))
         space = read_space(overrides)
         settings, *others = check_space(space)
         check_objective(options.objective, [settings, *others])

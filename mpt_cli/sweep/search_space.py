@@ -17,8 +17,8 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import word_problem
 from mpt_cli.settings.overrides import parse_override
-from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
+from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 
 MOST_VALUES = 100_000  # of a range, each of which becomes a word
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
@@ -30,13 +30,19 @@ _NOT_OF_A_SWEEP = {
 }
 
 
+Words = tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """A key and the words it stands for, one per job it takes part in; `values` are the same without `key=`."""
 
     key: str
-    words: tuple[str, ...]
-    values: tuple[str, ...] = ()
+    words: Words
+    values: Words = ()
+
+    def value(self, index: int) -> str:
+        return self.values[index] if self.values else self.words[index].partition("=")[2]
 
     @property
     def is_varied(self) -> bool:

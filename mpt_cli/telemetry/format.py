@@ -5,6 +5,7 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from mpt_cli.redaction import without_secrets
 from mpt_cli.telemetry.records import GradientSample
 
 
@@ -129,9 +130,10 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     '{"loss": "Infinity", "skipped_steps": 3}'
     """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
-        return json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+        text = json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
+    return without_secrets(text)
 
 
 def _finite_json(value: Any) -> Any:

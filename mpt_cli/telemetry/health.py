@@ -323,7 +323,7 @@ def _ends_well(signs: Signs) -> str:
     if signs.skip_steps:
         return f"{_format_skipped(signs)}, few enough to do no harm."
     words = f"All {format_count(signs.steps_seen)} steps were applied"
-    if signs.bad_steps:
+    if signs.bad_steps and signs.scaling.applies_overflows:
         words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
     if signs.scaling.scales:
         return f"{words}{_format_at_scale(signs)}."
@@ -363,7 +363,16 @@ def _remark_input(signs: Signs) -> str | None:
             "result.")  # fmt: skip
 
 
-REMARKS = (_remark_late_skips, _remark_rising_loss, _remark_input)  # what a good verdict adds where it holds
+def _remark_let_through(signs: Signs) -> str | None:
+    if not signs.bad_steps or signs.scaling.applies_overflows:
+        return None
+    count = signs.bad_steps
+    return (f"{format_count(count)} overflow{' was' if count == 1 else 's were'} applied all the same, as "
+            "loss_scale.let_through_after says: look at the weights before you trust them.")  # fmt: skip
+
+
+# what a good verdict adds where it holds
+REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark_input)
 
 
 def _explain_unscaled(signs: Signs) -> str:

@@ -1,7 +1,7 @@
 """The records of every step, and their totals and events. Nothing is sampled: every step counts."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Self
@@ -16,6 +16,7 @@ from mpt_cli.telemetry.records import (
     FLOOR,
     FORWARD_PASS,
     GROWTH,
+    LET_THROUGH,
     OVERFLOW,
     Event,
     GradientSample,
@@ -33,8 +34,9 @@ Flags = NDArray[np.bool_]
 @dataclass(frozen=True)
 class StepRecords:
     """One row per step, in order. `floats` is float32 (steps, 4) and `ints` int32 (steps, 7), columns as named above.
-    `zero` is 1 where every element of every gradient was 0. Of a step with several optimizers these are the columns of
-    all together, and those of each follow: `of_optimizer`.
+    `finite` is 1 where the gradients were, 0 where they were not, and 2 where they were not and were let through all
+    the same. `zero` is 1 where every element of every gradient was 0. Of a step with several optimizers these are the
+    columns of all together, and those of each follow: `of_optimizer`.
 
     `metrics` are the epoch's running metrics after the last step, `logged` those after each step that has a line of
     the log, by its number in the call, counted from 1.
@@ -91,7 +93,12 @@ class StepRecords:
 
     @property
     def finite(self) -> Flags:
-        return self._int("finite").astype(bool)
+        return np.equal(self._int("finite"), 1)
+
+    @property
+    def let_through(self) -> Flags:
+        """Steps that were applied though they were not finite, after as many skips as the rule bears."""
+        return np.equal(self._int("finite"), 2)
 
     @property
     def counter(self) -> Ints:
@@ -229,7 +236,7 @@ class Ledger:
         """Take in the records of the next steps; returns their events in order."""
         if len(block) == 0:
             return []
-        applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite
+        applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite | block.let_through
         events = self._events(block, epoch)
         self._count(block, applied)
         self._read_scale(block, applied)
@@ -242,9 +249,10 @@ class Ledger:
         self._loss_sum, self._loss_count = 0.0, 0
         return mean
 
-    def name_variables(self, paths: Iterable[str]) -> None:
-        """Another optimizer trains from here on, with these variables in the order of its gradients."""
-        self.rules = replace(self.rules, variables=tuple(paths))
+    def name_variables(self, paths: Mapping[str, tuple[str, ...]]) -> None:
+        """Other optimizers train from here on: by name, their variables in the order of their gradients."""
+        optimizers = tuple(paths.items())
+        self.rules = replace(self.rules, variables=optimizers[0][1], optimizers=optimizers if len(paths) > 1 else ())
 
     def skip_rate(self) -> float:
         """Share of skipped steps among the last `window_steps`."""
@@ -324,8 +332,9 @@ class Ledger:
             step = self.seen + int(i) + 1
             scales = float(before[i]), float(after[i])
             moved = Event(step, epoch, GROWTH if scales[1] > scales[0] else DECLINE, *scales, optimizer=optimizer)
+            kind = LET_THROUGH if block.let_through[i] else OVERFLOW
             events.append(moved if finite[i] else replace(_overflow(block, int(i), variables), step=step, epoch=epoch,
-                                                          optimizer=optimizer))  # fmt: skip
+                                                          kind=kind, optimizer=optimizer))  # fmt: skip
             if scales[1] < scales[0] and scales[1] <= lowest:
                 events.append(Event(step, epoch, FLOOR, *scales, optimizer=optimizer))
             if scales[1] > scales[0] and scales[1] >= highest:

@@ -14,6 +14,7 @@ SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a rem
 # the kinds of an Event
 OVERFLOW, GROWTH, FLOOR, CEILING = "overflow", "growth", "floor", "ceiling"
 ROLLBACK = "rollback"  # back to the checkpoint of its step, from `from_step`
+LET_THROUGH = "let_through"  # an overflow that was applied all the same, as loss_scale.let_through_after says
 PHASE = "phase"  # the next phase begins with this step
 FORWARD_PASS, BACKWARD_PASS = "forward", "backward"  # what an overflow began in: whether the loss itself was not finite
 DECLINE = "decline"  # a fall without an overflow: loss_scale=logmax follows the gradients both ways
@@ -104,7 +105,8 @@ class Event:
 
     step: int
     epoch: int
-    # overflow (one skipped step, whatever it did to the scale) | growth | decline | floor | ceiling | rollback (the run
+    # overflow (one skipped step, whatever it did to the scale) | let_through (one that was applied all the same, after
+    # as many skips as loss_scale.let_through_after) | growth | decline | floor | ceiling | rollback (the run
     # went back to the checkpoint of `step`) | phase (which `phase` of the run begins at `step`)
     kind: str
     scale_before: float

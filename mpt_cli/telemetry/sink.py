@@ -5,11 +5,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self, TypeVar
 
+from mpt_cli.redaction import without_secrets
 from mpt_cli.signals import Limit, unheard
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.signs import EventTally
@@ -50,6 +51,9 @@ class Sink:
     def rewind(self, step: int, skipped_steps: int) -> None:
         """Go on in them: the run is back at `step`, with so many skipped steps before it."""
 
+    def reopen(self) -> None:
+        """Go on in them after `suspend`, where nothing was cut off."""
+
     def message(self, text: str) -> None:
         """A sentence for the person watching."""
 
@@ -80,6 +84,7 @@ def reminders() -> Iterator[float]:
     yield from itertools.count(600.0, 600.0)
 
 
+R = TypeVar("R", RunHeader, Summary)
 CutFiles = Callable[[int, int], list[Event]]  # step and completed epochs -> the events that stay
 
 
@@ -106,6 +111,7 @@ class Telemetry:
         self._write_error: str | None = None
 
     def start(self, header: RunHeader) -> None:
+        header = _redacted(header)
         for sink in self.sinks:
             sink.start(header)
 
@@ -152,9 +158,17 @@ class Telemetry:
         for sink in self.sinks:
             sink.rewind(step, len(self.tally.skip_steps))
 
+    def move_files(self, move: Callable[[], None]) -> None:
+        """Let go of the files while `move` makes others at their paths, and go on in those."""
+        for sink in self.sinks:
+            sink.suspend()
+        move()
+        for sink in self.sinks:
+            sink.reopen()
+
     def message(self, text: str) -> None:
         for sink in self.sinks:
-            sink.message(text)
+            sink.message(without_secrets(text))
 
     @contextmanager
     def busy(self, doing: str, limit: Limit | None = None, hint: str = "") -> Iterator[None]:
@@ -181,6 +195,7 @@ class Telemetry:
                 sink.phase_lasts(doing, seconds, hint)
 
     def finish(self, summary: Summary) -> None:
+        summary = _redacted(summary)
         for sink in self.sinks:
             sink.finish(summary)
 
@@ -204,6 +219,13 @@ class Telemetry:
         except Exception:
             if error is None:  # what ended the run matters more than what closing it met
                 raise
+
+
+def _redacted(record: R) -> R:
+    """A record with texts that may be shown."""
+    texts = {each.name: getattr(record, each.name) for each in fields(record)}
+    shown: dict[str, Any] = {name: without_secrets(text) for name, text in texts.items() if isinstance(text, str)}
+    return replace(record, **shown)
 
 
 def _cut_nothing(step: int, epochs_completed: int) -> list[Event]:

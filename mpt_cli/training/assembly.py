@@ -4,12 +4,14 @@
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
 
 from mpt_cli.data.examples import Batch, DataSet, Examples, Stream, map_arrays
+from mpt_cli.data.load import has_targets_as_given, load_data_of_run
 from mpt_cli.data.prepare import warn_of_float_labels
 from mpt_cli.data.rows import RAGGED, Rows
 from mpt_cli.engine.backend import Platform
@@ -46,6 +48,7 @@ from mpt_cli.training.loss_and_optimizer import (
 from mpt_cli.training.own_program import (
     check_author_compiled,
     is_compiled,
+    optimizers_used,
     prepare_own_steps,
     prepare_own_test,
     wrap_author_optimizers,
@@ -118,17 +121,26 @@ def policy_of(settings: Settings) -> Policy:
     return Policy(policy.name, policy.head, policy.overrides, policy.float8)
 
 
-def assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
+@dataclass(frozen=True)
+class Hardware:
+    """What the steps run on where it is not what `distribute` says: the devices, and the engine that uses them."""
+
+    distribution: Distribution
+    build_engine: Callable[[Any, bool, Distribution, Any], Engine] = build_engine
+
+
+def assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware | None = None) -> Assembly:
     """Build it all; ConfigError names every combination known to be bad before anything is trained."""
     with policy_of(program.settings).scope():
-        return _assemble(program, platform, data)
+        hardware = hardware or Hardware(build_distribution(program.settings, platform.gpus))
+        return _assemble(program, platform, data, hardware)
 
 
-def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly:
-    settings = program.settings
-    distribution = build_distribution(settings, platform.gpus)
+def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: Hardware) -> Assembly:
+    settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
+    data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
     _check_scaled_once(settings, model, data)
     scaling = resolve_scaling(settings.loss_scale, model)
@@ -141,17 +153,31 @@ def _assemble(program: "Program", platform: Platform, data: DataSet) -> Assembly
     jit = JitChoice(False, "inputs are text") if _is_text(settings, data) else jit
     jit = JitChoice(False, "inputs are ragged") if _is_ragged(settings, data) else jit
     injector = build_injector(settings.fault, model, data, distribution.replicas)
-    engine = build_engine(model, jit.jit_compile, distribution, injector.wrap_step if injector else None)
+    wrapper = injector.wrap_step if injector else None
+    engine = hardware.build_engine(model, jit.jit_compile, distribution, wrapper)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
     compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:
-            load_initial_weights(model, settings.model.weights)
+            warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
+
+
+def data_for(settings: Settings, model: Any, data: DataSet) -> DataSet:
+    """`data`, with targets as they came where `model` comes compiled: its own loss knows what they mean.
+
+    DataError where they were refused and it does not.
+    """
+    compiled = is_compiled(model)
+    if data.refused is not None and not compiled:
+        raise data.refused
+    if data.targets_as_given or not compiled or data.task == "other" or not has_targets_as_given(settings.data):
+        return data
+    return load_data_of_run(settings, as_given=True) if settings.model.name == "builder" else data
 
 
 def _check_scaled_once(settings: Settings, model: Any, data: DataSet) -> None:
@@ -194,7 +220,7 @@ def put_to_training(
             injector.spoil_own_steps(own)
 
     take_up(optimizers)
-    phases.check_optimizers(optimizers_of(model))
+    phases.check_optimizers(optimizers_of(model), lambda: optimizers_used(model, first))
     phases.take_up = take_up
     return first
 
@@ -204,7 +230,7 @@ def put_to_evaluation(settings: Settings, model: Any, data: DataSet, examples: E
     if not is_compiled(model):
         compile_model(settings, model, data, None)
     batch = build_metrics(model, examples, settings.trainer.batch_size)
-    prepare_own_test(settings, model, batch)
+    prepare_own_test(model, batch)
 
 
 def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
@@ -224,8 +250,11 @@ def warn_of_own_steps(model: Any) -> list[str]:
         return []
     reported = "" if own.train_loss == "loss" else f" Its loss is taken to be {own.train_loss}."
     several = f" It has {len(own.optimizers)} optimizers, each with a loss scale of its own." if own.further else ""
+    drawn = [f"model: the train_step of {type(model).__name__} draws by tf.random ({', '.join(own.drawn)}), whose "
+             "state is in no checkpoint: a resumed run draws other numbers. keras.random with a SeedGenerator of the "
+             "model goes on as it was."] if own.drawn else []  # fmt: skip
     return [f"model: {type(model).__name__} has a train_step of its own, which is called; its gradients are not "
-            f"sampled.{reported}{several}"]
+            f"sampled.{reported}{several}", *drawn]
 
 
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
@@ -368,7 +397,9 @@ def build_metrics(model: Any, data: Examples | Stream, batch_size: int) -> Batch
     try:
         build_for_batch(model, specs if specs.sample_weight is not None else (specs.x, specs.y))
     except (ValueError, TypeError, RuntimeError, KeyError) as error:
-        shapes = [keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
+        if has_own_train_step(model):
+            return batch  # it may compare other outputs with other targets than its `call` and the data have
+        shapes = [None if part is None else keras.tree.map_structure(lambda t: tuple(t.shape[1:]), part)
                   for part in (getattr(model, "outputs", None), batch.y)]  # fmt: skip
         output, target = (part if part else "?" for part in shapes)
         raise ConfigError(Problem(

@@ -326,7 +326,7 @@ def collect_weights(model: Any) -> Arrays:
 
 def restore_weights(model: Any, arrays: Arrays) -> None:
     """Put what `collect_weights` gave into the same model, perhaps read from a file; DataError for another model."""
-    _assign(_model_variables(model), arrays)
+    _assign(_model_variables(model), _named_as_now(model, arrays))
 
 
 def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> None:
@@ -335,12 +335,29 @@ def restore_state(model: Any, arrays: Arrays, other_scaling: bool = False) -> No
     With `other_scaling` the loss scale and its counters keep their fresh values, because the mode is another one now.
     DataError when the arrays are those of another model or optimizer; nothing is changed then.
     """
-    variables = _variables(model)
+    variables, arrays = _variables(model), _named_as_now(model, arrays)
     arrays = {name: array for name, array in arrays.items() if not name.startswith(CALLBACK_PREFIX)}
     if other_scaling:
         variables = {name: variable for name, variable in variables.items() if not name.startswith(SCALE_PREFIX)}
         arrays = {name: array for name, array in arrays.items() if not name.startswith(SCALE_PREFIX)}
     _assign(variables, arrays)
+
+
+def _named_as_now(model: Any, arrays: Arrays) -> Arrays:
+    """`arrays` under the names of now; before there were phases, weights of frozen layers counted as the others.
+
+    Only where the names, shapes and dtypes of the model are exactly those of then: else what differs is said.
+    """
+    earlier = _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
+    now = _model_variables(model).items()
+    names = {id(variable): name for name, variable in now if not name.startswith("state/")}
+    found = {name for name in arrays if name.startswith(("weight/", "frozen/"))}
+    if found == set(names.values()) or found != set(earlier) or any(
+        (tuple(variable.shape), _dtype_name(variable)) != (arrays[name].shape, str(arrays[name].dtype))
+        for name, variable in earlier.items()
+    ):
+        return arrays
+    return {names[id(earlier[name])] if name in earlier else name: array for name, array in arrays.items()}
 
 
 def _assign(variables: dict[str, Any], arrays: Arrays) -> None:
@@ -380,11 +397,12 @@ def _variables(model: Any) -> dict[str, Any]:
 def _model_variables(model: Any) -> dict[str, Any]:
     """Weights are those that were made to be trained: which layers are frozen, in this phase of a run or in the file of
     a model, does not change their names."""
-    from mpt_cli.precision.keras_internals import made_to_be_trained  # imports Keras
+    from mpt_cli.precision.keras_internals import made_to_be_trained, untracked_variables  # imports Keras
 
     weights = made_to_be_trained(model)
     ids = {id(variable) for variable in weights}
-    return _numbered("weight", weights) | _numbered("frozen", [v for v in model.variables if id(v) not in ids])
+    fixed = [v for v in model.variables if id(v) not in ids]
+    return _numbered("weight", weights) | _numbered("frozen", fixed) | _numbered("state", untracked_variables(model))
 
 
 def _numbered(kind: str, variables: Any) -> dict[str, Any]:

@@ -22,11 +22,14 @@ from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
+from mpt_cli.precision.keras_internals import compiled_loss_weights
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings
+from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
 
 Array = NDArray[Any]
@@ -79,6 +82,19 @@ class ModelProgram(Program):
         model.train_function = None  # made anew by the next `fit`, which has another optimizer now
         return model
 
+    def build_copy(self, settings: Settings, data: DataSet) -> Any:
+        """With weights of its own; ConfigError for a model that Keras can't clone."""
+        policy, as_built = settings.policy, self.policy is None and settings.policy.name == self.settings.policy.name
+        try:
+            return apply_policy(cloned(self.model), Policy(policy.name, policy.head, policy.overrides),
+                                everywhere=not as_built)  # fmt: skip
+        except ValueError as error:
+            raise ConfigError(Problem("policy", str(error), policy.name)) from error
+
+    def compile_copy(self, settings: Settings, model: Any, data: DataSet) -> None:
+        model.compile(optimizer=None, loss=self.model.loss, loss_weights=compiled_loss_weights(self.model),
+                      auto_scale_loss=False)  # fmt: skip
+
     @property
     def callbacks(self) -> Sequence[Any]:
         return self.given_callbacks
@@ -94,6 +110,31 @@ class ModelProgram(Program):
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
         return f"{how} ({', '.join(parts)})"
+
+
+def cloned(model: Any) -> Any:
+    """A model of the same layers that is not compiled; ConfigError for one that Keras can't make again."""
+    try:
+        return keras.models.clone_model(model)
+    except (ValueError, TypeError, NotImplementedError) as error:
+        raise ConfigError(Problem(
+            "model", "must be one that Keras can clone, as copies of it are measured in float32 and in float16: "
+            f"Sequential, functional, or with a get_config. Keras: {str(error).strip().splitlines()[0]}",
+            type(model).__name__)) from error  # fmt: skip
+
+
+def copied_model(model: Any, data: DataSet, batch_size: int) -> Any:
+    """A compiled copy with the weights and the optimizer's state of `model`, which may be trained without it."""
+    copy, inner = cloned(model), unwrapped(model.optimizer)
+    copy.compile(optimizer=copied_optimizer(inner), loss=model.loss, loss_weights=compiled_loss_weights(model),
+                 auto_scale_loss=False)  # fmt: skip
+    build_metrics(copy, data.train, batch_size)
+    copy.set_weights(model.get_weights())
+    if inner.built:
+        copy.optimizer.build(copy.trainable_variables)
+        for variable, kept in zip(copy.optimizer.variables, inner.variables, strict=True):
+            variable.assign(keras.ops.copy(kept))  # on JAX the loop gives its buffers away
+    return copy
 
 
 def check_trainable(model: Any) -> None:
@@ -139,7 +180,8 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
     names = ("weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
              "ema_overwrite_frequency", "gradient_accumulation_steps")  # fmt: skip
     numbers = {name: getattr(inner, name) for name in names}
-    return GivenOptimizer(class_name=type(inner).__name__, learning_rate=float(inner.learning_rate), **numbers)
+    rate = float(keras.ops.cast(inner.learning_rate, "float32"))  # a mirrored variable is no number
+    return GivenOptimizer(class_name=type(inner).__name__, learning_rate=rate, **numbers)
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:

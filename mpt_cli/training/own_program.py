@@ -3,12 +3,13 @@
 """
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import keras
 
 from mpt_cli.data.examples import DataSet
+from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.models.shapes import plain_message
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
@@ -19,6 +20,7 @@ from mpt_cli.precision.own_step import (
     has_own_test_step,
     log_names,
     optimizers_in,
+    optimizers_of,
     set_own_steps,
     trace_test_step,
     trace_train_step,
@@ -27,7 +29,7 @@ from mpt_cli.precision.own_step import (
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Scaling
 
-Wrap = Callable[[Any], LossScaleOptimizer]
+Wrap = Callable[[Any, str], LossScaleOptimizer]
 
 
 def is_compiled(model: Any) -> bool:
@@ -73,7 +75,7 @@ def wrap_author_optimizers(model: Any, wrap: Wrap) -> dict[str, LossScaleOptimiz
                 "scaled.", None, "Compile the model with the plain optimizer."))
         inner = unwrapped(optimizer)
         if id(inner) not in by_inner:
-            by_inner[id(inner)] = wrapped[name] = wrap(inner)
+            by_inner[id(inner)] = wrapped[name] = wrap(inner, name)
         put(by_inner[id(inner)])
     return wrapped
 
@@ -93,24 +95,50 @@ def prepare_own_steps(
     if settings.distribute.name != "none":
         raise ConfigError(Problem("distribute", f"must be none: {type(model).__name__} has a train_step or test_step "
                                   "of its own, which mpt runs on one device.", settings.distribute.name))
-    logs, uses = _trace_training(model, optimizers, batch) if trains else (None, {})
+    drawn: list[str] = []
+    logs, uses = _trace_training(model, optimizers, batch, drawn) if trains else (None, {})
     used = _used_optimizers(model, optimizers, uses, scaling) if trains else {}
-    test_logs = _trace_testing(settings, model, batch) if data.validation is not None else None
+    tested = _first_tested(settings, model, data)
+    test_logs = None if data.validation is None else _trace_testing(model, tested, Problem(
+        "data.validation_fraction", _NOTHING_TO_TEST.format(type(model).__name__),
+        getattr(settings.data, "validation_fraction", None), "Give it a test_step, or set data.validation_fraction=0."))
     if trains:
         _check_logs(model, "train_step", logs)
-    set_own_steps(model, build_own_steps(used, logs, test_logs if tests else None, uses))
+    set_own_steps(model, replace(build_own_steps(used, logs, test_logs if tests else None, uses), drawn=tuple(drawn)))
 
 
-def prepare_own_test(settings: Settings, model: Any, batch: Any) -> None:
+def _first_tested(settings: Settings, model: Any, data: DataSet) -> Any:
+    """What its test_step is tried on: batches to validate with may be of another form than those to train on."""
+    if data.validation is None or not has_own_test_step(model):
+        return None
+    return first_batch(data.validation, settings.trainer.batch_size)
+
+
+def optimizers_used(model: Any, batch: Any) -> set[str]:
+    """Which optimizers the model's own train_step applies to any variable, with the layers that are trained now.
+
+    UserCodeError for what the step raises.
+    """
+    _, uses = _trace_training(model, optimizers_of(model), batch)
+    return {name for name, use in uses.items() if use.variables}
+
+
+_NOTHING_TO_TEST = "{} has a train_step of its own, but neither a test_step nor a loss to validate it with."
+
+
+def prepare_own_test(model: Any, batch: Any) -> None:
     """`prepare_own_steps` for a model that is only evaluated."""
     if not has_own_train_step(model) and not has_own_test_step(model):
         return
-    logs = _trace_testing(settings, model, batch)
+    logs = _trace_testing(model, batch, Problem("model", _NOTHING_TO_TEST.format(type(model).__name__), None,
+                                                "Give it a test_step."))
     if logs is not None:
         set_own_steps(model, build_own_steps({}, None, logs, {}))
 
 
-def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any) -> Any:
+def _trace_training(
+    model: Any, optimizers: dict[str, LossScaleOptimizer], batch: Any, drawn: list[str] | None = None
+) -> Any:  # fmt: skip
     if keras.backend.backend() == "jax":
         others = {name: optimizer for name, optimizer in optimizers.items() if optimizer is not model.optimizer}
         if others:
@@ -118,21 +146,19 @@ def _trace_training(model: Any, optimizers: dict[str, LossScaleOptimizer], batch
         model.optimizer.build(model.trainable_variables)
         model.optimizer.scale_state.keep_trace()
     try:
-        return trace_train_step(model, optimizers, batch)
+        return trace_train_step(model, optimizers, batch, [] if drawn is None else drawn)
     except Exception as error:
         raise _step_error(model, "train_step", error) from error
 
 
-def _trace_testing(settings: Settings, model: Any, batch: Any) -> Any:
-    """None where Keras's own test_step has what it needs; ConfigError where there is nothing to validate with."""
+def _trace_testing(model: Any, batch: Any, lack: Problem) -> Any:
+    """None where Keras's own test_step has what it needs; ConfigError with `lack` where there is nothing to test with.
+    """
     if not has_own_test_step(model):
         has_loss = getattr(model, "loss", None) is not None or type(model).compute_loss is not keras.Model.compute_loss
         if can_be_called(model) and (has_loss or model.losses):
             return None
-        raise ConfigError(Problem(
-            "data.validation_fraction", f"{type(model).__name__} has a train_step of its own, but neither a test_step "
-            "nor a loss to validate it with.", getattr(settings.data, "validation_fraction", None),
-            "Give it a test_step, or set data.validation_fraction=0."))
+        raise ConfigError(lack)
     try:
         logs = trace_test_step(model, batch)
     except Exception as error:

@@ -7,7 +7,7 @@ the loss scale with its counters, the order of the examples, the number of the e
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -41,8 +41,8 @@ Optimizers = dict[str, LossScaleOptimizer]
 class Phases:
     """Which phase a run is in, its optimizer, and the layers that it trains; a run without `phases` is in its only one.
 
-    `model` comes with the layers of the first phase; `author` is the optimizer it was compiled with, None where the
-    settings say it. `take_up` builds new optimizers for what the model trains now.
+    `model` comes with the layers of the first phase; `author` has the optimizers it was compiled with by name, none
+    where the settings say it. `take_up` builds new optimizers for what the model trains now.
     """
 
     def __init__(self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None) -> None:
@@ -52,7 +52,7 @@ class Phases:
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
         self._steps_per_epoch = steps_per_epoch
         self._flags = trained_flags(model)
-        self._author = _author_optimizer(model) if len(self.all) > 1 else None
+        self._author = _author_optimizers(model) if len(self.all) > 1 else {}
         self.lines = self._look_ahead() if settings.phases else ()
 
     def _look_ahead(self) -> tuple[str, ...]:
@@ -66,11 +66,13 @@ class Phases:
         return tuple(lines)
 
     def _line(self, phase: PhaseSettings) -> str:
-        rate = self.settings.optimizer.learning_rate if phase.learning_rate is None else phase.learning_rate
+        usual = None if self.model.compiled else self.settings.optimizer.learning_rate
+        rate = usual if phase.learning_rate is None else phase.learning_rate
         trained, of_all = (sum(math.prod(v.shape) for v in variables)
                            for variables in (self.model.trainable_weights, self.model.weights))  # fmt: skip
         parts = [f"{phase.epochs} epoch{'' if phase.epochs == 1 else 's'}"]
         parts += [f"learning rate {rate:g}"] if rate is not None else []
+        parts += [f"learning rate of {name} {float(rate):g}" for name, rate in phase.learning_rates.items()]
         parts += [f"{name} {', '.join(names)}" for name, names in (("freeze", phase.freeze),
                                                                    ("unfreeze", phase.unfreeze)) if names]  # fmt: skip
         return f"{', '.join(parts)} ({trained:,} of {of_all:,} parameters trained)"
@@ -87,46 +89,77 @@ class Phases:
             return self.all[self.index].epochs * self._steps_per_epoch
         return self.settings.trainer.max_steps if len(self.all) == 1 else None
 
-    def wrap(self, inner: Any) -> LossScaleOptimizer:
-        """`inner` in the loss scaling of the run, at the learning rate that the phase has of its own."""
-        rate = self.all[self.index].learning_rate
+    def wrap(self, inner: Any, name: str) -> LossScaleOptimizer:
+        """`inner` in the loss scaling of the run, at the learning rate that the phase has for it; `name` is that of the
+        attribute of the model that holds it."""
+        phase = self.all[self.index]
+        rate = phase.learning_rates.get(name, phase.learning_rate)
         if rate is not None:
-            put_rate(inner, rate)
+            put_rate(inner, float(rate))
         return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
 
-    def build_optimizer(self) -> LossScaleOptimizer:
+    def build_optimizer(self, name: str = "optimizer") -> LossScaleOptimizer:
         """That of the phase, fresh."""
-        if self._author is not None:
-            return self.wrap(copied_optimizer(self._author))
+        if self._author:
+            return self.wrap(copied_optimizer(self._author[name]), name)
         inner = build_optimizer(self.optimizer_settings, self.schedule_steps)
         return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
 
-    def check_optimizers(self, optimizers: Optimizers) -> None:
-        """ConfigError where a phase can't tell whose optimizer it is about."""
-        if self.settings.phases and len(optimizers) > 1:
-            raise ConfigError(Problem("phases", f"must be left out: {type(self.model).__name__} has {len(optimizers)} "
-                                      f"optimizers ({', '.join(optimizers)}), and a phase is for one."))
+    def check_optimizers(self, optimizers: Optimizers, used_now: Callable[[], set[str]]) -> None:
+        """ConfigError where a phase names optimizers that the model has not, one rate for several, or where it would
+        leave one of several nothing to do: their record has the same columns in all phases.
+
+        `used_now` tells which optimizers a step applies to any variable, with the layers that are trained now.
+        """
+        problems = [problem for index, phase in enumerate(self.settings.phases)
+                    for problem in _rate_problems(f"phases.{index}", phase, [*optimizers])]  # fmt: skip
+        if problems:
+            raise ConfigError(problems)
+        for index, phase in enumerate(self.settings.phases if len(optimizers) > 1 else []):
+            if index:
+                set_trained(self.model, phase, f"phases.{index}")
+            if idle := [name for name in optimizers if name not in used_now()]:
+                raise ConfigError(Problem(f"phases.{index}.freeze", f"must leave {' and '.join(idle)} something to "
+                                          "train: each of several optimizers trains in each phase.", phase.freeze))
+        put_back_flags(self._flags)
 
     def enter(self, index: int) -> None:
-        """Train what phase `index` trains, by a fresh optimizer. What was compiled has to be compiled again."""
+        """Train what phase `index` trains, by fresh optimizers. What was compiled has to be compiled again."""
         put_back_flags(self._flags)
         for later in range(1, index + 1):
             set_trained(self.model, self.all[later], f"phases.{later}")
         self.index = index
-        (name, before), = optimizers_of(self.model).items()
-        optimizer = self.build_optimizer()
-        self.model.optimizer = optimizer
+        before = optimizers_of(self.model)
+        fresh = {name: self.build_optimizer(name) for name in before}
+        in_place_of = {id(optimizer): fresh[name] for name, optimizer in before.items()}
+        for _, optimizer, put in list(optimizers_in(self.model)):
+            if id(optimizer) in in_place_of:
+                put(in_place_of[id(optimizer)])
         assert self.take_up is not None
-        self.take_up({name: optimizer})
-        kept = {name: np.asarray(variable.numpy()) for name, variable in scale_variables(before).items()}
-        for name, variable in scale_variables(optimizer).items():
-            variable.assign(kept[name])
+        self.take_up(fresh)
+        for name, optimizer in fresh.items():
+            kept = {each: np.asarray(v.numpy()) for each, v in scale_variables(before[name]).items()}
+            for each, variable in scale_variables(optimizer).items():
+                variable.assign(kept[each])
 
 
-def _author_optimizer(model: Any) -> Any:
-    """A fresh copy of the optimizer that `model` was compiled with; None where it was not, or with several."""
-    found = [unwrapped(optimizer) for _, optimizer, _ in optimizers_in(model)] if model.compiled else []
-    return copied_optimizer(found[0]) if len(found) == 1 else None
+def _author_optimizers(model: Any) -> dict[str, Any]:
+    """Fresh copies of the optimizers that `model` was compiled with, by name; none where it was not."""
+    found: dict[int, tuple[str, Any]] = {}
+    for name, optimizer, _ in optimizers_in(model) if model.compiled else []:
+        found.setdefault(id(optimizer), (name, unwrapped(optimizer)))
+    return {name: copied_optimizer(inner) for name, inner in found.values()}
+
+
+def _rate_problems(key: str, phase: PhaseSettings, names: list[str]) -> Iterator[Problem]:
+    if len(names) > 1 and phase.learning_rate is not None:
+        yield Problem(f"{key}.learning_rate", f"must be left out: the model has {len(names)} optimizers "
+                      f"({', '.join(names)}).", phase.learning_rate, f"Write learning_rates: {{{names[0]}: …}}.")
+    if len(names) == 1 and phase.learning_rates:
+        yield Problem(f"{key}.learning_rates", "must be left out: the model has one optimizer.", phase.learning_rates,
+                      "Write learning_rate.")
+    elif unknown := [name for name in phase.learning_rates if name not in names]:
+        yield Problem(f"{key}.learning_rates", f"must name optimizers of the model: {', '.join(names)}.", unknown[0])
 
 
 def enter_phase(parts: "Assembly", index: int, trainer: Trainer | None = None) -> None:
@@ -137,7 +170,8 @@ def enter_phase(parts: "Assembly", index: int, trainer: Trainer | None = None) -
         parts.phases.enter(index)
     parts.engine.rebuild()
     if trainer is not None:
-        trainer.ledger.name_variables(v.path for v in trained_by(parts.optimizer))
+        trainer.ledger.name_variables({name: tuple(v.path for v in trained_by(optimizer))
+                                       for name, optimizer in optimizers_of(parts.model).items()})  # fmt: skip
         for stopwatch in (trainer.stopwatch, trainer.validation_stopwatch):
             stopwatch.forget_programs()
 

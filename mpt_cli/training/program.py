@@ -54,6 +54,14 @@ class Program(ABC):
     def build_model(self, data: "DataSet") -> Any:
         """The model with its layers in the dtypes of the run; compiled where its author has done that."""
 
+    @abstractmethod
+    def build_copy(self, settings: Settings, data: "DataSet") -> Any:
+        """The model once more, to be measured under the policy of `settings`; it is not compiled."""
+
+    @abstractmethod
+    def compile_copy(self, settings: Settings, model: Any, data: "DataSet") -> None:
+        """Give such a copy the loss of the run, and no optimizer."""
+
     @property
     @abstractmethod
     def model_name(self) -> str:
@@ -89,14 +97,23 @@ class SettingsProgram(Program):
         return prepare_backend(self.settings)
 
     def load_data(self) -> "DataSet":
-        from mpt_cli.data.load import load_data_of_run
+        from mpt_cli.data.load import load_data_for_builder, load_data_of_run
 
-        return load_data_of_run(self.settings)
+        load = load_data_for_builder if self.settings.model.name == "builder" else load_data_of_run
+        return load(self.settings)
 
     def build_model(self, data: "DataSet") -> Any:
+        return self.build_copy(self.settings, data)
+
+    def build_copy(self, settings: Settings, data: "DataSet") -> Any:
         from mpt_cli.training.assembly import build_under_policy
 
-        return build_under_policy(self.settings, data)
+        return build_under_policy(settings, data)
+
+    def compile_copy(self, settings: Settings, model: Any, data: "DataSet") -> None:
+        from mpt_cli.training.assembly import compile_model
+
+        compile_model(settings, model, data, None)
 
     @property
     def model_name(self) -> str:

@@ -2,17 +2,20 @@
 which the run's own builder makes it anew. Which of the two it will be is known before the first step.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
+from numpy.typing import NDArray
 
 from mpt_cli.data.own_batches import random_state_kept
 from mpt_cli.errors import DataError, summarise_error
 from mpt_cli.models.shapes import plain_message
-from mpt_cli.precision.keras_internals import tensorflow_left_out
+from mpt_cli.precision.keras_internals import inner_layers, tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
 
@@ -88,25 +91,128 @@ def _bare(model: Any) -> Iterator[None]:
             setattr(model, name, value)
 
 
-def load_initial_weights(model: Any, file: str) -> None:
-    """Put the weights of `model.weights` into the built model; DataError where the file is not of this model."""
+def load_initial_weights(model: Any, file: str, skip_mismatch: bool = False) -> list[str]:
+    """Put the weights of `model.weights` into the built model; a sentence about those that the file has not.
+
+    DataError where the file is not of this model: where it can't be read, or has none of its weights, or, without
+    `skip_mismatch`, not all. Integers, as of seeds, may be missing.
+    """
     if not Path(file).is_file():
         raise DataError(f"model.weights: there is no such file. Received: {file!r}.")
+    fresh = _marked_as_missing(model)
     try:
-        with tensorflow_left_out():
-            model.load_weights(file)
+        with tensorflow_left_out(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what does not fit is told below, all of it
+            model.load_weights(file, skip_mismatch=True)
     except Exception as error:  # zip, HDF5 and Keras all raise their own
         raise DataError(f"model.weights: {file!r} does not have the weights of this model: "
                         f"{plain_message(error)}") from error
+    finally:
+        missing = _put_back_missing(fresh)
+    if not missing:
+        return []
+    found = f"{len(missing)} of {len(fresh)} variables of the model have no values in {file!r}, or others in shape"
+    names = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+    if len(missing) == len(fresh):
+        raise DataError(f"model.weights: {file!r} does not have the weights of this model: none of {names} fits.")
+    if not skip_mismatch:
+        raise DataError(f"model.weights: {found}: {names}. Give the file of this model, or set "
+                        "model.skip_mismatch=true to begin these afresh.")
+    return [f"model.weights: {found}, and begin afresh: {names}."]
+
+
+_MOST_NAMED = 8
+Fresh = list[tuple[Any, NDArray[Any]]]
+
+
+def _marked_as_missing(model: Any) -> Fresh:
+    """Each float variable with its value, in place of which it holds NaN: what is still NaN later was not in the file.
+
+    Keras itself tells of a layer that is missing by a warning or an error, and of some not at all.
+    """
+    floats = [variable for variable in model.variables if "float" in str(variable.dtype)]
+    fresh = [(variable, np.asarray(variable.numpy())) for variable in floats]
+    for variable, value in fresh:
+        variable.assign(np.full(value.shape, np.nan, value.dtype))
+    return fresh
+
+
+def _put_back_missing(fresh: Fresh) -> list[str]:
+    """The paths of those that were not loaded, which have their values again."""
+    missing = [(variable, value) for variable, value in fresh
+               if value.size and np.isnan(np.asarray(variable.numpy(), np.float32)).all()]  # fmt: skip
+    for variable, value in missing:
+        variable.assign(value)
+    return [str(variable.path) for variable, _ in missing]
 
 
 def load_weights(model: Any, path: Path) -> None:
     """The weights of a file that `save_trained` wrote into a model that was made anew; DataError where they don't fit.
     """
     try:
-        with tensorflow_left_out():
+        with tensorflow_left_out(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Skipping variable loading for optimizer")  # the file holds none
             model.load_weights(path)
     except Exception as error:
         first = str(error).strip().splitlines()[:1] or [type(error).__name__]
         raise DataError(f"{path} does not fit the model that the run's configuration makes now: {first[0]} Bring back "
                         "the code and the data of then.") from error
+
+
+def adapted_layers(model: Any) -> list[dict[str, Any]]:
+    """What layers were adapted to, or given, and no file of weights holds: the `vocabulary` of each that looks up
+    words or numbers, special ones included, or its `bin_boundaries`; in the order of the layers.
+
+    >>> words = keras.layers.StringLookup(vocabulary=["red", "blue"], name="colours")
+    >>> adapted_layers(keras.Sequential([words]))
+    [{'layer': 'colours', 'vocabulary': ['[UNK]', 'red', 'blue']}]
+    """
+    return [{"layer": layer.name, **_adapted(layer)} for layer in _adaptable(model)]
+
+
+def put_adapted(model: Any, kept: list[dict[str, Any]]) -> list[str]:
+    """Give the layers of `model`, made anew, what those of the run were adapted to; the names of the changed ones.
+
+    DataError where it does not fit them.
+    """
+    layers, changed = _adaptable(model), []
+    if len(layers) != len(kept):
+        raise DataError(f"the run's model has {len(kept)} layers that look up or bin, and the one that its "
+                        f"configuration makes now has {len(layers)}. Bring back the code of then.")
+    for layer, state in zip(layers, kept, strict=True):
+        state = {name: value for name, value in state.items() if name != "layer"}
+        if (now := _adapted(layer)) == state:
+            continue
+        try:
+            _put(layer, now, state)
+        except (ValueError, RuntimeError) as error:
+            raise DataError(f"layer {layer.name} is adapted to other data than that of the run, which does not fit it: "
+                            f"{plain_message(error)} Bring back the code and the data of then.") from error
+        changed.append(str(layer.name))
+    return changed
+
+
+def _adaptable(model: Any) -> list[Any]:
+    """Those inside another such layer, as in TextVectorization, are its own affair."""
+    found = [layer for layer in inner_layers(model) if hasattr(layer, "get_vocabulary")
+             or getattr(layer, "bin_boundaries", None) is not None]  # fmt: skip
+    inside = {id(part) for layer in found for part in inner_layers(layer)}
+    return list({id(layer): layer for layer in found if id(layer) not in inside}.values())
+
+
+def _adapted(layer: Any) -> dict[str, Any]:
+    if hasattr(layer, "get_vocabulary"):
+        words = layer.get_vocabulary()
+        return {"vocabulary": [each.item() if isinstance(each, np.generic) else each for each in words]}
+    return {"bin_boundaries": [float(each) for each in layer.bin_boundaries]}
+
+
+def _put(layer: Any, now: dict[str, Any], state: dict[str, Any]) -> None:
+    (name, values), = state.items()
+    if name not in now or len(now[name]) != len(values):
+        raise ValueError(f"it has {', '.join(f'{len(each)} entries of {key}' for key, each in now.items())}, not "
+                         f"{len(values)} of {name}.")
+    if name == "vocabulary":
+        layer.set_vocabulary(values)
+    else:
+        layer.bin_boundaries = values

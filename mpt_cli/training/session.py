@@ -58,7 +58,7 @@ from mpt_cli.training.outcome import Outcome, build_postmortem
 from mpt_cli.training.phases import PhaseChange, average_weights, check_phase, end_training, enter_phase
 from mpt_cli.training.program import Program
 from mpt_cli.training.progress import Progress
-from mpt_cli.training.saving import save_trained
+from mpt_cli.training.saving import adapted_layers, put_adapted, save_trained
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 
 
@@ -108,10 +108,14 @@ class Session:
         """The content of the post-mortem of a run that a health rule ended."""
         return build_postmortem(self.trainer, self.assembly.model, stop)
 
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Put everything back as it was at `checkpoint`; DataError when it is of another model or optimizer."""
+    def resume(self, checkpoint: Checkpoint, adapted: list[dict[str, Any]]) -> list[str]:
+        """Put everything back as it was at `checkpoint`, and layers to what they were `adapted` to, so that a run is
+        adapted once; what there is to say of it. DataError when it is of another model or optimizer."""
         restore(self.assembly, self.trainer, checkpoint)
         self.trainer.stopwatch.resume(checkpoint.position["times"])
+        changed = put_adapted(self.assembly.model, adapted) if adapted else []
+        return [f"{', '.join(changed)}: adapted to other data now, and put back to what the run began with"
+                ] if changed else []  # fmt: skip
 
     def compile_ahead(self, say: Callable[[str], None]) -> "Session":
         """The session with its steps compiled where XLA compiles them on TensorFlow, or without XLA where it can't.
@@ -139,11 +143,18 @@ class Session:
             policy=policy, loss_scale=scaling, model=model, data=parts.data.header,
             optimizer=_describe_optimizer(parts), backend=parts.platform.backend, device=_describe_device(parts),
             execution=_describe_execution(parts), epochs=settings.epochs,
-            steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps, warnings=parts.warnings,
+            steps_per_epoch=parts.train_feed.steps, total_steps=parts.total_steps,
+            warnings=(*parts.warnings, *parts.platform.notices),
             scaling=parts.scaling, metric_names=metric_names(parts.model, parts.validation_feed is not None),
             loss=_describe_loss(parts), callbacks=_describe_callbacks(self.trainer),
             phases=parts.phases.lines, attempt=attempt,
         )  # fmt: skip
+
+    def preprocessing(self) -> dict[str, Any]:
+        """What was done to the raw values before the model, and what is done by layers that were adapted to them."""
+        parts = self.assembly
+        adapted = adapted_layers(parts.model)
+        return {**parts.data.preprocessing, **({"adapted_layers": adapted} if adapted else {})}
 
     def peak_memory(self) -> int | None:
         """Bytes at the most, of the device where it keeps count, else of the process."""

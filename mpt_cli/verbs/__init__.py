@@ -24,6 +24,7 @@ VERBS = {
         "diagnose",
         "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
     ),
+    "plan": Verb("plan", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"),
     "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
     "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
     "report": Verb("finished_runs", "one page of a run, of several overlaid, of a sweep or of a comparison"),

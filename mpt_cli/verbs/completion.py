@@ -7,6 +7,7 @@ Imports no Hydra, Keras or NumPy: an answer must come while one types.
 import argparse
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TextIO
 
@@ -15,13 +16,19 @@ from argcomplete.finders import CompletionFinder
 from argcomplete.lexers import split_line
 from argcomplete.shell_integration import shellcode
 
-from mpt_cli.errors import OK
+from mpt_cli.errors import OK, ConfigError
 from mpt_cli.settings.key import Key
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import group_choices, group_names, recipe_paths
 from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
+from mpt_cli.settings.search_path import (
+    config_directories,
+    group_choices,
+    group_names,
+    own_group_file,
+    recipe_paths,
+)
 from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.parser import MODULE, OVERRIDES, SCRIPT, TARGETS, verb_parser
+from mpt_cli.verbs.parser import MODULE, OVERRIDES, SCRIPT, TARGETS, take_config_directories, verb_parser
 from mpt_cli.verbs.run import is_taken
 
 _VERBS_WITH_LISTS = ("sweep", "compare")  # they take several values of a key, with commas between them
@@ -64,8 +71,11 @@ def _keys(word: Word) -> list[str]:
 
 
 def _fitting_keys(before: list[str]) -> list[Key]:
-    """Every key; of a model, data source or optimizer that was chosen before, only its own."""
+    """Every key; of a model, data source or optimizer that was chosen before, only its own. Which one a file of the
+    project chooses stands in the file: it gets them all.
+    """
     chosen = dict(word.split("=", 1) for word in before if "=" in word)
+    chosen = {key: value for key, value in chosen.items() if own_group_file(key, value) is None}
     return [
         key
         for key in all_keys().values()
@@ -120,10 +130,17 @@ def _paths_from(start: str) -> list[str]:
 
 
 # By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
+def _gpus(word: Word) -> list[str]:
+    from mpt_cli.plan.device import device_names
+
+    return [*(name for name in device_names() if name.startswith(word.written)), *_paths(word)]
+
+
 OFFERS: dict[str, Callable[[Word], list[str]]] = {
     OVERRIDES: _overrides,
     TARGETS: _targets,
     "RECIPE": _recipes,
+    "GPU": _gpus,
     SCRIPT: _script,
     MODULE: _paths,
     **dict.fromkeys(
@@ -162,10 +179,19 @@ def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     line, cursor = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
     words = split_line(line, cursor)[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
-    _Finder()(
-        _parser(words[1:]), always_complete_options=False, default_completer=SuppressCompleter(),
-        exit_method=exit_method, output_stream=output,
-    )  # fmt: skip
+    with suppress(ConfigError), config_directories(_config_directories(words[1:])):
+        _Finder()(
+            _parser(words[1:]), always_complete_options=False, default_completer=SuppressCompleter(),
+            exit_method=exit_method, output_stream=output,
+        )  # fmt: skip
+
+
+def _config_directories(words: list[str]) -> list[str]:
+    """Those given with --config-dir; none where the folder is still being typed."""
+    try:
+        return take_config_directories(words)[0]
+    except ConfigError:
+        return []
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:

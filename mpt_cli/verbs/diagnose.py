@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import conf_override, recipe_paths, shell_command
+from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
+    parser.add_argument("--phase", type=int, metavar="N", help="of a recipe with phases: the one to measure, after "
+                        "training those before it; --at-steps counts from its beginning; default: 1")  # fmt: skip
     parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
                         "default: the last one that did")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
@@ -60,7 +62,8 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
-        found, content = _measure(settings, (steps, arguments.batches or 8), directory, say)
+        request = steps, arguments.batches or 8, 1 if arguments.phase is None else arguments.phase
+        found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
         from mpt_cli.diagnose.recipe_copy import write_recipe_copy
@@ -79,7 +82,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: "Settings", request: tuple[tuple[int, ...], int], directory: "DiagnosisDirectory",
+    settings: "Settings", request: tuple[tuple[int, ...], int, int], directory: "DiagnosisDirectory",
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
@@ -91,8 +94,9 @@ def _measure(
     from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import Request
     from mpt_cli.report.picture import missing_matplotlib
+    from mpt_cli.training.program import SettingsProgram
 
-    found = diagnose(settings, platform, Request(*request), say)
+    found = diagnose(SettingsProgram(settings), platform, Request(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
     if missing := missing_matplotlib():
         say(missing)
@@ -111,7 +115,8 @@ def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:
     problems = _missing_directories(arguments.overrides)
     for_runs = {"--step": arguments.step}
-    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write}
+    for_recipes = {"--at-steps": arguments.at_steps, "--batches": arguments.batches, "--write": arguments.write,
+                   "--phase": arguments.phase}  # fmt: skip
     for name, value in (for_recipes if run_dirs else for_runs).items():
         if value is not None:
             own = f"a recipe: {_of_configuration(run_dirs[0])}" if run_dirs else ""

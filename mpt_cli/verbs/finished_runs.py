@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import shell_command
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.verbs.parser import add_best, add_json, print_json
 
 if TYPE_CHECKING:

@@ -9,18 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem
+from mpt_cli.errors import OK, ConfigError, DataError, Problem, printable
+from mpt_cli.redaction import watched_environment
+from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.recipes import (
-    conf_directory,
-    conf_override,
-    group_choices,
-    read_recipe,
-    recipe_paths,
-    recipe_remedy,
-    shell_command,
-)
+from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -33,6 +27,18 @@ from mpt_cli.settings.schema import (
     key_versions,
     variants_of,
 )
+from mpt_cli.settings.search_path import (
+    conf_override,
+    group_files,
+    group_names,
+    is_own_group,
+    is_shipped,
+    own_conf_directories,
+    recipe_paths,
+    recipe_remedy,
+    shell_command,
+)
+from mpt_cli.telemetry.format import strict_json
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
@@ -42,17 +48,26 @@ if TYPE_CHECKING:
 _LIST_EXAMPLES = """examples:
   mpt list                     the recipes
   mpt list models --json
-  mpt list keys | grep scale   every key with its default, meaning and range"""
+  mpt list groups              the files of each group, those of your project with their path
+  mpt list keys | grep scale   every key with its default, meaning and range
+  mpt list keys --schema > mpt.schema.json     for an editor: # yaml-language-server: $schema=mpt.schema.json"""
 
 
 def configure_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=list(_LISTINGS), default="recipes", help="default: recipes")
+    parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own")
     add_json(parser)
     parser.epilog = _LIST_EXAMPLES
 
 
 def run_list(arguments: argparse.Namespace) -> int:
     """List what there is."""
+    if arguments.schema:
+        if arguments.kind != "keys":
+            raise ConfigError(Problem("--schema", "is of keys.", None, "Write `mpt list keys --schema`."))
+        print(strict_json(json_schema(), indent=2))
+        return OK
     entries = _LISTINGS[arguments.kind]()
     if arguments.json:
         print_json({arguments.kind: entries})
@@ -131,17 +146,30 @@ def _names(keys: Iterable[Key]) -> str:
 
 
 def _policies() -> list[dict[str, str]]:
-    folder = conf_directory() / "policy"
-    return [{"name": name, "description": _heading(folder / f"{name}.yaml")} for name in group_choices("policy")]
+    return [{"name": name, "description": _heading(path)} for name, path in sorted(group_files("policy").items())]
+
+
+def _groups() -> list[dict[str, str]]:
+    """Each group's files, those of the project with their path; then the project's own groups."""
+    own = {path.name for root in own_conf_directories() for path in root.iterdir() if is_own_group(path.name)}
+    return [
+        {"name": f"{group}={name}", "description": _heading(path) + ("" if is_shipped(path) else f" ({path})")}
+        for group in [*group_names(), *sorted(own)]
+        for name, path in sorted(group_files(group).items())
+    ]
 
 
 def _heading(path: Path) -> str:
     """The comment a group file opens with."""
-    return path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+    first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+    return first.removeprefix("# ") if first.startswith("#") else ""
 
 
-def _keys() -> list[dict[str, str]]:
-    return [{"name": key.path, "description": _format_key(key, format_range(key))} for key in key_versions()]
+def _keys() -> list[dict[str, Any]]:
+    return [
+        {"name": key.path, "description": _format_key(key, format_range(key)), **key_fields(key)}
+        for key in key_versions()
+    ]
 
 
 def _format_key(key: Key, bounds: str) -> str:
@@ -164,11 +192,12 @@ def _format_yaml_scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_LISTINGS: dict[str, Callable[[], list[dict[str, str]]]] = {
+_LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
     "policies": _policies,
+    "groups": _groups,
     "optimizers": lambda: _variants("optimizer"),
     "modes": lambda: _variants("loss_scale"),
     "sinks": _sinks,
@@ -187,7 +216,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
     source = recipe_paths().get(arguments.recipe)
     if source is None:
         remedy = recipe_remedy(arguments.recipe)
-        raise ConfigError(Problem("RECIPE", "no shipped recipe has this name.", arguments.recipe, remedy))
+        raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
     _write_new(target, source.read_bytes())
     print(f"{target}: {shell_command('train', conf_override(target))}")
@@ -216,21 +245,37 @@ _SHOW_EXAMPLES = """examples:
 
 def configure_show(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
+    _add_untrusted(parser)
     add_json(parser)
     parser.epilog = _SHOW_EXAMPLES
 
 
-def run_show(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration: every key with the value it would have. Nothing is imported or run."""
-    from mpt_cli.settings import load_settings, resolved_yaml
+def _add_untrusted(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--untrusted", action="store_true", help="read no variable of the environment: each stands for "
+                        "itself, as ${oc.env:NAME}")  # fmt: skip
 
-    settings = load_settings(arguments.overrides)
+
+def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
+    """And the variables of the environment that they come from."""
+    from mpt_cli.settings import load_settings
+
+    with watched_environment(is_closed=arguments.untrusted) as variables:
+        return load_settings(arguments.overrides), [*variables]
+
+
+def run_show(arguments: argparse.Namespace) -> int:
+    """Print the resolved configuration: every key with the value it would have, but for secrets, of which the record
+    of a run holds where they come from. Nothing is imported or run."""
+    from mpt_cli.settings import resolved_yaml
+
+    settings, variables = _settings_of(arguments)
     imports = imported_functions(settings)
     if arguments.json:
-        print_json({"imports": list(imports.values()), "settings": asdict(settings)})
+        print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})
     else:
         # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
         lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
+        lines += [f"# this recipe reads {', '.join(variables)} of the environment\n"] if variables else []
         print("".join(lines) + resolved_yaml(settings), end="")
     return OK
 
@@ -271,24 +316,31 @@ _CHECK_EXAMPLES = """examples:
 def configure_check(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--build", action="store_true", help="load the data, build the model and audit its dtypes")
+    _add_untrusted(parser)
     add_json(parser)
     parser.epilog = _CHECK_EXAMPLES
 
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
-    from mpt_cli.settings import load_settings
+    from mpt_cli.runs.expectations import check_names
 
-    settings = load_settings(arguments.overrides)
+    if arguments.untrusted and arguments.build:
+        raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
+    settings, variables = _settings_of(arguments)
+    if problems := check_names(settings):
+        raise ConfigError(problems)
     built = None
     if arguments.build:
         from mpt_cli import job
 
         built = job.check_build(settings)
     if arguments.json:
-        print_json({"status": "ok", "recipe": settings.recipe, "build": asdict(built) if built else None})
+        print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
+                    "build": asdict(built) if built else None})  # fmt: skip
     else:
-        print("\n".join([_ok_line(settings), *(_build_lines(built) if built else [])]))
+        reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
+        print(printable("\n".join([_ok_line(settings), *reads, *(_build_lines(built) if built else [])])))
     return OK
 
 

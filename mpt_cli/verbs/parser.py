@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import VERBS
@@ -25,6 +26,13 @@ class VerbFunctions:
     run: Callable[[argparse.Namespace], int]
 
 
+class Parser(argparse.ArgumentParser):
+    """Help that can't be written is an error, as any other output is; argparse drops it in silence."""
+
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
+
+
 def load_verb(verb: str) -> VerbFunctions:
     """The functions of one verb, whose module is imported now."""
     module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
@@ -35,7 +43,7 @@ def load_verb(verb: str) -> VerbFunctions:
 def verb_parser(verb: str) -> argparse.ArgumentParser:
     """The parser of one verb, with what its module adds to it."""
     functions = load_verb(verb)
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=f"mpt {verb}",
         description=inspect.getdoc(functions.run),
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -43,6 +51,52 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
     )
     functions.configure(parser)
     return parser
+
+
+_HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
+    "-m --multirun": "`mpt sweep` runs every combination of the values given: mpt sweep conf=… seed=0,1",
+    "-c --cfg": "`mpt show conf=…` prints the resolved configuration",
+    "-cn --config-name": "a recipe is chosen by conf=NAME or conf=./FILE.yaml",
+    "-cp --config-path": "--config-dir DIR adds a folder with groups and recipes",
+    "-p --package": "`mpt show conf=… --json` prints a part for each section",
+    "--resolve": "`mpt show conf=…` resolves interpolations",
+    "-i --info": "`mpt show conf=…` prints the configuration, `mpt list groups` where each file lies",
+    "-r --run": "`mpt train conf=…` runs it",
+    "-sc --shell-completion": "`mpt completion bash` prints the script",
+    "--hydra-help": "`mpt VERB --help` shows what a verb takes, `mpt list keys` every key",
+    "--experimental-rerun": "`mpt train conf=RUN_DIR/config.yaml` repeats a run",
+}
+
+
+def check_hydra_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """ConfigError for an option of Hydra's that the verb does not have, with the word that does it here."""
+    answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
+    given = [word.partition("=")[0] for word in words]
+    found = [word for word in given if word in answers and word not in parser._option_string_actions]
+    if found:
+        raise ConfigError([Problem(word, "is an option of Hydra's own.", None, f"{answers[word]}.") for word in found])
+
+
+CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")
+
+
+def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
+    """The folders given with --config-dir, and the other words. ConfigError where no folder follows.
+
+    >>> take_config_directories(["conf=a", "--config-dir", "x", "--config-dir=y"])
+    (['x', 'y'], ['conf=a'])
+    """
+    folders, others, left = [], list[str](), iter(words)
+    for word in left:
+        option, equals, value = word.partition("=")
+        if option not in CONFIG_DIR_OPTIONS:
+            others.append(word)
+            continue
+        folder = value if equals else next(left, "")
+        if not folder:
+            raise ConfigError(Problem("--config-dir", "must be followed by a folder."))
+        folders.append(folder)
+    return folders, others
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +108,8 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
         "fault)",
     )
+    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own, searched "
+                        "besides ./conf and ./recipes; also in MPT_CONFIG_DIR")  # fmt: skip
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -34,6 +34,8 @@ examples:
   mpt sweep conf=digits_mlp policy=float32,mixed_float16 --dry-run
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
+  mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
+  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude, seeds
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
@@ -92,7 +94,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
-        resume_sweep(arguments.resume, options, screen, arguments.trials)
+        resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
         else start_sweep(words, options, screen, _sampler(arguments))
     )
@@ -135,9 +137,6 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
-    if arguments.resume is not None and words:
-        remedy = "The sweep's own words stand in its sweep.json."
-        problems.append(Problem("--resume", "must be given without other words.", " ".join(words), remedy))
     if arguments.resume is not None and arguments.dry_run:
         problems.append(Problem("--dry-run", "must be left out with --resume."))
     if arguments.trials is not None and arguments.trials < 1:

@@ -13,7 +13,7 @@ from mpt_cli.report.following import News, RunFollower, read_header, summary_fro
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import conf_override, shell_command
+from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
 from mpt_cli.telemetry.setup import console_sinks

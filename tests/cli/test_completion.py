@@ -12,7 +12,7 @@ from argcomplete.finders import CompletionFinder
 
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings.loss_scale import SCALE_MODES
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.completion import OFFERS, complete
 from mpt_cli.verbs.parser import verb_parser
@@ -47,7 +47,8 @@ def complete_line(line: str) -> list[str]:
         ("mpt check trainer.jit_compile=", [f"trainer.jit_compile={value}" for value in ("auto", "false", "true")]),
         ("mpt train model=cnn model.", [
             "model.dropout=", "model.filters=", "model.freeze=", "model.hidden_units=", "model.name=",
-            "model.unfreeze=", "model.weights="]),
+            "model.skip_mismatch=", "model.unfreeze=", "model.weights="]),
+        ("mpt plan --device h", ["h100", "h200"]),
         ("mpt train optimizer.schedule.b", ["optimizer.schedule.boundaries="]),
         ("mpt train model.kw", ["model.kwargs."]),
         ("mpt list o", ["optimizers"]),
@@ -108,7 +109,7 @@ def test_paths_are_offered_where_a_path_is_meant(tmp_path, monkeypatch) -> None:
     assert complete_line("mpt run mi") == complete_line("mpt run policy=float32 train.py mi") == list(names)
 
 
-NO_FILES = ("N,N…", "NAME[:min|:max]")
+NO_FILES = ("N,N…", "NAME[:min|:max]", "EXPRESSION", "TAG")
 
 
 @pytest.mark.parametrize("verb", LISTED_VERBS)
@@ -191,3 +192,14 @@ def test_each_shell_has_a_script(shell, capsys) -> None:
 
     assert main(["completion", shell]) == 0
     assert "_ARGCOMPLETE" in capsys.readouterr().out
+
+
+def test_what_the_project_has_is_offered(tmp_path, monkeypatch) -> None:
+    for name in ("conf/loss_scale/mine.yaml", "far/loss_scale/theirs.yaml", "recipes/first.yaml"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("mode: fixed\n")
+    monkeypatch.chdir(tmp_path)
+    assert complete_line("mpt train loss_scale=mi") == ["loss_scale=mine"]
+    assert complete_line("mpt train conf=fir") == ["conf=first"]
+    assert complete_line("mpt train --config-dir far loss_scale=th") == ["loss_scale=theirs"]
+    assert "loss_scale.growth_steps=" in complete_line("mpt train loss_scale=mine loss_scale.gr")

@@ -8,7 +8,7 @@ import pytest
 
 from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
 
 
@@ -48,7 +48,7 @@ def test_check_says_what_it_found(mpt) -> None:
     assert done.code == 0
     assert done.out == "ok: digits_cnn: cnn on digits, sgd, mixed_bfloat16, loss scale auto\n"
     assert json.loads(mpt("check", "conf=digits_cnn", "--json").out) == {
-        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "build": None,
+        "schema_version": 1, "status": "ok", "recipe": "digits_cnn", "environment": [], "build": None,
     }  # fmt: skip
 
 
@@ -126,7 +126,7 @@ def test_a_copy_overwrites_nothing(mpt) -> None:
 
 def test_a_copy_that_cannot_be_made(mpt) -> None:
     assert mpt("copy", "digits_cn").err == (
-        "mpt copy: RECIPE: no shipped recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
+        "mpt copy: RECIPE: no recipe has this name. Received: 'digits_cn'. Did you mean digits_cnn?\n"
     )
     done = mpt("copy", "digits_cnn", "no/such/folder/x.yaml")
     assert done.code == 3 and "cannot be written: No such file or directory" in done.err

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.data.examples import BatchStream, Examples, Reading, Stream, in_epochs_of
+from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, in_epochs_of
 from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.data.own_batches import as_examples, open_batches
 from mpt_cli.data.prepare import weighted_by_class
@@ -212,3 +212,20 @@ def test_several_readers_of_a_pydataset_are_told_to_have_no_effect() -> None:
 def test_steps_of_an_epoch_are_for_streams(word, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load_data_of_run(load_settings(["conf=digits_mlp", "data=loader", "data.loader=loaders:rows", word]))
+
+
+@pytest.mark.usefixtures("loaders")
+def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
+    def load(name: str, *words: str) -> DataSet:
+        own = "data.num_classes=5", "trainer.steps_per_epoch=3", "trainer.max_steps=3"
+        return load_data_of_run(load_settings(["conf=digits_mlp", f"data.loader=loaders:{name}", *own, *words]))
+
+    assert load("steps").train.steps == load("Rows", "trainer.shuffle=false").train.steps == 3
+    with pytest.raises(ConfigError) as raised:
+        load("steps", "trainer.batch_size=2", "trainer.shuffle=false")
+    assert [str(problem) for problem in raised.value.problems] == [
+        "trainer.batch_size: has no effect: the data comes in batches of its own, which stay as they are. Received: 2. "
+        "Leave it out, and batch in data.loader.",
+        "trainer.shuffle: has no effect: the data comes in batches of its own, in the order of its source. Received: "
+        "False. Leave it out, and shuffle or not in data.loader.",
+    ]

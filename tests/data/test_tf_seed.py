@@ -62,6 +62,7 @@ def test_one_that_is_there_already_is_seeded_at_once():
         assert tensorflow.random.seeds == [5, 6]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_on_jax_whose_loader_shuffles_repeats_and_resumes(tmp_path: Path):
     (tmp_path / "mine.py").write_text(SHUFFLED)

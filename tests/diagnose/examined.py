@@ -11,6 +11,7 @@ from mpt_cli.diagnose.examination import Request
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.training.program import SettingsProgram
 
 NETS = Path(__file__).with_name("nets.py")
 PLATFORM = Platform(BACKEND, "CPU", ("CPU",), 0)
@@ -28,7 +29,7 @@ def net_settings(net: str, *words: str) -> Settings:
 
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
-    return diagnose(net_settings(net, *words), PLATFORM, Request(**request), lambda text: None)
+    return diagnose(SettingsProgram(net_settings(net, *words)), PLATFORM, Request(**request), lambda text: None)
 
 
 def unnamed(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

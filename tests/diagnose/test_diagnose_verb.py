@@ -109,7 +109,7 @@ def test_a_whole_configuration_is_written_with_another_list(tmp_path, monkeypatc
         (["conf=digits_mlp", "--at-steps", "0,x"], 2, "--at-steps: must be whole numbers with commas between them"),
         (["conf=digits_mlp", "--batches", "0"], 2, "--batches: must be at least 1. Received: 0."),
         (["conf=digits_mlp", "--step", "3"], 2, "--step: must be given with a run directory: mpt diagnose RUN_DIR."),
-        (["conf=digits_mpl"], 2, "no shipped recipe has this name"),
+        (["conf=digits_mpl"], 2, "no recipe has this name"),
         (["conf=digits_mlp", "--write", "there.yaml"], 3, "there.yaml exists already. Nothing was changed"),
         (["conf=digits_mlp", "--write", "no/where.yaml"], 3, "there is no folder no"),
         (["conf=digits_mlp", "--write", "/proc/mine.yaml"], 3, "/proc/mine.yaml can't be written: No such file"),

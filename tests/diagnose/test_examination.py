@@ -27,7 +27,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     plain = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(20)
     keras.utils.set_random_seed(0)
-    measured = Examination(settings, PLATFORM, Request(batches=3))
+    measured = Examination(SettingsProgram(settings), PLATFORM, Request(batches=3))
     for step in (0, 7, 14, 20):  # an epoch has 15 steps
         measured.measure_at(step)
     measured.verifier().try_scale(2.0**30)
@@ -78,6 +78,28 @@ def test_gradients_of_several_steps_have_a_point_each_and_one_window():
     assert found.verified_point.window.highest_power == found.window.highest_power
 
 
+PHASES = "~trainer.epochs", "phases=[{epochs: 1, freeze: [hidden]}, {epochs: 2, unfreeze: [hidden]}]"
+
+
+@only_on("tensorflow")
+def test_the_phase_that_is_named_is_measured_after_those_before_it():
+    first, second = (diagnosed("sequential", *PHASES, at_steps=(0, 5), batches=1, phase=number) for number in (1, 2))
+    assert [[point.step for point in found.points] for found in (first, second)] == [[0, 5], [23, 28]]
+    assert [[layer.name for layer in found.layers] for found in (first, second)] == [["head"], ["hidden", "head"]]
+    assert second.points[0].loss < first.points[0].loss and second.phase == 2
+
+
+@only_on("tensorflow")
+@pytest.mark.parametrize(("words", "request_", "sentence"), [
+    (PHASES, {"phase": 3}, r"--phase: must be 1 to 2\. Received: 3\."),
+    ((), {"phase": 2}, r"--phase: must be left out: the run has no phases\. Received: 2\."),
+    (PHASES, {"at_steps": (24,)}, r"--at-steps: must be at most the 23 steps of phase 1\. Received: 24\."),
+])  # fmt: skip
+def test_a_phase_that_is_not_there_is_refused(words, request_, sentence):
+    with pytest.raises(ConfigError, match=sentence):
+        diagnosed("sequential", *words, **request_)
+
+
 def test_a_run_with_another_number_of_the_same_layers_keeps_its_names():
     keras.layers.Dense(1)  # counts up Keras's names in this process
     found = diagnosed(f"{Path(examined.__file__)}:unnamed", batches=1)
@@ -90,7 +112,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
         raise ValueError("The precision 'F16_F16_F32' is not supported by dot_general on CPU\nand more")
 
     settings = net_settings("sequential")
-    examination = Examination(settings, PLATFORM, Request(batches=1))
+    examination = Examination(SettingsProgram(settings), PLATFORM, Request(batches=1))
     monkeypatch.setattr(examination, "_examined_pass", refuse)
     rule = "policy.name: can't be computed on this device: The precision 'F16_F16_F32' is not supported by dot_general"
     with pytest.raises(ConfigError, match=rule):

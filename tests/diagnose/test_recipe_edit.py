@@ -8,8 +8,8 @@ import yaml
 from mpt_cli.diagnose.recipe_copy import choose_with_keys
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.recipes import recipe_paths
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.settings.variants import MODELS
 
 TEXT = """# command

@@ -5,7 +5,7 @@ from preloaded import mpt
 from test_readme import COMMANDS
 
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 
 RECIPES = ["char_transformer", "digits_cnn", "digits_resnet", "tabular_classification", "tabular_regression",
            "underflow"]  # fmt: skip

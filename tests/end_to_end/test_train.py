@@ -93,6 +93,7 @@ def test_policies_reach_the_same_accuracy_on_digits_cnn(tmp_path):
     assert min(accuracy.values()) >= 0.98
 
 
+@pytest.mark.long
 def test_underflow_needs_scaling(tmp_path):
     """Micikevicius et al. 2018, arXiv:1710.03740: without scaling float16 loses the gradients, with it nothing."""
     results = {}
@@ -224,7 +225,8 @@ def test_the_wheel_works_in_an_empty_directory(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "words", [["distribute=mirrored"], ["backend=jax", "distribute=data_parallel"]], ids=["mirrored", "data_parallel"]
+    "words", [pytest.param(["distribute=mirrored"], id="mirrored"),
+              pytest.param(["backend=jax", "distribute=data_parallel"], id="data_parallel", marks=pytest.mark.long)]
 )
 def test_two_devices_train_to_the_same_result_as_one(tmp_path, words):
     common = ["conf=digits_mlp", "policy=float32", "trainer.max_steps=40", "--json"]

@@ -8,7 +8,7 @@ import pytest
 from preloaded import mpt, run_program
 
 HEAD = """
-import numpy as np, keras
+import sys, numpy as np, keras
 {policy}
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
@@ -129,6 +129,43 @@ model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
 model.fit(x, y, batch_size=8, verbose=0)
 model.fit(x, y, batch_size=8, verbose=0)
 """
+MODEL_OPTIMIZER = """
+import tensorflow as tf
+model = net()
+model.compile(wrap(keras.optimizers.SGD(0.1)), loss)
+for first in range(0, 96, 8):
+    with tf.GradientTape() as tape:
+        value = loss(y[first:first + 8], model(x[first:first + 8], training=True))
+        {scaled}
+    gradients = tape.gradient(value, model.trainable_variables)
+    model.optimizer.apply_gradients(zip(gradients, model.trainable_variables))
+"""
+FOLDS = """
+keras.config.set_floatx("float32")
+for fold in range(3):
+    keras.backend.clear_session()
+    model = net()
+    model.compile(wrap(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"])
+    kept = np.arange(96) // 32 != fold
+    model.fit(x[kept], y[kept], batch_size=8, validation_data=(x[~kept], y[~kept]), verbose=0)
+    model.evaluate(x[:8], y[:8], verbose=0)
+"""
+CALLED_BACK = """
+import argparse, dataclasses
+@dataclasses.dataclass
+class Options:
+    rate: float = 0.1
+options = Options(**{name: float(value) for name, value in [word.split("=") for word in sys.argv[2:]]})
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return options.rate / (1.0 + 0.1 * keras.ops.cast(step, "float32"))
+    def get_config(self):
+        return {}
+model = net()
+stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True)
+model.compile(wrap(keras.optimizers.SGD(Schedule(), momentum=0.9, global_clipnorm=1.0)), loss, steps_per_execution=3)
+model.fit(x=x, y=y, batch_size=8, callbacks=stop, class_weight={0: 1.0, 1: 2.0}, verbose=0)
+"""
 OWN_POLICY = """
 keras.config.set_dtype_policy("mixed_bfloat16")
 model = net()
@@ -139,21 +176,38 @@ SCRIPTS = {
     "functional": FUNCTIONAL, "subclassed": SUBCLASSED, "loop": LOOP, "own_step": OWN_STEP, "tf_data": TF_DATA,
     "argparse": ARGPARSE, "main": MAIN, "two_fits": TWO_FITS, "own_policy": OWN_POLICY,
     "two_optimizers": TWO_OPTIMIZERS, "own_scaling": OWN_SCALING,
+    "model_optimizer": MODEL_OPTIMIZER, "folds": FOLDS, "called_back": CALLED_BACK,
 }  # fmt: skip
 SCALED = {  # in the tape, by hand
     "loop": "value = optimizer.scale_loss(value)",
+    "model_optimizer": "value = model.optimizer.scale_loss(value)",
     "two_optimizers": "first, second = adam.scale_loss(first), sgd.scale_loss(second)",
 }
 IN_OWN_LOOP = "in the script's own loop: 1 of 12 steps skipped, loss scale 16384"
-SAID = {  # of loops of their own, which leave no run directory
-    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded: its own training loop"],
+SAID = {  # of loops of their own
+    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded of it: epochs, metrics, validation"],
     "two_optimizers": [f"Adam {IN_OWN_LOOP}", f"SGD {IN_OWN_LOOP}"],
+    "model_optimizer": [f"SGD {IN_OWN_LOOP}"],
     "own_scaling": ["the script's own LossScaleOptimizer is used as it is"],
 }
 BY_HAND = {
     "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',
     "wrap": "LossScaleOptimizer(optimizer)",
 }
+
+
+STEPS = {"functional": 24, "subclassed": 24, "tf_data": 24, "argparse": 24, "folds": 8}
+
+
+def check_loop(path: Path) -> None:
+    """What the optimizer saw, step by step, in a run directory like any other."""
+    events = [json.loads(line) for line in (path / "events.jsonl").read_text().splitlines()]
+    assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in events] == [
+        (3, "overflow", 2.0**15, 2.0**14)]  # fmt: skip
+    assert events[0]["cause"] == "forward" and events[0]["nan"] > 0
+    lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [5, 10] and all(0 < line["loss"] < 5 for line in lines)
+    assert (path / "console.log").exists() and (path / "config.yaml").exists()
 
 
 def script(name: str, by_hand: bool) -> str:
@@ -172,19 +226,90 @@ def weights(path: Path) -> list[np.ndarray]:
 def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
     (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
     (tmp_path / "plain.py").write_text(script(name, by_hand=False))
-    more = ["--epochs", "2"] if name == "argparse" else []
-    done = mpt("run", "run_dir=run", "plain.py", "plain.npz", *more, cwd=tmp_path)
+    more = {"argparse": ["--epochs", "2"], "called_back": ["rate=0.05"]}.get(name, [])
+    done = mpt("run", "run_dir=run", "trainer.log_every_steps=5", "plain.py", "plain.npz", *more, cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.rstrip().endswith("the script's own words"), done.stdout + done.stderr
     hand = run_program(str(tmp_path / "by_hand.py"), "by_hand.npz", *more, backend="tensorflow", cwd=tmp_path,
                        timeout=120)  # fmt: skip
     assert hand.returncode == 0, hand.stderr
     for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=2**-10, atol=2**-12)  # a rounding of float16, sums reordered
-    if name in SAID:
-        assert all(words in done.stderr for words in SAID[name]) and not (tmp_path / "run").exists()
+    assert all(words in done.stderr for words in SAID.get(name, []))
+    if name == "own_scaling":
+        assert not (tmp_path / "run").exists()
         return
+    if name in SAID:
+        check_loop(tmp_path / "run")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    steps = 24 if name in ("functional", "subclassed", "tf_data", "argparse") else 12
-    assert summary["steps_seen"] == steps and summary["skipped_steps"] == (0 if name == "own_policy" else steps // 12)
-    assert (tmp_path / "run-2").is_dir() is (name == "two_fits")
+    steps = STEPS.get(name, 12)
+    skipped = 0 if name in ("own_policy", "folds") else steps // 12  # in the first fold the bad row is held out
+    assert (summary["steps_seen"], summary["skipped_steps"]) == (steps, skipped)
+    assert (tmp_path / "run-2").is_dir() is (name in ("two_fits", "two_optimizers", "folds"))
     assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
+
+
+NEVER = """
+import sys, tensorflow as tf, keras
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+optimizer = keras.optimizers.SGD(0.1)
+for step in range(15):
+    with tf.GradientTape() as tape:
+        value = tf.reduce_mean(model(tf.fill((1, 2), 7e4))) * float("inf")
+    optimizer.apply_gradients(zip(tape.gradient(value, model.trainable_variables), model.trainable_variables))
+{end}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code", "status"), [
+    ("", 4, "finished"), pytest.param("sys.exit(3)", 3, "finished", marks=pytest.mark.long),
+    pytest.param("raise OSError('no space')", 1, "failed", marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_loop_that_never_trains_ends_by_its_verdict(tmp_path, end, code, status):
+    (tmp_path / "never.py").write_text(NEVER.format(end=end))
+    words = ["run_dir=run", "trainer.log_every_steps=5", "loss_scale.max_consecutive_skips=10", "never.py"]
+    done = mpt("run", *words, cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["applied_steps"], summary["skipped_steps"]) == (status, 0, 15)
+    assert summary["verdict"] == "never trained"
+    assert ("OSError: no space" if code == 1 else "Went on: ") in summary["explanation"]
+    assert "max_consecutive_skips" in (tmp_path / "run" / "console.log").read_text()
+    environment = json.loads((tmp_path / "run" / "environment.json").read_text())
+    assert environment["recorded_by"] == "mpt run, from the optimizer"
+    assert any("metrics" in sentence for sentence in environment["not_recorded"])
+
+
+MANY = """
+import tensorflow as tf, keras
+weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.0)
+optimizer.build([weight])
+@tf.function
+def take(factor):
+    with tf.GradientTape() as tape:
+        value = weight * factor
+    return tape.gradient(value, [weight])
+@tf.function
+def apply(gradients):
+    optimizer.apply_gradients(zip(gradients, [weight]))
+for step in range(1, 20001):
+    apply(take(tf.constant(float("nan") if step % 997 == 0 else 1.0)))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_no_event_is_lost_between_two_looks_at_a_loop(tmp_path):
+    """More steps than the optimizer keeps at once, and a loss that the function which applies does not know."""
+    (tmp_path / "many.py").write_text(MANY)
+    done = mpt("run", "run_dir=run", "many.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    overflows = [event for event in events if event["kind"] == "overflow"]
+    assert [event["step"] for event in overflows] == [997 * count for count in range(1, 21)]
+    assert all(event["cause"] is None and event["nan"] == 1 for event in overflows)
+    lines = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert lines == [*range(50, 20001, 50)]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["steps_seen"], summary["skipped_steps"]) == (20000, 20)
+    assert "the loss of each step" in done.stderr and "lost" not in done.stderr

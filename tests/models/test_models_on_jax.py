@@ -6,6 +6,7 @@ import pytest
 from backends import assert_passes_on_jax, only_on
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")
 @pytest.mark.parametrize("tests", ["test_transformer.py", "test_underflow_net.py"])

@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 
 RECIPES = recipe_paths()
 

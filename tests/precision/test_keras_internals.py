@@ -27,10 +27,11 @@ CLASSES = {
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables",),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_var_key",),
+    "keras.src.backend.jax.core.JaxVariable": ("_initialize_with_initializer",),
     "keras.src.backend.tensorflow.trackable.KerasAutoTrackable": ("_track_trackable",),
 }
 SET_IN_CODE = {  # attributes of instances: the class in whose source they are set
-    "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics"),
+    "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics", "_compile_config"),
     "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables"),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
         "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
@@ -38,7 +39,7 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
     ),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),
-    "keras.src.backend.common.variables.Variable": ("_value",),
+    "keras.src.backend.common.variables.Variable": ("_value", "_initializer"),
     "keras.src.utils.module_utils.LazyModule": ("_available",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_jax_state", "_jax_state_synced"),
     "keras.src.callbacks.tensorboard.TensorBoard": ("_should_trace",),

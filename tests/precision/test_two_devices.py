@@ -8,6 +8,7 @@ from backends import ROOT, only_on, parts
 from preloaded import run_program
 
 HERE = Path(__file__).parent
+OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.py")
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
@@ -25,7 +26,8 @@ def test_two_replicas_on_tensorflow():
 
 
 @pytest.mark.parametrize(("files", "only"), [
-    *parts(HERE, 4), pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
+    *parts(HERE, 4, first=OF_MAKE_TEST),
+    pytest.param([HERE / "two_devices"], "not long", id="two_devices", marks=pytest.mark.long),
 ])
 def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""

@@ -1,20 +1,60 @@
-"""The workflow for CI: its commands are ones that mpt has."""
+"""The workflows for CI: their commands do, in a repository that holds nothing but a recipe, what they say."""
 
 import shlex
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
 
+import pytest
 import yaml
+from preloaded import mpt
 
-from mpt_cli.settings.recipes import recipe_paths
 from mpt_cli.verbs.parser import verb_parser
 
-WORKFLOW = Path(__file__).parents[2] / "examples" / "ci" / "reproduce.yml"
+FOLDER = Path(__file__).parents[2] / "examples" / "ci"
+RECIPE = """defaults: [{policy: mixed_float16}, {model: mlp}, {data: digits}]
+model: {hidden_units: [16]}
+trainer: {epochs: 1, batch_size: 64}
+expect: {steps_seen: 23, skipped_steps: {max: 3}}
+"""
 
 
-def test_the_commands_of_the_workflow_are_understood() -> None:
-    steps = yaml.safe_load(WORKFLOW.read_text())["jobs"]["reproduce"]["steps"]
-    commands = [shlex.split(step["run"])[1:] for step in steps if step.get("run", "").startswith("mpt ")]
-    reproduced, verified = (verb_parser(verb).parse_intermixed_args(words) for verb, *words in commands)
-    assert set(reproduced.given) <= set(recipe_paths())
-    assert (reproduced.jobs, reproduced.junit) == (2, "reproduce.xml")
-    assert verified.overrides[0].removeprefix("conf=") in recipe_paths()
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def commands(name: str) -> list[list[str]]:
+    if name == "reproduce.yml":
+        lines = [step["run"] for step in read(name)["jobs"]["reproduce"]["steps"] if "run" in step]
+    else:
+        lines = [*read(name)["reproduce"]["before_script"], *read(name)["reproduce"]["script"]]
+    return [shlex.split(line) for line in lines]
+
+
+@pytest.mark.parametrize("name", ["reproduce.yml", "reproduce.gitlab-ci.yml"])
+def test_both_install_one_package_and_run_what_mpt_has(name) -> None:
+    install, *runs = commands(name)
+    assert install == ["pip", "install", "$MPT_PACKAGE"]
+    parsed = [verb_parser(words[1]).parse_intermixed_args(words[2:]) for words in runs]
+    assert [(each.given, each.dry_run, each.retries) for each in parsed] == [(["recipes"], True, 0),
+                                                                            (["recipes"], False, 1)]  # fmt: skip
+    assert commands(name)[1:] == commands("reproduce.yml")[1:]
+
+
+def test_nothing_is_asked_of_the_repository_but_recipes() -> None:
+    """A cache of pip's is keyed by requirements files, and without one setup-python fails."""
+    steps = read("reproduce.yml")["jobs"]["reproduce"]["steps"]
+    assert [step.get("with", {}).get("cache") for step in steps] == [None] * len(steps)
+
+
+@pytest.mark.slow
+def test_the_commands_run_in_a_repository_of_recipes_alone(tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir()
+    (tmp_path / "recipes" / "small.yaml").write_text(RECIPE)
+    for _, *words in commands("reproduce.yml")[1:]:
+        done = mpt(*words, cwd=tmp_path)
+        assert done.returncode == 0, done.stdout + done.stderr
+    cases = ElementTree.parse(tmp_path / "reproduce.xml").getroot().iter("testcase")
+    assert [(case.get("classname"), case.get("name")) for case in cases] == [
+        ("recipes/small.yaml", "steps_seen"), ("recipes/small.yaml", "skipped_steps"),
+    ]  # fmt: skip

@@ -142,3 +142,20 @@ def test_a_failed_write_leaves_the_earlier_file(tmp_path: Path, monkeypatch: pyt
 def test_a_missing_folder_is_a_data_error_too(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="can't be written: No such file or directory"):
         write_atomic(tmp_path / "none" / "a.json", "new")
+
+
+def test_what_a_killed_process_was_writing_goes_when_the_next_one_begins(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path / "run", "tiny")
+    (run.path / ".environment.json.4711.tmp").write_text("half of i")
+    (run.path / "mine.tmp").write_text("")
+    with run.lock():
+        assert {path.name for path in run.path.iterdir()} == {".lock", "mine.tmp"}
+
+
+def test_another_directory_that_stands_at_its_path_is_not_taken_back(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), RunDirectory.begin(tmp_path / "run", "tiny") as run:
+        run.path.rename(tmp_path / "elsewhere")
+        run.path.mkdir()
+        (run.path / "of others").write_text("")
+        raise KeyboardInterrupt
+    assert (run.path / "of others").exists()

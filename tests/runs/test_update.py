@@ -5,19 +5,35 @@ from typing import Any
 import pytest
 import yaml
 
-from mpt_cli.runs.expectations import ExpectationCheck, new_figures, updated_text
+from mpt_cli.errors import DataError
+from mpt_cli.runs.expectations import first_figures, new_figures, updated_text
 from mpt_cli.settings.recipe_edit import format_yaml_value
 
 
-def test_bounds_are_rounded_outwards() -> None:
-    expect = {"a": {"min": 1.0, "max": 2.0}, "b": {"value": 5.0, "tolerance": 0.1}, "c": {"max": 10}}
-    missed = [
-        ExpectationCheck("a", "", 0.123456, False),
-        ExpectationCheck("b", "", 7.123456, False),
-        ExpectationCheck("c", "", 12, False),
-    ]
-    assert new_figures(expect, missed) == {("a", "min"): 0.1234, ("b", "value"): 7.123456, ("c", "max"): 12}
-    assert new_figures({"a": {"max": 1e4}}, [ExpectationCheck("a", "", 123456.0, False)]) == {("a", "max"): 123500.0}
+def test_bounds_leave_a_margin_that_comes_from_the_seeds() -> None:
+    expect = {"a": {"min": 1.0, "max": 2.0}, "b": {"value": 5.0, "tolerance": 0.1}, "c": {"max": 10}, "d": 7, "e": 0.5}
+    reached = {"a": [0.1, 0.12, 0.14], "b": [7.0, 7.2, 7.4], "c": [12, 14, 13], "d": [8, 8, 8], "e": [0.25, 0.25, 0.25]}
+    # three deviations of 0.02, 0.2 and 1; counters that are equal are exact; half a percent where seeds agree
+    assert new_figures(expect, reached) == {
+        ("a", "min"): 0.06, ("b", "tolerance"): 0.6, ("b", "value"): pytest.approx(7.2), ("c", "max"): 16, ("d",): 8,
+        ("e",): {"value": 0.25, "atol": 0.00125},
+    }  # fmt: skip
+
+
+def test_a_value_that_seeds_do_not_agree_on_is_not_written() -> None:
+    with pytest.raises(DataError, match=r"its seeds came to healthy, stalled, which no one value stands for"):
+        new_figures({"verdict": "fine"}, {"verdict": ["healthy", "stalled"]})
+
+
+def test_a_first_block_has_bounds_on_the_side_that_matters() -> None:
+    seeds = [{"metrics": {"loss": 0.1, "val_loss": loss, "val_accuracy": 0.96}, "steps_seen": 5, "skipped_steps": 1}
+             for loss in (0.2, 0.3, 0.4)]  # fmt: skip
+    found = first_figures(seeds)
+    assert found == {("val_loss", "max"): 0.6, ("val_accuracy", "min"): 0.9552, ("steps_seen",): 5,
+                     ("skipped_steps", "max"): 1}  # fmt: skip
+    text = updated_text("seed: 1\n", found, is_new=True)
+    assert yaml.safe_load(text)["expect"] == {"val_loss": {"max": 0.6}, "val_accuracy": {"min": 0.9552},
+                                              "steps_seen": 5, "skipped_steps": {"max": 1}}  # fmt: skip
 
 
 def test_new_figures_keep_comments_order_and_style() -> None:

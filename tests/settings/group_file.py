@@ -8,8 +8,8 @@ import textwrap
 from dataclasses import MISSING
 
 from mpt_cli.settings.key import Key, class_keys, format_range
-from mpt_cli.settings.recipes import conf_directory
 from mpt_cli.settings.schema import VARIANTS
+from mpt_cli.settings.search_path import conf_directory
 
 WIDTH, COLUMN = 120, 28
 

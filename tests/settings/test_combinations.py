@@ -121,10 +121,13 @@ _WRONG = [
     (["data=keras", "data.vocabulary=9"],
      "data.vocabulary: must be left out with data.dataset=mnist: only imdb uses it. Received: 9."),
     (["expect.val_accuracy.mn=0.9"],
-     "expect.val_accuracy.mn: must be one of min, max, value, tolerance. Received: 'mn'. Did you mean min?"),
+     "expect.val_accuracy.mn: must be one of min, max, value, tolerance, rtol, atol. Received: 'mn'. "
+     "Did you mean min?"),
     (["expect.loss=low"],
-     "expect.loss: must be a number (exact), or a mapping with min, max, value, tolerance. Received: 'low'."),
-    (["expect.loss={}"], "expect.loss: must have at least one of min, max, value, tolerance. Received: {}."),
+     "expect.loss: must be a number (exact), or a mapping with min, max, value, tolerance, rtol, atol. "
+     "Received: 'low'."),
+    (["expect.loss={}"],
+     "expect.loss: must have at least one of min, max, value, tolerance, rtol, atol. Received: {}."),
     (["expect.loss={max: nan}"], "expect.loss.max: must be a finite number. Received: nan."),
     (["expect.loss={tolerance: 1}"], "expect.loss.tolerance: must stand beside expect.loss.value. Received: 1."),
     (["expect.loss={value: 1, tolerance: -1}"], "expect.loss.tolerance: must be >= 0. Received: -1."),

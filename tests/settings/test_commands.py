@@ -7,7 +7,7 @@ import pytest
 
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override, parse_override
-from mpt_cli.settings.recipes import conf_override, shell_command
+from mpt_cli.settings.search_path import conf_override, shell_command
 
 NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "null", "-x", "[x]", "{a: b}", "'x'", " x",
          "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip

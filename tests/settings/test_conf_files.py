@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 
 from mpt_cli.settings.key import class_keys, read_value
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.recipes import conf_directory, group_choices, group_names
 from mpt_cli.settings.schema import FLOAT_POLICIES, VARIANTS, Settings, choosing_key, sections
+from mpt_cli.settings.search_path import conf_directory, group_choices, group_names
 
 _FILES = sorted(path for path in conf_directory().rglob("*.yaml"))
 _CHOICES = [(group, choice) for group in group_names() for choice in group_choices(group)]

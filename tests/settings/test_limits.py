@@ -99,7 +99,7 @@ def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, caps
     assert "conf: there is no such file. Received: '~nosuchuser/x.yaml'." in capsys.readouterr().err
     (tmp_path / "x.yaml").write_text("defaults: [~optimizer]\n")
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
-    assert "conf: no shipped recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
+    assert "conf: no recipe has this name. Received: '~optimizer'." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("words", ["report", "watch", "evaluate", "export", "diagnose", "reproduce"])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from mpt_cli.reproduce.reproduction import find_target
+from mpt_cli.reproduce.collection import find_target
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.recipes import group_choices, group_names
 from mpt_cli.settings.schema import VARIANTS, FaultSettings, PolicySettings
+from mpt_cli.settings.search_path import group_choices, group_names
 from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],

@@ -117,7 +117,7 @@ def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None
         "conf: must name a recipe or a YAML file. Received: '.'. It is a folder; write conf=./config.yaml."
     ]
     assert messages("conf=config") == [
-        "conf: no shipped recipe has this name. Received: 'config'. For your own file write conf=./config.yaml."
+        "conf: no recipe has this name. Received: 'config'. For your own file write conf=./config.yaml."
     ]
 
 

@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from mpt_cli.settings import recipes
+from mpt_cli.settings import search_path
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.variants import Adam
@@ -14,8 +14,8 @@ from mpt_cli.settings.variants import Adam
 def group_file(tmp_path, monkeypatch):
     """A copy of conf/ whose optimizer/adam.yaml has a learning rate of its own."""
     copied = tmp_path / "conf"
-    shutil.copytree(recipes.conf_directory(), copied)
-    for module in ("load", "recipes"):
+    shutil.copytree(search_path.conf_directory(), copied)
+    for module in ("load", "recipes", "search_path"):
         monkeypatch.setattr(f"mpt_cli.settings.{module}.conf_directory", lambda: copied)
     return copied / "optimizer" / "adam.yaml"
 
@@ -55,7 +55,7 @@ def test_a_base_recipe_comes_before_the_one_that_starts_from_it(write_recipe) ->
     recipe = write_recipe("defaults:\n  - ./own.yaml\ntrainer: {epochs: 7}\n", "second.yaml")
     settings = load_settings([recipe])
     assert (settings.trainer.epochs, settings.model.filters, settings.recipe) == (7, [8, 16], "second")
-    assert settings.expect == {} and settings.description == ""
+    assert settings.expect == {"val_accuracy": {"min": 0.5}} and settings.description == "a CNN for tests"
 
 
 def test_keys_of_a_replaced_model_go_with_it_and_shared_keys_stay(own) -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.recipe_edit import RecipeText
-from mpt_cli.settings.recipes import conf_directory, read_recipe, recipes_directory
+from mpt_cli.settings.recipes import read_recipe
+from mpt_cli.settings.search_path import conf_directory, recipes_directory
 from mpt_cli.settings.yaml_layout import bare_text, keep_layout
 
 SHIPPED = sorted([*recipes_directory().rglob("*.yaml"), *conf_directory().rglob("*.yaml")])

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.recipes import recipe_paths
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.settings.variants import Builder, Schedule
 
 _CHARACTERS = st.characters(codec="utf-8", exclude_categories=["Cc", "Cs"])

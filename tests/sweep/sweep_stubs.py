@@ -39,9 +39,9 @@ class Stubs:
     def start(self, words: Sequence[str], **options: object) -> tuple[SweepResults, int]:
         return self._run(lambda own, screen: start_sweep(words, own, screen), options)
 
-    def resume(self, path: Path, **options: object) -> tuple[SweepResults, int]:
+    def resume(self, path: Path, words: Sequence[str] = (), **options: object) -> tuple[SweepResults, int]:
         (path / "started.txt").unlink(missing_ok=True)
-        return self._run(lambda own, screen: resume_sweep(str(path), own, screen), options)
+        return self._run(lambda own, screen: resume_sweep(str(path), own, screen, words=words), options)
 
     def _run(self, run: Callable[[Options, Screen], tuple[SweepResults, int]], options: dict[str, object]
              ) -> tuple[SweepResults, int]:  # fmt: skip

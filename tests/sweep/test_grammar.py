@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.settings.recipes import recipe_paths
+from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.sweep.search_space import read_grid
 
 

@@ -48,8 +48,47 @@ def test_null_and_the_users_own_choice_leave_the_variables_alone(tmp_path: Path)
 def test_a_nearly_full_disk_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 2**80)
     variables: dict[str, str] = {}
-    use_compile_cache(settings(str(tmp_path)), variables)
+    said = use_compile_cache(settings(str(tmp_path)), variables)
+    assert variables == {} and said is not None and "nearly full" in said
+
+
+def test_a_folder_in_which_others_may_put_programs_is_not_used(tmp_path: Path, folder: Path) -> None:
+    folder.chmod(0o777)
+    variables: dict[str, str] = {}
+    assert use_compile_cache(settings(str(tmp_path)), variables) == (
+        f"Compiled programs are not kept: everybody may write into {folder} (chmod o-w closes it). "
+        "backend.compile_cache=FOLDER takes another folder."
+    )
     assert variables == {}
+    folder.chmod(0o700)
+    assert use_compile_cache(settings(str(tmp_path)), variables) is None and variables != {}
+
+
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    said = use_compile_cache(settings(str(tmp_path)), {})
+    assert said is not None and f"{folder} belongs to another user" in said
+
+
+def test_a_place_that_is_a_file_is_said_and_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = use_compile_cache(settings(str(tmp_path / "file")), {})
+    assert said is not None and "Not a directory" in said
+
+
+def test_what_others_left_in_the_folder_is_no_error(tmp_path: Path, folder: Path) -> None:
+    prefix = compile_cache._marker_prefix()
+    for name in (f"{prefix}backup~", f"{prefix}-1"):
+        (folder / name).write_text("")
+    (folder / "a folder").mkdir()
+    number_of_no_process = folder / f"{prefix}{'9' * 40}"
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    assert (folder / f"{prefix}backup~").exists() and (folder / "a folder").is_dir()
+    number_of_no_process.write_text("")
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and not number_of_no_process.exists()
+    (folder / "program").write_bytes(b"1")
+    drop_oldest(folder, 0)
+    assert (folder / "a folder").is_dir() and not (folder / "program").exists()
 
 
 def test_what_a_killed_run_may_have_left_half_written_goes(tmp_path: Path, folder: Path) -> None:

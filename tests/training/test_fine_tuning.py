@@ -1,12 +1,18 @@
 """Initial weights from a file, and layers that are not trained: fine-tuning in two runs."""
 
+import json
+
 import keras
+import numpy as np
 import pytest
 from test_phases import load_program, saved, train, weights
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.models.build import set_trained
 from mpt_cli.settings.schema import PhaseSettings
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.training.checkpoint import _numbered, collect_weights, restore_weights
+from mpt_cli.training.saving import adapted_layers, load_initial_weights, put_adapted
 
 TWO_EPOCHS = "trainer.epochs=2"
 
@@ -80,3 +86,63 @@ def test_a_file_without_the_weights_of_the_model_is_said(tmp_path):
     other.save_weights(tmp_path / "other.weights.h5")
     with pytest.raises(DataError, match=r"^model.weights: '.*other.weights.h5' does not have the weights of this mod"):
         train(tmp_path / "run", f"model.weights={tmp_path / 'other.weights.h5'}")
+
+
+def deeper():
+    """The net of the files below, with a layer more, one of another width and one of theirs."""
+    sizes = {"first": 3, "wide": 5, "last": 2}
+    return keras.Sequential([keras.Input((4,)), *(keras.layers.Dense(n, name=name) for name, n in sizes.items())])
+
+
+@pytest.mark.parametrize("suffix", [".keras", ".weights.h5"])
+def test_a_file_with_some_of_the_weights_is_refused_by_name_unless_that_is_allowed(tmp_path, suffix):
+    file, model = str(tmp_path / f"part{suffix}"), deeper()
+    part = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(2)])
+    (part.save if suffix == ".keras" else part.save_weights)(file)
+    fresh = [value.copy() for value in model.get_weights()]
+    found = (f"model.weights: 4 of 6 variables of the model have no values in {file!r}, or others in shape")
+    names = ", ".join(variable.path for variable in model.variables[2:])
+    with pytest.raises(DataError) as raised:
+        load_initial_weights(model, file)
+    assert str(raised.value) == (f"{found}: {names}. Give the file of this model, or set model.skip_mismatch=true to "
+                                 "begin these afresh.")  # fmt: skip
+    assert load_initial_weights(model, file, skip_mismatch=True) == [f"{found}, and begin afresh: {names}."]
+    expected = [*part.get_weights()[:2], *fresh[2:]]
+    assert all(np.array_equal(a, b) for a, b in zip(model.get_weights(), expected, strict=True))
+    assert load_initial_weights(part, file) == []
+
+
+class Adapted(keras.Model):
+    """Two lookups, one of them inside another layer, and bins."""
+
+    def __init__(self, words, bins):
+        super().__init__()
+        self.text = keras.layers.TextVectorization(vocabulary=words)
+        self.numbers = keras.layers.IntegerLookup(vocabulary=[7, 9])
+        self.bins = keras.layers.Discretization(bin_boundaries=bins, name="bins")
+
+
+def test_what_layers_are_adapted_to_is_kept_with_a_run_and_put_back():
+    model, other = Adapted(["a", "b"], [0.5]), Adapted(["b", "c"], [1.5])
+    kept = json.loads(strict_json(adapted_layers(model)))
+    assert [sorted(state) for state in kept] == [["layer", "vocabulary"]] * 2 + [["bin_boundaries", "layer"]]
+    assert put_adapted(model, kept) == []
+    assert put_adapted(other, kept) == [other.text.name, "bins"]
+    assert other.text.get_vocabulary() == ["", "[UNK]", "a", "b"] and other.bins.bin_boundaries == [0.5]
+    with pytest.raises(DataError, match=r"has 1 layers that look up or bin, and the one that its config.* now has 3"):
+        put_adapted(model, kept[:1])
+    with pytest.raises(DataError, match=r"^layer bins is adapted to .* it has 2 entries of bin_boundaries, not 1 of"):
+        put_adapted(Adapted(["a", "b"], [1.0, 2.0]), kept)
+
+
+def test_a_checkpoint_from_before_there_were_phases_with_frozen_layers_is_read():
+    """It counted their weights among the frozen ones."""
+    model = load_program().build_model((6,), 2)
+    model.get_layer("base").get_layer("low").trainable = False
+    earlier = _numbered("weight", model.trainable_variables) | _numbered("frozen", model.non_trainable_variables)
+    arrays = {name: np.asarray(variable.numpy()) + variable.numpy().dtype.type(1) for name, variable in earlier.items()}
+    assert set(arrays) != set(collect_weights(model))
+    restore_weights(model, arrays)
+    assert all(np.array_equal(variable.numpy(), arrays[name]) for name, variable in earlier.items())
+    with pytest.raises(DataError, match="the checkpoint is of another model or optimizer: only this run has variable"):
+        restore_weights(model, {name: array for name, array in arrays.items() if name != "frozen/0"})

@@ -137,3 +137,64 @@ def test_phases_of_an_own_step_are_those_of_keras_s_own(tmp_path):
         assert (summary(folder)["applied_steps"], summary(folder)["phases_completed"]) == (12, 2)
     for name, value in weights(plain).items():
         np.testing.assert_allclose(weights(own)[name], value, rtol=1e-5, atol=1e-6, err_msg=name)  # order of fusion
+
+
+PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, unfreeze: [low], learning_rates: "
+          "{g_optimizer: 0.25}}]")  # fmt: skip
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
+    """The rate of the one that a phase names; the scales and their counters go on; resumed in each phase."""
+    said = train(tmp_path, *GAN, *SPOILED, *PHASES)
+    found = summary(tmp_path)
+    assert (found["applied_steps"], found["skipped_steps"], found["phases_completed"]) == (16, 2, 2)
+    assert "phase 1      1 epoch, freeze low" in said and "learning rate of g_optimizer 0.25" in said
+    rates = {line["step"]: line["learning_rate"] for line in lines(tmp_path, "metrics") if "loss" in line}
+    assert rates[1] == rates[18] == pytest.approx(0.001)  # of the first optimizer, which keeps its own
+    first = weights(tmp_path)
+    for stop in (6, 11):
+        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", f"trainer.max_steps={stop}")
+        train(tmp_path, *GAN, *SPOILED, *PHASES, f"run_dir=cut{stop}", "resume=auto")
+        found = weights(tmp_path, f"cut{stop}")
+        assert all(np.array_equal(value, found[name]) for name, value in first.items()), stop
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_batches_of_labelled_and_other_examples_have_lengths_of_their_own(tmp_path):
+    train(tmp_path, f"model.builder={NETS}:semi_supervised", f"data.loader={NETS}:labelled_and_not",
+          "~trainer.batch_size", "~trainer.shuffle")  # fmt: skip
+    last = lines(tmp_path, "metrics")[-1]
+    assert (summary(tmp_path)["applied_steps"], last["labelled"], last["others"]) == (12, 4, 12)
+    assert np.isfinite([last["c_loss"], last["p_loss"], last["val_loss"]]).all()
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_states_of_a_recurrent_layer_are_left_by_a_skip_and_resumed(tmp_path):
+    """Keras does not count them among the variables of the model."""
+    words = (*SPOILED, f"model.builder={NETS}:stateful", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+    train(tmp_path, *words)
+    assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["skipped_steps"]) == (10, 2)
+    train(tmp_path, *words, "run_dir=cut", "trainer.max_steps=9")
+    train(tmp_path, *words, "run_dir=cut", "resume=auto")
+    whole, cut = (dict(np.load(sorted((tmp_path / run / "checkpoints").glob("step-*.npz"))[-1]))
+                  for run in ("run", "cut"))  # fmt: skip
+    assert whole["state/0"].shape == (12, 4) and np.isfinite(whole["state/0"]).all() and whole["state/0"].any()
+    assert all(np.array_equal(value, cut[name]) for name, value in whole.items())
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+@pytest.mark.parametrize(("kwargs", "code", "said"), [
+    ({"one_hot": "true"}, 0, "verdict"),
+    ({"one_hot": "false"}, 0, "verdict"),
+    ({"one_hot": "false", "compiled": "false"}, 3, "class labels start at 0; the lowest here is 3: number the classes"),
+])  # fmt: skip
+def test_targets_stay_as_they_came_for_a_model_that_comes_compiled(kwargs, code, said, tmp_path):
+    words = [f"model.kwargs.{name}={value}" for name, value in kwargs.items()]
+    given = f"model.builder={NETS}:for_targets_of_its_own", f"data.loader={NETS}:from_three"
+    assert said in train(tmp_path, *given, *words, f"data.kwargs.one_hot={kwargs['one_hot']}", code=code)
+    assert code or summary(tmp_path)["applied_steps"] == summary(tmp_path)["steps_seen"] == 10

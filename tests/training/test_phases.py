@@ -77,7 +77,7 @@ def fitted_twice(ema: bool = False) -> tuple[dict[str, np.ndarray], dict[str, np
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ema", [False, True])
+@pytest.mark.parametrize("ema", [pytest.param(False, marks=pytest.mark.long), True])
 def test_two_phases_are_what_a_keras_program_does_that_compiles_and_fits_twice(tmp_path, ema):
     """Dropout, BatchNormalization that is frozen and trained on, fresh slots of Adam, averages that become the weights.
     The tolerance is of some roundings of float32 (2^-23) a step: Keras adds up in programs of other shape."""
@@ -255,7 +255,10 @@ def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
     ([TWO, "phases.1.epochs=0"], "phases.1.epochs: must be >= 1. Received: 0."),
     ([TWO, "phases.1.lr=1"], "phases.1.lr: there is no such key. Received: 1."),
     ([TWO, "phases.7.epochs=1"], "phases.7.epochs: cannot be set: list index out of range. Received: 1."),
-    (["phases=[3]"], "phases: must be a list of mappings with epochs, learning_rate, freeze, unfreeze. Received: [3]."),
+    (["phases=[3]"], "phases: must be a list of mappings with epochs, learning_rate, learning_rates, freeze, unfreeze. "
+     "Received: [3]."),
+    ([TWO, "phases.1.learning_rates={optimizer: 0}"],
+     "phases.1.learning_rates.optimizer: must be a number > 0. Received: 0."),
     (["phases=[{freeze: [base]}]"], "phases.0.epochs: must be given."),
 ])  # fmt: skip
 def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, sentence):
@@ -265,11 +268,24 @@ def test_phases_that_can_not_be_meant_are_said_before_training(tmp_path, words, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_phase_is_for_one_optimizer():
-    settings = Settings(phases=[PhaseSettings(1), PhaseSettings(1)])
-    found = Phases(settings, load_program().build_model((6,), 2), Scaling(), 5)
-    with pytest.raises(ConfigError, match=r"^phases: must be left out: Functional has 2 optimizers \(a, b\), and a p"):
-        found.check_optimizers({"a": None, "b": None})
+@pytest.mark.parametrize(("phase", "optimizers", "used", "sentence"), [
+    (PhaseSettings(1, learning_rate=0.5), "ab", "ab",
+     "phases.1.learning_rate: must be left out: the model has 2 optimizers (a, b). Received: 0.5. Write "
+     "learning_rates: {a: …}."),
+    (PhaseSettings(1, learning_rates={"c": 1}), "ab", "ab",
+     "phases.1.learning_rates: must name optimizers of the model: a, b. Received: 'c'."),
+    (PhaseSettings(1, learning_rates={"a": 1}), "a", "a",
+     "phases.1.learning_rates: must be left out: the model has one optimizer. Received: {'a': 1}. Write "
+     "learning_rate."),
+    (PhaseSettings(1, freeze=["base"]), "ab", "a",
+     "phases.0.freeze: must leave b something to train: each of several optimizers trains in each phase. "
+     "Received: []."),
+])  # fmt: skip
+def test_phases_of_several_optimizers_that_can_not_be_meant(phase, optimizers, used, sentence):
+    found = Phases(Settings(phases=[PhaseSettings(1), phase]), load_program().build_model((6,), 2), Scaling(), 5)
+    with pytest.raises(ConfigError) as raised:
+        found.check_optimizers(dict.fromkeys(optimizers), lambda: set(used))
+    assert str(raised.value) == sentence
 
 
 def test_a_variable_has_one_name_in_all_phases():

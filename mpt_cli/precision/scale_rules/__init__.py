@@ -39,6 +39,14 @@ def highest_scale() -> Any:
     return scale_number(2.0**32, "the scale never grows above this")
 
 
+def let_through() -> Any:
+    """A field that is `ScaleRule.lets_through_after`."""
+    return field(default=None, metadata={
+        "meaning": "after this many skipped steps in a row apply overflows too, until a step is finite; null = never",
+        "choices": (), "bounds": {"at_least": 1},
+    })  # fmt: skip
+
+
 class Fault(NamedTuple):
     """What is wrong with one number of a mode, as `loss_scale.NAME: RULE REMEDY` says it."""
 
@@ -87,6 +95,14 @@ class ScaleRule(ABC):
     def growth_steps(self) -> int | None:
         """Applied steps before it grows, None where it counts none."""
         return None
+
+    @property
+    def lets_through_after(self) -> int | None:
+        """How many steps in a row are skipped before what is not finite is applied all the same; None: all of them.
+
+        As optax's `apply_if_finite`, whose `max_consecutive_errors` this is: a streak ends with a finite step alone.
+        """
+        return getattr(self, "let_through_after", None)
 
     @property
     def lowest(self) -> float:
@@ -194,6 +210,12 @@ def check_count(name: str, value: object) -> int:
     if not size < 2**31:
         raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
     return int(size)
+
+
+def check_let_through(value: object) -> None:
+    """TypeError or ValueError for `let_through_after` that is neither None nor a count."""
+    if value is not None:
+        check_count("let_through_after", value)
 
 
 def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
 from mpt_cli.precision.scale_rules import (
     LARGEST_SCALE,
@@ -10,8 +10,10 @@ from mpt_cli.precision.scale_rules import (
     RuleState,
     ScaleRule,
     check_count,
+    check_let_through,
     check_scale,
     highest_scale,
+    let_through,
     lowest_scale,
     number,
 )
@@ -29,7 +31,8 @@ class DynamicScale(ScaleRule):
     otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
     With `consecutive_hysteresis` it is refilled by every finite step: only overflows in a row count.
     Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM, and
-    `consecutive_hysteresis` as in DeepSpeed.
+    `consecutive_hysteresis` as in DeepSpeed; `let_through_after` as `max_consecutive_errors` of optax's
+    apply_if_finite.
 
     Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
 
@@ -54,6 +57,7 @@ class DynamicScale(ScaleRule):
     max_scale: float = highest_scale()
     hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
     consecutive_hysteresis: bool = number(False, "count overflows in a row for hysteresis: a finite step begins anew")
+    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -61,6 +65,7 @@ class DynamicScale(ScaleRule):
         check_scale("backoff_factor", self.backoff_factor)
         check_count("dynamic_growth_steps", self.growth_steps)
         check_count("hysteresis", self.hysteresis)
+        check_let_through(self.let_through_after)
         if not isinstance(self.consecutive_hysteresis, bool):
             raise TypeError("`consecutive_hysteresis` must be True or False. Received: "
                             f"consecutive_hysteresis={self.consecutive_hysteresis!r}.")
@@ -111,5 +116,5 @@ class DynamicScale(ScaleRule):
         """Under Keras's names where Keras has one; a subclass is stored as itself."""
         if type(self) is not DynamicScale:
             return super().optimizer_config()
-        config = asdict(self)
+        config = {name: value for name, value in asdict(self).items() if name != "let_through_after" or value}
         return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}

@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from mpt_cli.precision.scale_rules import Fault, RuleState, ScaleRule, check_scale, highest_scale, lowest_scale
+from mpt_cli.precision.scale_rules import (
+    Fault,
+    RuleState,
+    ScaleRule,
+    check_let_through,
+    check_scale,
+    highest_scale,
+    let_through,
+    lowest_scale,
+)
 
 if TYPE_CHECKING:
     from mpt_cli.precision.finite import Measured
@@ -32,9 +41,11 @@ class FixedScale(ScaleRule):
 
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
+    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         check_scale("initial_scale", self.initial_scale)
+        check_let_through(self.let_through_after)
 
     def advance(self, state: RuleState, measured: "Measured") -> RuleState:
         from keras import ops
@@ -49,7 +60,7 @@ class FixedScale(ScaleRule):
 
     @classmethod
     def used_on_resume(cls, mode_before: str | None) -> set[str]:
-        return {"initial_scale"}
+        return {"initial_scale", "let_through_after"}
 
     def resumed_scale(self, saved: float | None) -> float:
         return self.initial_scale
@@ -58,7 +69,8 @@ class FixedScale(ScaleRule):
         """Under Keras's names; a subclass is stored as itself."""
         if type(self) is not FixedScale:
             return super().optimizer_config()
-        return {"dynamic": False, "initial_scale": self.initial_scale}
+        more = {} if self.let_through_after is None else {"let_through_after": self.let_through_after}
+        return {"dynamic": False, "initial_scale": self.initial_scale, **more}
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,18 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Optional
 
-from mpt_cli.precision.scale_rules import RuleState, ScaleRule, check_scale, highest_scale, lowest_scale, number
+from mpt_cli.precision.scale_rules import (
+    RuleState,
+    ScaleRule,
+    check_let_through,
+    check_scale,
+    highest_scale,
+    let_through,
+    lowest_scale,
+    number,
+)
 
 if TYPE_CHECKING:
     from mpt_cli.precision.finite import Measured
@@ -53,12 +62,14 @@ class LogMaxScale(ScaleRule):
     deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
     min_scale: float = lowest_scale()
     max_scale: float = highest_scale()
+    let_through_after: Optional[int] = let_through()
 
     def __post_init__(self) -> None:
         import numpy as np
 
         super().__post_init__()
         check_scale("deviations", self.deviations)
+        check_let_through(self.let_through_after)
         for name in ("beta1", "beta2"):
             check_scale(name, getattr(self, name))
             if not np.float32(getattr(self, name)) < 1:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from mpt_cli.errors import NUMERICAL
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import conf_override, shell_command
-from mpt_cli.telemetry.console.table import own_metrics
+from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.console.table import EpochTable, Extent, Line, own_metrics
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -20,12 +20,14 @@ from mpt_cli.telemetry.format import (
     format_whole_seconds,
 )
 from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, NAN
+from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
     FLOOR,
     FORWARD_PASS,
     GROWTH,
+    LET_THROUGH,
     OVERFLOW,
     Event,
     GradientSample,
@@ -35,6 +37,7 @@ from mpt_cli.telemetry.records import (
     Summary,
 )
 from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
+from mpt_cli.telemetry.sink import Sink
 
 LABEL_WIDTH = 13
 
@@ -209,7 +212,7 @@ class Narrator:
         self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
         events, self._pending = self._pending, []
         self._tally.add(events)
-        return self._changes(events) + self._bounds(events)
+        return self._changes(events) + _let_through(events) + self._bounds(events)
 
     def _changes(self, events: list[Event]) -> list[str]:
         skips = [event for event in events if event.kind == OVERFLOW]
@@ -286,6 +289,15 @@ class Narrator:
         return sentences
 
 
+def _let_through(events: Sequence[Event]) -> list[str]:
+    steps = [event.step for event in events if event.kind == LET_THROUGH]
+    if not steps:
+        return []
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+    what = "an overflow was" if len(steps) == 1 else f"{len(steps)} overflows were"
+    return [f"{where}: {what} applied all the same, after as many skipped in a row as loss_scale.let_through_after"]
+
+
 def _format_skips_and_growths(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
     noun = "growth" if scaling.growth_steps else "move"
     return f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun if len(growths) == 1 else f'{noun}s'}"
@@ -321,3 +333,55 @@ def _format_bad_values(event: Event) -> str:
         return event.fault
     kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
     return " and ".join(kinds) or "not finite"
+
+
+class EpochConsole(Sink):
+    """What every console keeps, wherever it shows it: the table of epochs, the sentences beside it, and since when the
+    epoch runs. A subclass says how lines are shown, and how wide they may be.
+    """
+
+    def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
+        self._narrator, self._clock = narrator, clock
+        self._table: EpochTable | None = None
+        self._epoch_started_at = clock()
+
+    @property
+    def _extent(self) -> Extent:
+        """A file or a pipe has no width; the heading comes again for those who read it in pages."""
+        return Extent()
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        raise NotImplementedError
+
+    def _begin(self, header: RunHeader, table: EpochTable) -> None:
+        self._table = table
+        self._epoch_started_at = self._clock()
+        self._narrator.start(header)
+
+    def events(self, events: Sequence[Event]) -> None:
+        if self._table is not None:
+            self._table.add(events)
+        self._narrator.add(events)
+        self._tell()
+
+    def suspend(self) -> None:
+        self._tell(at_once=True)
+
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        self._narrator.rewind(step, skipped_steps)
+        self._epoch_started_at = self._clock()
+
+    def _end_epoch(self, snapshot: Snapshot) -> None:
+        assert self._table is not None
+        now = self._clock()
+        self._tell(at_once=True)
+        self._print(self._table.row(snapshot, now - self._epoch_started_at, self._extent))
+        self._epoch_started_at = now
+
+    def _tell(self, at_once: bool = False) -> None:
+        for sentence in self._narrator.sentences(at_once):
+            self._print_beside(sentence)
+
+    def _print_beside(self, sentence: str) -> None:
+        alone: list[Line] = [[(sentence, SKIPPED_STEP_STYLE)]]
+        self._print(alone if self._table is None else self._table.beside(sentence, self._extent))

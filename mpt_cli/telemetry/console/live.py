@@ -13,7 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.telemetry.console.lines import Narrator, final_rows, header_rows
+from mpt_cli.telemetry.console.lines import EpochConsole, Narrator, final_rows, header_rows
 from mpt_cli.telemetry.console.table import (
     SCALE_STYLE,
     EpochTable,
@@ -34,8 +34,7 @@ from mpt_cli.telemetry.format import (
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
-from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
 
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
 
@@ -180,7 +179,7 @@ ECHO_COLUMNS = 4
 MIN_PAGE_LINES, LIVE_LINES = 8, 8  # rows under one heading at least, and what the live area takes of the screen
 
 
-class LiveConsole(Sink):
+class LiveConsole(EpochConsole):
     """Rich's live display, drawn by its own thread: what the trainer pays is the storing of a reference.
 
     `close` gives the terminal back (cursor, last line), also after an exception or Ctrl-C.
@@ -188,18 +187,15 @@ class LiveConsole(Sink):
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         """`clock` tells the seconds that epochs take; of a run that another process trains it follows its lines."""
+        super().__init__(Narrator(NARRATE_SECONDS), clock)
         self._console = console
-        self._clock = clock
-        self._narrator = Narrator(NARRATE_SECONDS)
         self._header: RunHeader | None = None
-        self._table: EpochTable | None = None
         self._trend = ScaleTrend()
         self._snapshot: Snapshot | None = None
         self._sample: GradientSample | None = None  # the latest
         self._position = RunPosition(clock=clock)
         self._activities = Activities()
         self._spinner = Spinner("dots", style="cyan")
-        self._epoch_started_at = clock()
         self._live = Live(
             console=console,
             refresh_per_second=REFRESHES_PER_SECOND,
@@ -216,39 +212,22 @@ class LiveConsole(Sink):
         self._activities.end()
 
     def start(self, header: RunHeader) -> None:
-        self._header, self._table = header, EpochTable(header, trend=self._trend)
-        self._epoch_started_at = self._clock()
-        self._narrator.start(header)
+        self._header = header
+        self._begin(header, EpochTable(header, trend=self._trend))
         rows = [(label, text, "yellow" if label == "warning" else "") for label, text in header_rows(header)]
         self._console.print(Panel(_labelled_grid(rows), title="mpt train", title_align="left", border_style="cyan"))
         self._live.start()
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
         self._position.move(step, epoch, phase)
-        self._tell(self._narrator.sentences())
-
-    def events(self, events: Sequence[Event]) -> None:
-        if self._table is not None:
-            self._table.add(events)
-        self._narrator.add(events)
-        self._tell(self._narrator.sentences())
+        self._tell()
 
     def snapshot(self, snapshot: Snapshot) -> None:
         self._narrator.recount(snapshot)
         self._sample = snapshot.gradients or self._sample
         self._snapshot = replace(snapshot, gradients=self._sample)
         if snapshot.epoch_end and self._table is not None:
-            now = self._clock()
-            self._tell(self._narrator.sentences(at_once=True))
-            self._print(self._table.row(snapshot, now - self._epoch_started_at, self._extent))
-            self._epoch_started_at = now
-
-    def suspend(self) -> None:
-        self._tell(self._narrator.sentences(at_once=True))
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.rewind(step, skipped_steps)
-        self._epoch_started_at = self._clock()
+            self._end_epoch(snapshot)
 
     def message(self, text: str) -> None:
         self._console.print(Text(text))
@@ -265,12 +244,7 @@ class LiveConsole(Sink):
 
     def _stop(self) -> None:
         self._live.stop()
-        self._tell(self._narrator.sentences(at_once=True))
-
-    def _tell(self, sentences: Sequence[str]) -> None:
-        for sentence in sentences:
-            alone: list[Line] = [[(sentence, SKIPPED_STEP_STYLE)]]
-            self._print(alone if self._table is None else self._table.beside(sentence, self._extent))
+        self._tell(at_once=True)
 
     @property
     def _extent(self) -> Extent:

@@ -13,14 +13,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from mpt_cli.telemetry.console.lines import LABEL_WIDTH, Narrator, final_rows, header_rows, labelled_lines
+from mpt_cli.telemetry.console.lines import LABEL_WIDTH, EpochConsole, Narrator, final_rows, header_rows, labelled_lines
 from mpt_cli.telemetry.console.live import NARRATE_SECONDS, Activities, RunPosition, format_time_left
 from mpt_cli.telemetry.console.table import HEADING_STYLE, EpochTable, Extent, Line, plain
 from mpt_cli.telemetry.format import format_count, format_number, format_scale
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.palette import CURVE_COLOURS, NON_FINITE_COLOUR, SKIPPED_STEP_STYLE
-from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.sink import Sink
+from mpt_cli.telemetry.records import RunHeader, Snapshot, Summary
 
 REFRESH_SECONDS = 0.5
 SHOWN_LINES = 40  # of the table; console.log has all
@@ -48,21 +47,26 @@ def notebook_update() -> Update | None:
     return update
 
 
-class NotebookConsole(Sink):
+class NotebookConsole(EpochConsole):
     """Keeps the latest lines and shows them anew, at most twice a second, through `update`."""
 
     def __init__(self, update: Update, clock: Callable[[], float] = time.monotonic) -> None:
-        self._update, self._clock = update, clock
-        self._narrator = Narrator(NARRATE_SECONDS, clock)
+        super().__init__(Narrator(NARRATE_SECONDS, clock), clock)
+        self._update = update
         self._top: list[Line] = []
         self._lines: deque[Line] = deque(maxlen=SHOWN_LINES)
-        self._table: EpochTable | None = None
         self._header: RunHeader | None = None
         self._snapshot: Snapshot | None = None
         self._position, self._activities = RunPosition(clock=clock), Activities(clock)
         self._end: list[Line] = []
         self._shown_at = float("-inf")
-        self._epoch_started_at = clock()
+
+    @property
+    def _extent(self) -> Extent:
+        return EXTENT
+
+    def _print(self, lines: Sequence[Line]) -> None:
+        self._lines.extend(lines)
 
     def begin_phase(self, doing: str) -> None:
         self._activities.begin(doing)
@@ -72,9 +76,8 @@ class NotebookConsole(Sink):
         self._activities.end()
 
     def start(self, header: RunHeader) -> None:
-        self._header, self._table = header, EpochTable(header)
-        self._epoch_started_at = self._clock()
-        self._narrator.start(header)
+        self._header = header
+        self._begin(header, EpochTable(header))
         self._top = [[(line, "")] for line in labelled_lines(header_rows(header))]
         self._show()
 
@@ -83,27 +86,12 @@ class NotebookConsole(Sink):
         self._tell()
         self._show_if_due()
 
-    def events(self, events: Sequence[Event]) -> None:
-        if self._table is not None:
-            self._table.add(events)
-        self._narrator.add(events)
-        self._tell()
-
     def snapshot(self, snapshot: Snapshot) -> None:
         self._narrator.recount(snapshot)
         self._snapshot = snapshot
         if snapshot.epoch_end and self._table is not None:
-            self._tell(at_once=True)
-            self._lines.extend(self._table.row(snapshot, self._clock() - self._epoch_started_at, EXTENT))
-            self._epoch_started_at = self._clock()
+            self._end_epoch(snapshot)
         self._show_if_due()
-
-    def suspend(self) -> None:
-        self._tell(at_once=True)
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.rewind(step, skipped_steps)
-        self._epoch_started_at = self._clock()
 
     def message(self, text: str) -> None:
         self._lines.append([(text, "")])
@@ -121,11 +109,6 @@ class NotebookConsole(Sink):
         self._tell(at_once=True)
         if self._lines or self._top:
             self._show()
-
-    def _tell(self, at_once: bool = False) -> None:
-        for sentence in self._narrator.sentences(at_once):
-            alone: list[Line] = [[(sentence, SKIPPED_STEP_STYLE)]]
-            self._lines.extend(alone if self._table is None else self._table.beside(sentence, EXTENT))
 
     def _show_if_due(self) -> None:
         if self._clock() - self._shown_at >= REFRESH_SECONDS:

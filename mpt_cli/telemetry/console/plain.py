@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mpt_cli.telemetry.console.lines import (
+    EpochConsole,
     Narrator,
     final_rows,
     header_rows,
@@ -15,18 +16,17 @@ from mpt_cli.telemetry.console.lines import (
     lasting_line,
     sample_sentence,
 )
-from mpt_cli.telemetry.console.table import BARS, EpochTable, Extent, Line, plain
+from mpt_cli.telemetry.console.table import BARS, EpochTable, Line, plain
 from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.records import Event, GradientSample, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.sink import Sink, reminders
+from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.sink import reminders
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
-EXTENT = Extent()  # a file or a pipe has no width; the heading comes again for those who read it in pages
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
 
 
-class PlainConsole(Sink):
+class PlainConsole(EpochConsole):
     """Writes each line through `write_line` as soon as it is due.
 
     Every epoch gets its row of the table, with all columns. Intervals get one at most every five seconds, later every
@@ -36,12 +36,10 @@ class PlainConsole(Sink):
     def __init__(
         self, write_line: Callable[[str], None], clock: Callable[[], float] = time.monotonic, bars: bool = True
     ) -> None:
+        super().__init__(Narrator(SHORTEST_WAIT_SECONDS, clock), clock)
         self._write_line = write_line
-        self._clock = clock
         self._bars = bars
-        self._narrator = Narrator(SHORTEST_WAIT_SECONDS, clock)
-        self._table: EpochTable | None = None
-        self._started_at = self._epoch_started_at = clock()
+        self._started_at = clock()
         self._interval_told_at = float("-inf")
         self._sample: GradientSample | None = None  # the latest, until it is told
         self._writing = threading.RLock()  # a phase that lasts is told from another thread
@@ -57,19 +55,12 @@ class PlainConsole(Sink):
             self._write([f"{doing} took {format_seconds(seconds)}"])
 
     def start(self, header: RunHeader) -> None:
-        self._table = EpochTable(header, self._bars, within=True)
-        self._started_at = self._epoch_started_at = self._clock()
-        self._narrator.start(header)
+        self._begin(header, EpochTable(header, self._bars, within=True))
+        self._started_at = self._clock()
         self._write(labelled_lines(header_rows(header)))
         self._write([""])
 
     def progress(self, step: int, epoch: int, phase: str) -> None:
-        self._tell()
-
-    def events(self, events: Sequence[Event]) -> None:
-        if self._table is not None:
-            self._table.add(events)
-        self._narrator.add(events)
         self._tell()
 
     def snapshot(self, snapshot: Snapshot) -> None:
@@ -77,20 +68,12 @@ class PlainConsole(Sink):
         self._narrator.recount(snapshot)
         self._sample = snapshot.gradients or self._sample
         if snapshot.epoch_end:
-            self._tell(at_once=True)
-            self._write_row(snapshot, now - self._epoch_started_at)
-            self._epoch_started_at = now
+            self._end_epoch(snapshot)
         elif now - self._interval_told_at >= self._wait_seconds(now):
+            assert self._table is not None
             self._interval_told_at = now
-            self._write_row(snapshot, None)
+            self._print(self._table.row(snapshot, None, self._extent))
             self._tell_sample()
-
-    def suspend(self) -> None:
-        self._tell(at_once=True)
-
-    def rewind(self, step: int, skipped_steps: int) -> None:
-        self._narrator.rewind(step, skipped_steps)
-        self._epoch_started_at = self._clock()
 
     def message(self, text: str) -> None:
         self._write([text])
@@ -107,23 +90,12 @@ class PlainConsole(Sink):
         """Whether anybody reads what is written, as far as is known."""
         return bool(getattr(self._write_line, "is_open", True))
 
-    def _write_row(self, snapshot: Snapshot, seconds: float | None) -> None:
-        assert self._table is not None
-        self._write_lines(self._table.row(snapshot, seconds, EXTENT))
-
-    def _tell(self, at_once: bool = False) -> None:
-        for sentence in self._narrator.sentences(at_once):
-            self._write_beside(sentence)
-
     def _tell_sample(self) -> None:
         if self._sample is not None:
-            self._write_beside(sample_sentence(self._sample))
+            self._print_beside(sample_sentence(self._sample))
             self._sample = None
 
-    def _write_beside(self, sentence: str) -> None:
-        self._write_lines([[(sentence, "")]] if self._table is None else self._table.beside(sentence, EXTENT))
-
-    def _write_lines(self, lines: Sequence[Line]) -> None:
+    def _print(self, lines: Sequence[Line]) -> None:
         self._write([plain(line) for line in lines])
 
     def _wait_seconds(self, now: float) -> float:
@@ -190,6 +162,14 @@ class ConsoleLog(PlainConsole):
 
     def write_error(self) -> str | None:
         return self._file.write_error
+
+    def suspend(self) -> None:
+        super().suspend()
+        self._file.flush()
+
+    def reopen(self) -> None:
+        self._file.close()
+        self._file.open()
 
     def close(self) -> None:
         try:

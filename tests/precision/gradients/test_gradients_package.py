@@ -7,6 +7,8 @@ from backends import assert_passes_on_jax, only_on, parts
 
 from mpt_cli.precision import gradients
 
+OF_MAKE_TEST = ("test_define_gradient.py", "test_jax_custom_vjp_examples.py")
+
 
 @pytest.mark.parametrize("name", [name for name in gradients.__all__ if callable(getattr(gradients, name))])
 def test_every_public_callable_has_an_example(name):
@@ -15,6 +17,6 @@ def test_every_public_callable_has_an_example(name):
 
 @pytest.mark.slow
 @only_on("tensorflow")
-@pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 2))
+@pytest.mark.parametrize(("files", "only"), parts(Path(__file__).parent, 2, first=OF_MAKE_TEST))
 def test_on_jax(files, only):
     assert_passes_on_jax(*files, only=only)

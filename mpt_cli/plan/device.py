@@ -1,0 +1,206 @@
+"""A GPU as its data sheet describes it: what XLA needs to compile for one that is not here, and its peaks.
+
+One short file each in `devices/`; a user's own is a file of the same keys. XLA chooses kernels by these figures without
+trying any (no autotuning), so that what it compiles here may differ in tile sizes and algorithms from what it compiles
+beside the GPU; what is computed, in which dtype and in how much memory, does not.
+"""
+
+import importlib.util
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
+from mpt_cli.settings.limits import expanded, read_yaml_text
+
+FOLDER = Path(__file__).parent / "devices"
+PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
+CUDNN = (9, 10, 0)  # for which XLA chooses among cuDNN's convolutions
+JAX_SHARE = 0.75  # of a GPU's memory is what JAX's allocator takes at most where XLA_PYTHON_CLIENT_MEM_FRACTION is not
+_TARGET = """
+gpu_device_info {{
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: {shared_core} shared_memory_per_block_optin: {shared_block}
+  threads_per_core_limit: {threads} core_count: {cores} fpus_per_core: {lanes}
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth} l2_cache_size: {l2} clock_rate_ghz: {clock} device_memory_size: {memory}
+  cuda_compute_capability {{ major: {major} minor: {minor} }}
+  registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: {cudnn[0]} minor: {cudnn[1]} patch: {cudnn[2]} }}
+device_description_str: "{description}"
+"""
+
+
+@dataclass(frozen=True)
+class Device:
+    """The figures of a data sheet; `teraflops` are dense peaks by dtype, `link_gb_per_second` goes one way.
+
+    `matrix_units` are the dtypes that they multiply. A product of float32 whose precision nobody raised is one of tf32
+    where the GPU has that, as XLA chooses it.
+    """
+
+    name: str
+    description: str
+    compute_capability: str
+    multiprocessors: int
+    lanes_per_multiprocessor: int
+    threads_per_multiprocessor: int
+    clock_ghz: float
+    memory_gib: float
+    memory_gb_per_second: float
+    l2_cache_kib: int
+    shared_kib_per_multiprocessor: int
+    shared_kib_per_block: int
+    teraflops: Mapping[str, float]
+    matrix_units: tuple[str, ...]
+    link_gb_per_second: float
+
+    @property
+    def memory_bytes(self) -> int:
+        """Of the whole GPU."""
+        return int(self.memory_gib * 2**30)
+
+    @property
+    def usable_bytes(self) -> int:
+        """What JAX's allocator takes of it at most: three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION."""
+        share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
+        return int(self.memory_bytes * (float(share) if share else JAX_SHARE))
+
+    @property
+    def has_tf32(self) -> bool:
+        """Whether its matrix units take float32 as tf32."""
+        return "tf32" in self.matrix_units
+
+    @property
+    def bytes_per_second(self) -> float:
+        """Between the GPU and its memory."""
+        return self.memory_gb_per_second * 1e9
+
+    @property
+    def link_bytes_per_second(self) -> float:
+        """Out of one GPU to the others."""
+        return self.link_gb_per_second * 1e9
+
+    def flops_per_second(self, dtype: str) -> float:
+        """The peak for products of `dtype`; one without units of its own is computed in float32.
+
+        >>> load_device("v100").flops_per_second("bfloat16") / 1e12
+        15.7
+        """
+        return 1e12 * self.teraflops.get(dtype, self.teraflops["float32"])
+
+    def at_least(self, capability: str) -> bool:
+        """Whether its compute capability is that or higher.
+
+        >>> load_device("b200").at_least("9.0"), load_device("v100").at_least("8.0")
+        (True, False)
+        """
+        return _version(self.compute_capability) >= _version(capability)
+
+    def target_config(self) -> str:
+        """The description that XLA compiles for, a text proto `stream_executor.GpuTargetConfigProto`."""
+        major, minor = _version(self.compute_capability)
+        return _TARGET.format(
+            shared_core=self.shared_kib_per_multiprocessor * 1024, shared_block=self.shared_kib_per_block * 1024,
+            threads=self.threads_per_multiprocessor, cores=self.multiprocessors, lanes=self.lanes_per_multiprocessor,
+            bandwidth=int(self.bytes_per_second), l2=self.l2_cache_kib * 1024, clock=self.clock_ghz,
+            memory=self.memory_bytes, major=major, minor=minor, cudnn=CUDNN, description=self.description,
+        )  # fmt: skip
+
+    def chips(self, count: int) -> list[Any]:
+        """`count` devices to compile for; nothing can be run on them."""
+        from jax.experimental import topologies
+
+        found = topologies.get_topology_desc(self.name, platform="cuda", target_config=self.target_config(),
+                                             topology=f"1x1x{count}")  # fmt: skip
+        return list(found.devices)
+
+
+def _version(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    return int(major), int(minor or 0)
+
+
+def device_names() -> list[str]:
+    """Those that are shipped.
+
+    >>> device_names()
+    ['a100', 'a6000', 'b200', 'h100', 'h200', 'v100']
+    """
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def load_device(word: str) -> Device:
+    """A shipped device by its name, or the path of a file of the user's own.
+
+    ConfigError for an unknown name, and with everything that is wrong with a file.
+
+    >>> load_device("h100").memory_bytes / 2**30
+    80.0
+    """
+    path = FOLDER / f"{word.lower()}.yaml"
+    if word.lower() not in device_names():
+        path = expanded(word)
+        if not path.is_file():
+            known = ", ".join(device_names())
+            own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
+            remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
+            raise ConfigError(Problem("--device", f"must be one of {known}.", word, remedy))
+    return _read(path)
+
+
+def _read(path: Path) -> Device:
+    import yaml
+
+    try:
+        content = yaml.safe_load(read_yaml_text(path))
+    except yaml.YAMLError as error:
+        raise ConfigError(Problem("--device", f"{path} is no YAML: {str(error).splitlines()[0]}.")) from error
+    kinds = {each.name: each.type for each in fields(Device) if each.name != "name"}
+    if not isinstance(content, dict):
+        raise ConfigError(Problem("--device", f"{path} must hold keys and values: {', '.join(kinds)}."))
+    problems = [Problem(f"{path}: {name}", "is missing.") for name in kinds if name not in content]
+    problems += [Problem(f"{path}: {name}", "is no key of a device.", None, did_you_mean(str(name), kinds))
+                 for name in content if name not in kinds]  # fmt: skip
+    problems += [problem for name, kind in kinds.items() if name in content
+                 if (problem := _problem(path, name, kind, content[name])) is not None]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+    return Device(path.stem, **{**content, "matrix_units": tuple(content["matrix_units"])})
+
+
+def _problem(path: Path, name: str, kind: Any, value: Any) -> Problem | None:
+    """What is wrong with one value of a file, None where nothing is."""
+    if name == "compute_capability":
+        right, rule = _is_version(value), 'must be a version in quotes, as "9.0".'
+    elif name == "description":
+        right, rule = isinstance(value, str) and '"' not in value and "\n" not in value, "must be one line of text."
+    elif name == "teraflops":
+        right = isinstance(value, dict) and "float32" in value and all(map(_is_positive, value.values()))
+        rule = "must be numbers above 0 by dtype, float32 among them."
+    elif name == "matrix_units":
+        right, rule = isinstance(value, list) and all(isinstance(each, str) for each in value), "must be dtypes."
+    else:
+        right = _is_positive(value) and (kind is float or isinstance(value, int))
+        rule = f"must be a {'number' if kind is float else 'whole number'} above 0."
+    return None if right else Problem(f"{path}: {name}", rule, value)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+def _is_version(value: Any) -> bool:
+    return isinstance(value, str) and all(part.isdigit() for part in value.split(".")) and value.count(".") == 1
+
+
+def check_compiler() -> None:
+    """ConfigError, with what to install, where there is no JAX that compiles for NVIDIA's GPUs."""
+    if not any(importlib.util.find_spec(name) for name in PLUGINS):
+        raise ConfigError(Problem("--device", "the compiler for NVIDIA's GPUs is not installed; it needs no GPU.",
+                                  None, f"{install_command('gpu-plan')} (3 GB)"))  # fmt: skip

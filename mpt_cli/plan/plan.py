@@ -1,0 +1,319 @@
+"""A plan: what a run's compiled program says of memory, work, bounds and devices; nothing of it is run.
+
+Bounds are not predictions: no kernel reaches its peak, so that a step takes longer than its bound. A kernel can't be
+faster than its operations at the peak of their dtype, nor than its bytes at the memory's peak (Williams et al. 2009,
+"Roofline"); kernels follow each other, so that their bounds add up; and the host starts them one by one.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from mpt_cli.errors import ConfigError
+from mpt_cli.plan.buffers import Buffer, largest_buffers
+from mpt_cli.plan.device import Device, load_device
+from mpt_cli.plan.hlo import Computation, Module, parse_module
+from mpt_cli.plan.program import Compiled, Memory, Planned, Target, assemble_for, check_plan, prepare_compiler
+from mpt_cli.plan.work import Kernel, Product, Step, read_step, step_loop, uneven
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import Settings
+from mpt_cli.sweep.search_space import read_grid
+
+TILE = 8  # elements: matrix units multiply float16 in tiles of that many or multiples
+LAUNCH_SECONDS = 2e-6  # assumed for the host to start a kernel; nobody measured it here
+MIXED = "mixed_"
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """Seconds that a step takes at least: where arithmetic binds, where memory does, for all launches, for what goes
+    between devices; `step` is the least of all together, without the last two where they can be hidden."""
+
+    compute: float
+    memory: float
+    launches: float
+    links: float
+
+    @property
+    def step(self) -> float:
+        """Kernels one after the other; starting them, and talking to other devices, may go on meanwhile."""
+        return max(self.compute + self.memory, self.launches, self.links)
+
+    @property
+    def by(self) -> str:
+        """What binds most."""
+        parts = {"compute": self.compute, "memory": self.memory}
+        whole = {"kernel launches": self.launches, "links between devices": self.links}
+        name = max(whole, key=lambda key: whole[key])
+        return name if whole[name] >= self.compute + self.memory else max(parts, key=lambda key: parts[key])
+
+
+@dataclass(frozen=True)
+class Share:
+    """Part of a whole: of a layer's operations, or of a kind of kernel's bytes."""
+
+    name: str
+    count: int
+    amount: float
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What goes between the devices in one step: all collectives of a kind and dtype together."""
+
+    opcode: str
+    dtype: str
+    count: int
+    elements: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Extra:
+    """What loss scaling, skips and records add to Keras's own step: kernels, bytes, operations, bytes of memory."""
+
+    kernels: int
+    bytes: int
+    flops: float
+    memory: int
+    plain_kernels: int
+    plain_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One configuration, compiled. Bytes and work are those of one device and one step."""
+
+    overrides: dict[str, str]
+    policy: str
+    batch_size: int
+    devices: int
+    parameters: int
+    memory: Memory
+    held_bytes: int  # of data that stays on the device beside what the program is given
+    usable_bytes: int
+    buffers: list[Buffer]
+    kernels: int
+    flops: dict[str, float]
+    product_flops: dict[str, float]
+    matrix_share: float
+    bytes: int
+    moves: list[Share]
+    islands: list[Share]
+    uneven: list[str]
+    traffic: list[Traffic]
+    host_transfers: list[str]
+    host_reads: int
+    unknown_loops: int
+    bound: Bound | None
+    extra: Extra | None
+    compile_seconds: float
+    warnings: list[str] = field(default_factory=list)
+    largest_batch: int | None = None
+
+    @property
+    def needed_bytes(self) -> int:
+        """On one device at the peak."""
+        return self.memory.peak + self.held_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether JAX's allocator has room for it."""
+        return self.needed_bytes <= self.usable_bytes
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `--json`."""
+        bound = None if self.bound is None else {**asdict(self.bound), "step": self.bound.step, "by": self.bound.by}
+        return {**asdict(self), "needed_bytes": self.needed_bytes, "fits": self.fits, "bound": bound}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `mpt plan` was asked for beside the configuration."""
+
+    device: str
+    devices: int = 1
+    find_batch: bool = False
+
+
+def plan(words: Sequence[str], request: Request, say: Say = lambda text: None) -> tuple[Device, list[Plan]]:
+    """The device and a plan of each configuration that `words` span (`policy=float32,mixed_float16`).
+
+    ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
+    """
+    device = load_device(request.device)
+    target = Target(device, request.devices)
+    found = [(overrides, settings_of(each)) for overrides, each in combinations_of(words)]
+    problems = []
+    for _, settings in found:
+        try:
+            check_plan(settings, request.devices)
+        except ConfigError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+    if problems:
+        raise ConfigError(problems)
+    return device, [_plan_one(overrides, settings, target, request, say) for overrides, settings in found]
+
+
+def settings_of(words: Sequence[str]) -> Settings:
+    """The run of these words with JAX's program, unless they name another backend; the seed changes no program."""
+    named = any(word.lstrip("+").startswith(("backend=", "backend.name=")) for word in words)
+    settings = load_settings([*words] if named else [*words, "backend=jax"])
+    return replace(settings, seed=settings.seed or 0)
+
+
+def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list[str]]]:
+    """Of each configuration the values that not all have, and its words."""
+    grid = read_grid(words)
+    if grid.problems:
+        raise ConfigError(grid.problems)
+    varied = [each for each in grid.assignments if each.is_varied]
+    for chosen in itertools.product(*(each.words for each in grid.assignments)):
+        by_key = dict(zip((each.key for each in grid.assignments), chosen, strict=True))
+        yield {each.key: by_key[each.key].partition("=")[2] for each in varied}, list(chosen)
+
+
+def _plan_one(overrides: dict[str, str], settings: Settings, target: Target, request: Request, say: Say) -> Plan:
+    platform = prepare_compiler(settings, target)
+    name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
+    say(f"compiling {name} for {target.count} x {request.device}")
+    planned = assemble_for(settings, target, platform)
+    found = read_plan(planned, planned.compile(), planned.compile_plain())
+    found = replace(found, overrides=overrides)
+    if not request.find_batch:
+        return found
+
+    def compiled(batch_size: int) -> bool:
+        say(f"compiling {name} for a batch of {batch_size}")
+        larger = replace(settings, trainer=replace(settings.trainer, batch_size=batch_size))
+        again = assemble_for(larger, target, platform)
+        return read_plan(again, again.compile(), None).fits
+
+    return replace(found, largest_batch=largest_batch(compiled, settings.trainer.batch_size, found.fits, target.count))
+
+
+def largest_batch(fits: Callable[[int], bool], start: int, start_fits: bool, multiple: int) -> int | None:
+    """The largest batch that fits, to an eighth and a multiple of `multiple`; None where not even the smallest does.
+
+    The batch is doubled or halved from `start`, then the gap is halved.
+
+    >>> largest_batch(lambda batch: batch <= 100, 8, True, 1)
+    96
+    """
+    low, high = (start, start * 2) if start_fits else (0, start)
+    while low and fits(high):
+        low, high = high, high * 2
+    while high - low > max(multiple, high // 8):
+        middle = (low + high) // 2 // multiple * multiple
+        if middle in (low, high):
+            break
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low or None
+
+
+def read_plan(planned: Planned, compiled: Compiled, plain: Compiled | None) -> Plan:
+    """What the two programs say, of the run and of Keras's own step."""
+    from mpt_cli.training.assembly import count_parameters
+
+    parts, device = planned.parts, planned.target.device
+    module = parse_module(compiled.text)
+    step = read_step(module, device is not None and device.has_tf32)
+    units = () if device is None else device.matrix_units
+    products = step.product_flops()
+    return Plan(
+        overrides={}, policy=parts.settings.policy.name, batch_size=parts.settings.trainer.batch_size,
+        devices=planned.target.count, parameters=count_parameters(parts.model), memory=compiled.memory,
+        held_bytes=_held_bytes(planned), usable_bytes=0 if device is None else device.usable_bytes,
+        buffers=largest_buffers(_body(module), 8), kernels=len(step.kernels), flops=_flops_by_dtype(step),
+        product_flops=products, matrix_share=sum(products.get(unit, 0.0) for unit in units) / max(step.flops(), 1.0),
+        bytes=step.bytes, moves=_moves(step), islands=_islands(step.products, parts.settings.policy.name),
+        uneven=_uneven(step.products, units), traffic=_traffic(step), host_transfers=step.host_transfers,
+        host_reads=step.host_reads, unknown_loops=step.unknown_loops,
+        bound=None if device is None else bound_of(step, device, planned.target.count),
+        extra=None if plain is None else _extra(step, compiled, plain),
+        compile_seconds=compiled.seconds, warnings=list(parts.warnings),
+    )  # fmt: skip
+
+
+def _body(module: Module) -> Computation:
+    return module.computations[step_loop(module).called["body"]]
+
+
+def _held_bytes(planned: Planned) -> int:
+    """Validation data that stays on the device during training."""
+    from mpt_cli.engine.feed import byte_size
+
+    parts = planned.parts
+    return (byte_size(parts.data.validation) or 0) if parts.resident else 0
+
+
+def bound_of(step: Step, device: Device, devices: int) -> Bound:
+    """Each kernel at the peak of the device that binds it; what it sums over devices in a ring."""
+    compute = memory = 0.0
+    for kernel in step.kernels:
+        arithmetic, moving = arithmetic_seconds(kernel, device), kernel.bytes / device.bytes_per_second
+        compute, memory = (compute + arithmetic, memory) if arithmetic > moving else (compute, memory + moving)
+    sent = sum(_sent(each.opcode, each.bytes, devices) for each in step.collectives)
+    return Bound(compute, memory, len(step.kernels) * LAUNCH_SECONDS, sent / device.link_bytes_per_second)
+
+
+def arithmetic_seconds(kernel: Kernel, device: Device) -> float:
+    """Products at the peak of their dtype, element-wise operations at that of float32 outside of the matrix units."""
+    products = sum(product.flops / device.flops_per_second(product.dtype) for product in kernel.products)
+    return products + sum(kernel.arithmetic.values()) / device.flops_per_second("float32")
+
+
+def _sent(opcode: str, count: int, devices: int) -> float:
+    """Bytes that each device of a ring sends: a sum takes two rounds of the ring, a gathering or scattering one.
+
+    >>> _sent("all-reduce", 800, 8), _sent("all-gather", 800, 8)
+    (1400.0, 700.0)
+    """
+    return (2 if opcode == "all-reduce" else 1) * count * (devices - 1) / devices
+
+
+def _flops_by_dtype(step: Step) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for kernel in step.kernels:
+        for dtype, count in kernel.flops().items():
+            found[dtype] = found.get(dtype, 0.0) + count
+    return found
+
+
+def _moves(step: Step) -> list[Share]:
+    """Kernels that do nothing but cast, transpose or copy."""
+    kinds = sorted({kernel.move for kernel in step.kernels} - {""})
+    members = {kind: [kernel for kernel in step.kernels if kernel.move == kind] for kind in kinds}
+    return [Share(kind, len(found), sum(kernel.bytes for kernel in found)) for kind, found in members.items()]
+
+
+def _islands(products: Sequence[Product], policy: str) -> list[Share]:
+    """Under a mixed policy: layers whose products are in float32 or tf32, with their operations."""
+    if not policy.startswith(MIXED):
+        return []
+    found: dict[str, list[float]] = {}
+    for product in products:
+        if product.dtype in ("float32", "tf32", "float64"):
+            found.setdefault(product.layer.path or str(product.layer), []).append(product.flops)
+    shares = [Share(name, len(flops), sum(flops)) for name, flops in found.items()]
+    return sorted(shares, key=lambda share: -share.amount)
+
+
+def _uneven(products: Sequence[Product], units: tuple[str, ...]) -> list[str]:
+    found = [product for product in products if uneven(product, units, TILE)]
+    return list(dict.fromkeys(f"{product.layer} ({' x '.join(map(str, product.sizes))})" for product in found))
+
+
+def _traffic(step: Step) -> list[Traffic]:
+    kinds = sorted({(each.opcode, each.dtype) for each in step.collectives})
+    groups = [[each for each in step.collectives if (each.opcode, each.dtype) == kind] for kind in kinds]
+    return [Traffic(*kind, len(group), sum(each.elements for each in group), sum(each.bytes for each in group))
+            for kind, group in zip(kinds, groups, strict=True)]  # fmt: skip
+
+
+def _extra(step: Step, compiled: Compiled, plain: Compiled) -> Extra:
+    other = read_step(parse_module(plain.text), True)
+    return Extra(len(step.kernels) - len(other.kernels), step.bytes - other.bytes, step.flops() - other.flops(),
+                 compiled.memory.peak - plain.memory.peak, len(other.kernels), other.bytes)  # fmt: skip

@@ -1,0 +1,186 @@
+"""The training loop of a run, compiled from shapes for GPUs that are not here: the one that `mpt train` would call.
+
+Nothing of the model is allocated: its large variables have no values, and the loop is lowered for abstract arrays.
+While the program is traced, JAX answers for the device it is for, so that what asks (Keras, whether cuDNN's attention
+can be used; our own loop, whether it runs on a CPU) builds what it would build there.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+from mpt_cli.engine.backend import Platform, prepare_backend
+from mpt_cli.engine.distribution import Distribution, undistributed
+from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
+from mpt_cli.plan.device import Device, check_compiler
+from mpt_cli.settings.schema import Settings
+from mpt_cli.training.program import SettingsProgram
+
+if TYPE_CHECKING:
+    from mpt_cli.training.assembly import Assembly
+
+MOST_REAL_ELEMENTS = 4096  # a variable of as many, such as a learning rate, has its value: code may ask for it
+CPU = "cpu"  # compiled for the processor that is here, where predictions can be held against a run
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes on one device: what the program is given, what it makes, what of that it makes in place of what it was
+    given, what it needs meanwhile, and the most at once."""
+
+    arguments: int
+    outputs: int
+    reused: int
+    temporaries: int
+    peak: int
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A program as XLA compiled it: its HLO text, its memory, and the seconds that took."""
+
+    text: str
+    memory: Memory
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """`count` devices to compile for; `device` is None for the CPU that is here."""
+
+    device: Device | None
+    count: int = 1
+
+    @property
+    def platform(self) -> str:
+        """JAX's name for it."""
+        return CPU if self.device is None else "gpu"
+
+    def distribution(self) -> Distribution:
+        """A batch is split over them, all else is on each."""
+        import jax
+        import numpy as np
+
+        chips = jax.devices(CPU)[: self.count] if self.device is None else self.device.chips(self.count)
+        return Distribution(self.count, mesh=jax.sharding.Mesh(np.array(chips), ("batch",)))
+
+
+def check_plan(settings: Settings, devices: int) -> None:
+    """ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
+    problems, batch = [], settings.trainer.batch_size
+    if settings.backend.name != "jax":
+        rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
+        problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
+                                "recipe."))  # fmt: skip
+    if settings.trainer.jit_compile is False:
+        rule = "must be auto or true: what is planned is the compiled program."
+        problems.append(Problem("trainer.jit_compile", rule, False))
+    if devices < 1:
+        problems.append(Problem("--devices", "must be at least 1.", devices))
+    elif batch % devices:
+        problems.append(Problem("trainer.batch_size", f"must be a multiple of the {devices} devices it is split over.",
+                                batch))  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+
+
+def prepare_compiler(settings: Settings, target: Target) -> Platform:
+    """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
+    if target.device is not None:
+        check_compiler()
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # JAX looks for a driver otherwise
+    plain = undistributed(settings)
+    return prepare_backend(replace(plain, backend=replace(plain.backend, device=CPU, compile_cache=None)))
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run assembled for a target: its loop can be compiled, and nothing can be run."""
+
+    target: Target
+    parts: "Assembly"
+
+    def lower(self) -> Any:
+        """The loop of the run as JAX traced it, to be compiled: a `jax.stages.Lowered`."""
+        return self._lowered(lambda engine: engine.lower_training(self._piece(engine)))
+
+    def compile(self) -> Compiled:
+        """The loop of the run."""
+        return self._compiled(self.lower())
+
+    def compile_plain(self) -> Compiled | None:
+        """The loop of Keras's own step, without loss scaling, skips, records and streaks; None where the model has a
+        step of its own, which can't be had without them."""
+        engine: Any = self.parts.engine
+        if engine.own is not None and engine.own.optimizers:
+            return None
+        return self._compiled(self._lowered(lambda engine: engine.lower_plain_training(self._piece(engine))))
+
+    def _piece(self, engine: Any) -> Any:
+        piece = self.parts.train_feed.empty_piece()
+        return replace(piece, batch_indices=engine.to_device(piece.batch_indices))
+
+    def _lowered(self, lower: Callable[[Any], Any]) -> Any:
+        with answering_for(self.target), self.parts.policy.scope(), _tracing_errors():
+            return lower(self.parts.engine)
+
+    def _compiled(self, lowered: Any) -> Compiled:
+        began = time.perf_counter()
+        with _tracing_errors():
+            compiled = lowered.compile()
+        stats = compiled.memory_analysis()
+        given, outputs, reused = (stats.argument_size_in_bytes, stats.output_size_in_bytes, stats.alias_size_in_bytes)
+        temporaries = stats.temp_size_in_bytes
+        memory = Memory(given, outputs, reused, temporaries, given + outputs - reused + temporaries)
+        return Compiled(compiled.as_text(), memory, time.perf_counter() - began)
+
+
+def assemble_for(settings: Settings, target: Target, platform: Platform) -> Planned:
+    """The run of `settings` with everything but values; ConfigError where the model can't be built or traced."""
+    from mpt_cli.plan.lowering import PlannedEngine
+    from mpt_cli.precision.keras_internals import large_variables_without_values
+    from mpt_cli.training.assembly import Hardware, assemble
+
+    program = SettingsProgram(undistributed(settings))
+    data = program.load_data()
+    with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), _tracing_errors():
+        parts = assemble(program, platform, data, Hardware(target.distribution(), PlannedEngine))
+    return Planned(target, parts)
+
+
+@contextmanager
+def answering_for(target: Target) -> Iterator[None]:
+    """Inside, JAX and what asks it answer for the target: its platform, cuDNN's attention, float16 products."""
+    import jax
+
+    with ExitStack() as stack:
+        if target.device is not None:
+            device = target.device
+            attention: Any = jax.nn.dot_product_attention
+            original = getattr(attention, "original", attention)  # without our emulation for CPUs
+            stack.enter_context(mock.patch.object(jax.nn, "dot_product_attention", original))
+            stack.enter_context(mock.patch.object(jax, "default_backend", lambda: target.platform))
+            stack.enter_context(mock.patch("jax._src.cudnn.fused_attention_stablehlo.check_compute_capability",
+                                           device.at_least))  # fmt: skip
+        yield
+
+
+@contextmanager
+def _tracing_errors() -> Iterator[None]:
+    """ConfigError or UserCodeError in place of an exception of the model's, of JAX or of XLA."""
+    try:
+        yield
+    except MptError:
+        raise
+    except Exception as error:
+        told = summarise_error(error)
+        if re.search("Concretization|TracerBool|TracerArray|TracerInteger", type(error).__name__):
+            rule = f"its step can't be traced: it asks for a value that is known only while it runs ({told[:200]})."
+            remedy = "Use keras.ops.where or keras.ops.cond in place of an if, and no NumPy inside `call`."
+            raise ConfigError(Problem("model", rule, None, remedy)) from error
+        raise UserCodeError(f"The model could not be compiled for planning: {told[:400]}") from error

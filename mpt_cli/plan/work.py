@@ -1,0 +1,361 @@
+"""What one training step of a compiled program does: its kernels, what each computes and moves, what goes between
+devices and to the host.
+
+A step is the body of the program's loop, at whose conditions the branch is counted that is taken where they hold: of
+ours, that the gradients are finite, the step is applied, and the log has a line of it.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from mpt_cli.plan.hlo import Computation, Instruction, Module, Shape
+
+NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all", "opt-barrier", "while",
+             "conditional", "call", "partition-id", "replica-id", "add-dependency"}  # fmt: skip
+COLLECTIVES = ("all-reduce", "reduce-scatter", "all-gather", "collective-permute", "all-to-all", "ragged-all-to-all")
+ARITHMETIC = {"add", "subtract", "multiply", "divide", "maximum", "minimum", "exponential", "exponential-minus-one",
+              "log", "log-plus-one", "tanh", "sqrt", "rsqrt", "power", "negate", "abs", "logistic", "sine", "cosine",
+              "erf", "cbrt", "remainder", "atan2"}  # fmt: skip
+REDUCTIONS = {"reduce", "reduce-window", "scatter", "select-and-scatter"}
+MOVES = {"copy": "copies", "transpose": "transposes", "convert": "casts", "copy-start": "copies"}
+CARRIED = {"bitcast", "reshape", "parameter", "broadcast", "constant", "slice", "concatenate", "pad", "tuple",
+           "reverse", "get-tuple-element", "dynamic-slice"}  # fmt: skip  # go along with a move
+SLICES = {"dynamic-slice", "slice", "gather"}
+_CONTROL = re.compile(r"^(jit\(.*\)|while|body|cond|closed_call|branch_\d+_fun|checkpoint|remat\d*|custom_vjp_call|"
+                      r"custom_jvp_call|shard_map|body_jaxpr|cond_jaxpr)$")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Where an instruction comes from, of the names under which it was traced: a layer's path, and whether it is part
+    of the backward pass; the last name is JAX's operation."""
+
+    path: str
+    backward: bool
+    operation: str
+
+    def __str__(self) -> str:
+        name = self.path or f"({self.operation})"
+        return f"{name}, backward" if self.backward else name
+
+
+def layer_of(op_name: str) -> Layer:
+    """
+    >>> str(layer_of("jit(<lambda>)/while/body/transpose(jvp(block_1))/query/dot_general"))
+    'block_1/query, backward'
+    >>> str(layer_of("jit(<lambda>)/while/body/cond/branch_1_fun/adam/mul")), str(layer_of("jit(f)/while/body/and"))
+    ('adam', '(and)')
+    """
+    *path, operation = op_name.split("/") if op_name else [""]
+    backward = any(part.startswith("transpose(") for part in path)
+    names = [re.sub(r"^(?:transpose\(|jvp\(|vmap\(|rematted_computation\()+([^()]*)\)*$", r"\1", part) for part in path]
+    return Layer("/".join(name for name in names if name and not _CONTROL.match(name)), backward, operation)
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product or convolution: the dtype that it multiplies in, its floating-point operations (a multiplication
+    and an addition count as two), rows, columns and terms of a sum (none known of an attention), and its layer."""
+
+    dtype: str
+    flops: float
+    sizes: tuple[int, ...]
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Something summed or gathered over the devices: bytes of one device's part."""
+
+    opcode: str
+    dtype: str
+    elements: int
+    bytes: int
+    layer: Layer
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What is started on the device as one piece; `move` is casts, transposes or copies where it does nothing else."""
+
+    layer: Layer
+    products: tuple[Product, ...]
+    arithmetic: dict[str, float]
+    bytes: int
+    move: str = ""
+
+    def flops(self) -> dict[str, float]:
+        """Floating-point operations by dtype; element-wise ones count one each."""
+        found = dict(self.arithmetic)
+        for product in self.products:
+            found[product.dtype] = found.get(product.dtype, 0.0) + product.flops
+        return found
+
+
+@dataclass
+class Step:
+    """One step: its kernels (each as often as it runs), collectives, instructions that reach the host, and the
+    conditions of loops and branches, which the host reads unless XLA puts them into a graph of its own."""
+
+    kernels: list[Kernel] = field(default_factory=list)
+    collectives: list[Collective] = field(default_factory=list)
+    host_transfers: list[str] = field(default_factory=list)
+    host_reads: int = 0
+    unknown_loops: int = 0  # inner loops of a length that is not in the program, counted as one round
+
+    @property
+    def bytes(self) -> int:
+        """Read from and written to the device's memory."""
+        return sum(kernel.bytes for kernel in self.kernels)
+
+    @property
+    def products(self) -> list[Product]:
+        return [product for kernel in self.kernels for product in kernel.products]
+
+    def product_flops(self) -> dict[str, float]:
+        """Of matrix products and convolutions, by dtype."""
+        found: dict[str, float] = {}
+        for product in self.products:
+            found[product.dtype] = found.get(product.dtype, 0.0) + product.flops
+        return found
+
+    def flops(self) -> float:
+        """Of everything."""
+        return sum(sum(kernel.flops().values()) for kernel in self.kernels)
+
+
+def read_step(module: Module, has_tf32: bool) -> Step:
+    """The step of a training loop. `has_tf32`: whether the device multiplies float32 as tf32 unless told otherwise.
+
+    ValueError where the program has no loop.
+    """
+    reader = _Reader(module, has_tf32)
+    reader.read_loop(step_loop(module), 1)
+    return reader.step
+
+
+def step_loop(module: Module) -> Instruction:
+    """The loop over steps: that with the longest body. ValueError where there is none."""
+    loops = [each for each in module.entry if each.opcode == "while"]
+    if not loops:
+        raise ValueError("The program must have a loop over steps. Received: one without.")
+    return max(loops, key=lambda loop: len(module.computations[loop.called["body"]].instructions))
+
+
+class _Reader:
+    """Walks a program and fills a `Step`."""
+
+    def __init__(self, module: Module, has_tf32: bool) -> None:
+        self.computations, self.has_tf32, self.step = module.computations, has_tf32, Step()
+
+    def read_loop(self, loop: Instruction, times: int) -> None:
+        for word in ("body", "condition"):
+            self._read(self.computations[loop.called[word]], times)
+
+    def _read(self, computation: Computation, times: int) -> None:
+        for each in computation:
+            self._read_instruction(computation, each, times)
+
+    def _read_instruction(self, computation: Computation, each: Instruction, times: int) -> None:
+        if each.opcode == "while":
+            rounds = each.config.get("known_trip_count", {}).get("n")
+            self.step.unknown_loops += rounds is None
+            self.step.host_reads += rounds is None
+            self.read_loop(each, times * int(rounds or 1))
+        elif each.opcode == "conditional":
+            self.step.host_reads += times
+            self._read(self.computations[each.branches[-1]], times)
+        elif each.opcode in ("call", "async-start"):
+            self._read(self.computations[each.called.get("to_apply") or each.called["calls"]], times)
+        elif self._is_work(each):
+            self._add(computation, each, times)
+
+    def _is_work(self, each: Instruction) -> bool:
+        return each.opcode not in NO_KERNEL and not each.opcode.endswith(("-done", "-update"))
+
+    def _add(self, computation: Computation, each: Instruction, times: int) -> None:
+        layer = layer_of(each.op_name)
+        if (transfer := _host_transfer(each)) is not None:
+            self.step.host_transfers.append(f"{transfer} of {layer}")
+        opcode = each.opcode.removesuffix("-start")
+        if opcode in COLLECTIVES:
+            shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
+            self.step.collectives += [Collective(opcode, shape.dtype or shape.kind, shape.elements, shape.bytes, layer)
+                                      for shape in shapes] * times  # fmt: skip
+        products = tuple(self._products(computation, each))
+        moved = _bytes_of(self.computations, computation, each)
+        kernel = Kernel(layer, products, self._arithmetic(computation, each), moved, self._move(each))
+        self.step.kernels += [kernel] * times
+
+    def _products(self, computation: Computation, each: Instruction) -> Iterator[Product]:
+        found = _product(computation, each)
+        if found is not None:
+            yield Product(self._dtype(computation, each), *found, layer_of(each.op_name))
+        elif each.opcode == "fusion":
+            inner = self.computations[each.called["calls"]]
+            for one in inner:
+                yield from self._products(inner, one)
+
+    def _dtype(self, computation: Computation, each: Instruction) -> str:
+        """What is multiplied: float32 is tf32 where nobody asked for more."""
+        name = computation.operand(each, 0).shape.dtype or "integer"
+        precision = f"{each.text('algorithm')}{each.config.get('gemm_backend_config', {}).get('precision_config', '')}"
+        raised = re.search("operand_precision=.[^}]*high|HIGH|f32_f32_f32", each.attributes + precision)
+        return "tf32" if name == "float32" and self.has_tf32 and not raised else name
+
+    def _arithmetic(self, computation: Computation, each: Instruction) -> dict[str, float]:
+        found: dict[str, float] = {}
+        if each.opcode == "fusion":
+            inner = self.computations[each.called["calls"]]
+            for one in inner:
+                for dtype, count in self._arithmetic(inner, one).items():
+                    found[dtype] = found.get(dtype, 0.0) + count
+        elif each.opcode in ARITHMETIC and each.shape.dtype:
+            found[each.shape.dtype] = float(each.shape.elements)
+        elif each.opcode in REDUCTIONS and each.shape.dtype:
+            found[each.shape.dtype] = float(computation.operand(each, 0).shape.elements)
+        return found
+
+    def _move(self, each: Instruction) -> str:
+        """casts, transposes or copies for a kernel that does nothing else, the first of them that it does."""
+        opcodes = set(self._opcodes(each))
+        found = [word for opcode, word in MOVES.items() if opcode in opcodes]
+        return found[-1] if found and opcodes <= MOVES.keys() | CARRIED else ""
+
+    def _opcodes(self, each: Instruction) -> Iterator[str]:
+        if each.opcode != "fusion":
+            yield each.opcode
+            return
+        for one in self.computations[each.called["calls"]]:
+            yield from self._opcodes(one)
+
+
+def _host_transfer(each: Instruction) -> str | None:
+    """What an instruction does with the host's memory or programs; None for nothing."""
+    if each.opcode in ("infeed", "outfeed", "send", "recv"):
+        return each.opcode
+    if "callback" in each.text("custom_call_target"):
+        return "a call into Python"
+    return "a copy" if any(shape.on_host for shape in each.shapes) else None
+
+
+def _product(computation: Computation, each: Instruction) -> tuple[float, tuple[int, ...]] | None:
+    """Operations and sizes (rows, columns, terms) of an instruction that is a product; None for another."""
+    target = each.text("custom_call_target")
+    if each.opcode == "dot":
+        return _dot(computation, each, each.numbers("lhs_contracting_dims"), each.numbers("lhs_batch_dims"))
+    if target.startswith("__cublas$"):
+        numbers = each.config.get("gemm_backend_config", {}).get("dot_dimension_numbers", {})
+        sides = (tuple(map(int, numbers.get(f"lhs_{word}_dimensions", ()))) for word in ("contracting", "batch"))
+        return _dot(computation, each, *sides)
+    if each.opcode == "convolution" or target.startswith("__cudnn$conv"):
+        return _convolution(computation, each, target)
+    if target.startswith("__cudnn$fmha"):
+        return _attention(computation, each, "Backward" in target)
+    return None
+
+
+def _dot(
+    computation: Computation, each: Instruction, contracted: tuple[int, ...], batch: tuple[int, ...]
+) -> tuple[float, tuple[int, ...]]:
+    left = computation.operand(each, 0).shape.sizes
+    terms = math.prod(left[index] for index in contracted)
+    copies = math.prod(left[index] for index in batch)
+    rows = math.prod(left) // max(terms * copies, 1)
+    columns = each.shape.elements // max(rows * copies, 1)
+    return 2.0 * each.shape.elements * terms, (rows, columns, terms)
+
+
+def _convolution(computation: Computation, each: Instruction, target: str) -> tuple[float, tuple[int, ...]]:
+    """Each output of the forward pass is a sum over the kernel and the input channels of its group.
+
+    What cuDNN computes backward has as many operations, and names the dimensions of the forward pass.
+    """
+    shapes = [computation.operand(each, index).shape for index in (0, 1)]
+    labels = re.match(r"\w+_(\w+)->\w+", each.text("dim_labels"))
+    assert labels is not None
+    place = labels[1].index("o")
+    if not target:
+        sizes = [int(size) for size in _window(each, "size").split("x") if size]
+        dilation = math.prod(int(size) for size in _window(each, "lhs_dilate").split("x") if size)
+        inputs = shapes[1].sizes[labels[1].index("i")]
+        terms = math.prod(sizes) * inputs
+        return 2.0 * each.shape.elements * terms / dilation, (shapes[1].sizes[place], inputs)
+    kernel, outputs = {"BackwardFilter": (each.shape, shapes[1]), "BackwardInput": (shapes[1], shapes[0])}.get(
+        target.removeprefix("__cudnn$conv"), (shapes[1], each.shape))  # fmt: skip
+    channels = kernel.sizes[place]
+    return 2.0 * outputs.elements * kernel.elements / channels, (channels, kernel.sizes[labels[1].index("i")])
+
+
+def _window(each: Instruction, word: str) -> str:
+    found = re.search(rf"window=\{{[^}}]*\b{word}=([\dx]+)", each.attributes)
+    return found[1] if found else ""
+
+
+def _attention(computation: Computation, each: Instruction, backward: bool) -> tuple[float, tuple[int, ...]]:
+    """cuDNN's fused attention: two products forward, five backward (one of them repeats the forward's), each of queries
+    by keys by head size. A causal mask saves it about half, which is not taken off."""
+    query, key = (computation.operand(each, index).shape.sizes for index in (0, 1))
+    axis = next((axis for axis in (1, 2) if query[axis] != key[axis]), 1)  # where lengths differ they show the layout
+    return (10.0 if backward else 4.0) * math.prod(query) * key[axis], ()
+
+
+def _bytes_of(computations: dict[str, Computation], computation: Computation, each: Instruction) -> int:
+    """What a kernel reads and writes: of an array that it takes slices of, the slices; of one that it changes in place,
+    the change; all else once and whole."""
+    if each.opcode == "fusion":
+        inner = computations[each.called["calls"]]
+        read = sum(_bytes_read(inner, parameter) for parameter in inner.parameters)
+        root = inner.root
+        results = [inner.instructions[name] for name in root.operands] if root.opcode == "tuple" else [root]
+        return read + sum(_bytes_written(inner, result) for result in results)
+    if each.opcode in SLICES:
+        return 2 * each.bytes
+    if each.opcode == "dynamic-update-slice":
+        return 2 * computation.operand(each, 1).bytes
+    made = [shape for shape in each.shapes if each.opcode != "custom-call" or shape.kind != "u8"]  # its workspace
+    if each.opcode.endswith("-start"):
+        return 2 * sum(shape.bytes for shape in made)
+    return sum(shape.bytes for shape in made) + sum(
+        computation.instructions[name].bytes for name in dict.fromkeys(each.operands))  # fmt: skip
+
+
+def _bytes_read(inner: Computation, parameter: Instruction) -> int:
+    users = [each for each in inner if parameter.name in each.operands]
+    total = 0
+    for user in users:
+        if user.opcode in SLICES and user.operands[0] == parameter.name:
+            total += user.bytes
+        elif user.opcode == "dynamic-update-slice" and user.operands[0] == parameter.name:
+            total += 0  # changed in place
+        elif user.opcode in ("bitcast", "reshape") and math.prod(user.shape.sizes) == parameter.shape.elements:
+            total += _bytes_read(inner, user)
+        else:
+            return parameter.bytes
+    return min(total, parameter.bytes)
+
+
+def _bytes_written(inner: Computation, result: Instruction) -> int:
+    while result.opcode in ("bitcast", "reshape"):
+        result = inner.operand(result, 0)
+    return inner.operand(result, 1).bytes if result.opcode == "dynamic-update-slice" else result.bytes
+
+
+def uneven(product: Product, device_units: tuple[str, ...], multiple: int) -> bool:
+    """Whether a product of the matrix units has a size that is no multiple, so that part of them idles.
+
+    >>> layer = layer_of("")
+    >>> uneven(Product("float16", 1.0, (64, 10, 512), layer), ("float16",), 8)
+    True
+    """
+    return product.dtype in device_units and any(size % multiple for size in product.sizes)
+
+
+def matrix_shape(shape: Shape) -> str:
+    """
+    >>> matrix_shape(Shape("f16", (4, 8)))
+    'float16 [4, 8]'
+    """
+    return f"{shape.dtype or shape.kind} {list(shape.sizes)}"

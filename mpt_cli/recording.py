@@ -1,0 +1,298 @@
+"""Steps on record: from the log that an optimizer keeps inside the compiled step into a run directory.
+
+`mpt.Recorder` takes the records between two batches of Keras's `fit`. In a training loop of a script's own nobody comes
+by: there they are taken beside the loop, which waits for nothing.
+"""
+
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import yaml
+
+from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
+from mpt_cli.errors import BUG
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.own_step import unwrapped
+from mpt_cli.precision.step_log import StepRows
+from mpt_cli.report.run import Run
+from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
+from mpt_cli.runs.presence import header_dict
+from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
+from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings.schema import Settings
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
+from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
+from mpt_cli.telemetry.setup import build_telemetry
+from mpt_cli.telemetry.signs import observe
+from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of
+from mpt_cli.training.progress import Progress
+
+NOT_OURS = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
+            "deterministic", "loss", "metrics", "from_logits")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is recorded, by whom, how the run ends where a health rule is broken, and whether XLA compiles the steps."""
+
+    recorded_by: str
+    settings: Settings
+    scaling: Scaling
+    stops: bool = True
+    jit_compile: bool = False
+
+
+class Recording:
+    """One training on record. A subclass says what is trained (`variables`, `header`) and when records are taken."""
+
+    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory, missing: list[str]) -> None:
+        settings = subject.settings
+        self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
+        self.run, self.missing = run, missing
+        self.offset, self.taken, self.began = int(optimizer.seen_steps), 0, time.perf_counter()
+        self.ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
+        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
+        self.progress = Progress()
+        self.stop: Stop | None = None
+        self.tells_loss = True
+        self.stack = ExitStack()
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        """Those that the optimizer trains, in the order of its gradients."""
+        raise NotImplementedError
+
+    def header(self) -> RunHeader:
+        """What is known before the first step."""
+        raise NotImplementedError
+
+    def ring(self) -> tuple[list[Any], Any]:
+        """The values of the step log and the optimizer's tally."""
+        log, state = self.optimizer.step_log, self.optimizer.scale_state
+        assert log is not None and state is not None
+        return [variable.value for variable in log.variables], state.by_name["tally"].value
+
+    def rows(self) -> StepRows:
+        """Those since the last look."""
+        assert self.optimizer.step_log is not None
+        return self.optimizer.step_log.read(*self.ring(), self.offset + self.taken)
+
+    def open(self, quiet: bool) -> None:
+        """Hold the run directory, and write down what is recorded."""
+        self.stack.enter_context(self.run.lock())
+        logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
+        self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
+        platform = running_platform()
+        facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
+                               policy=self.settings.policy.name)  # fmt: skip
+        environment = collect_environment(facts, sys.argv)
+        for unknown in ("seed", "dataset_fingerprint"):
+            environment[unknown] = None
+        self.environment = {**environment, "recorded_by": self.subject.recorded_by}
+        self._write_environment()
+        tree = yaml.safe_load(resolved_yaml(replace(self.settings, run_dir=None, resume=None, seed=None)))
+        for name in NOT_OURS:
+            del tree["trainer"][name]
+        write_atomic(self.run.config_yaml, yaml.safe_dump(tree, sort_keys=False))
+
+    def _write_environment(self) -> None:
+        write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
+
+    def announce(self) -> None:
+        """The header, once all that it says is known."""
+        self.ledger.rules = self.ledger_options()
+        header = self.header()
+        write_json(self.run.header_json, header_dict(header))
+        self.telemetry.start(header)
+        for sentence in self.missing:
+            self.telemetry.message(f"not recorded: {sentence}")
+
+    def ledger_options(self) -> LedgerOptions:
+        rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
+        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply")
+
+    def described_optimizer(self) -> str:
+        """For the header."""
+        return f"{type(unwrapped(self.optimizer)).__name__}, learning rate {self.settings.optimizer.learning_rate:g}"
+
+    def take(self, rows: StepRows) -> None:
+        """Steps into ledger and events; health rules are asked."""
+        if rows.lost:
+            self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
+        self.taken += len(rows.floats) + rows.lost
+        floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
+        events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints, {}), self.progress.epoch)
+        self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
+        self.telemetry.progress(self.ledger.seen, self.progress.epoch)
+        if len(rows.floats):
+            self.obey(self.health.check(self.signs()))
+
+    def signs(self) -> Any:
+        progress = self.progress
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
+
+    def obey(self, stop: Stop | None) -> bool:
+        """Say that a health rule is broken, the first time; whether the run is to end."""
+        if stop is None or self.stop is not None:
+            return False
+        self.stop = stop
+        self.telemetry.message(str(stop))
+        return self.subject.stops
+
+    def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
+        """A line of the log."""
+        ledger, mean = self.ledger, self.ledger.take_mean_loss()
+        loss = metrics.get("loss") if epoch_end or not self.tells_loss else mean
+        self.telemetry.snapshot(ledger.snapshot(
+            epoch=self.progress.epoch, loss=loss, examples_per_second=None,
+            metrics={name: value for name, value in metrics.items() if name != "loss"}, epoch_end=epoch_end,
+            step_in_epoch=self.progress.step_in_epoch, memory_bytes=memory_in_use(),
+        ))  # fmt: skip
+
+    def finish(self) -> None:
+        """At the end of what was recorded."""
+        verdict, explanation = judge(self.signs())
+        stopped = self.stop is not None and self.subject.stops
+        if self.stop is not None:
+            explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
+            verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
+        status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
+        self.end(Conclusion(status, exit_code, verdict, explanation))
+
+    def fail(self, error: BaseException | None) -> None:
+        """Where it did not come to its end; `error` is what ended it, where that is known."""
+        words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
+        self.end(Conclusion("failed", BUG, judge(self.signs())[0], words))
+
+    def end(self, ending: Conclusion) -> None:
+        summary = Summary(
+            **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
+            peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
+            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False,
+        )  # fmt: skip
+        self.telemetry.finish(summary)
+        write_summary(self.run.summary_json, summary)
+        self.stack.close()
+
+
+RING_ROWS = 16384  # half a second of steps of 30 microseconds; 0.7 MB
+NOT_OF_A_LOOP = [
+    "epochs, metrics, validation and examples per second: only fit tells them, so that all steps count as one epoch",
+    "checkpoints: a loop of its own can't be gone on with",
+    "whole skips: a skipped step leaves weights and optimizer alone, the loop itself moves metrics and statistics of "
+    "normalisation",
+]
+NO_LOSS_OF_LOOP = ("the loss of each step, and so whether an overflow began in the forward pass: gradients were "
+                   "applied elsewhere than they were taken")  # fmt: skip
+
+
+class LoopRecording(Recording):
+    """A training loop of a script's own: its steps are taken every now and then by another thread, and at the end.
+
+    The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it is said.
+    """
+
+    def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory) -> None:
+        super().__init__(subject, optimizer, run, list(NOT_OF_A_LOOP))
+        self.progress.epoch = 1
+        self._lock = threading.Lock()
+        self._is_announced = False
+        self.is_over = False
+        self.open(quiet=True)  # the script says what it has to say itself
+
+    @property
+    def variables(self) -> Sequence[Any]:
+        return self.optimizer.trained_variables
+
+    def header(self) -> RunHeader:
+        platform, settings, scaling = running_platform(), self.settings, self.scaling
+        how = scaling.rule.describe(f"{scaling.initial_scale:g}", scaling.on_overflow)
+        return RunHeader(
+            recipe=settings.recipe, description="a training loop of the script's own", run_dir=str(self.run.path),
+            policy=settings.policy.name, loss_scale=how, data="of the script", optimizer=self.described_optimizer(),
+            model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters", backend=platform.backend,
+            device=platform.device, execution="the script's own loop", epochs=1, steps_per_epoch=None,
+            total_steps=None, scaling=scaling, metric_names=(),
+        )  # fmt: skip
+
+    def forget_loss(self) -> None:
+        """From here on no step tells its loss."""
+        if self.tells_loss:
+            self.tells_loss = False
+            self.missing.append(NO_LOSS_OF_LOOP)
+            self._write_environment()
+
+    def drain(self, at_end: bool = False) -> None:
+        """Take what is whole: while the loop runs its last step may be half written."""
+        with self._lock:
+            if self.is_over or not self.optimizer.built:
+                return
+            rows = self.rows()
+            kept = len(rows.floats) if at_end else len(rows.floats) - 1
+            if kept > 0:
+                self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
+
+    def _absorb(self, rows: StepRows) -> None:
+        """With a line of the log after each so many steps."""
+        if not self._is_announced:
+            self._is_announced = True
+            self.announce()
+        every, start, lost = self.settings.trainer.log_every_steps, 0, rows.lost
+        while start < len(rows.floats):
+            end = min(len(rows.floats), start + every - self.ledger.seen % every)
+            self.progress.step_in_epoch = self.ledger.seen + end - start
+            self.take(StepRows(rows.floats[start:end], rows.ints[start:end], lost))
+            if self.ledger.seen % every == 0:
+                self.snapshot({})
+            start, lost = end, 0
+
+    def close(self, error: BaseException | None) -> Run | None:
+        """At the end of the script, or of the loop; None, and no directory, where no step was made."""
+        self.drain(at_end=True)
+        with self._lock:
+            self.is_over = True
+            if not self._is_announced:
+                self.stack.close()
+                self.run.discard()
+                return None
+            self.fail(error) if error is not None else self.finish()
+        return Run(self.run.path)
+
+
+class Drain:
+    """A thread that comes by the recordings twice a second, until `close`."""
+
+    SECONDS = 0.5
+
+    def __init__(self) -> None:
+        self.recordings: list[LoopRecording] = []
+        self.error: Exception | None = None  # what kept it from going on: the rest is taken at the end
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def add(self, recording: LoopRecording) -> None:
+        self.recordings.append(recording)
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="mpt-drain", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while not self._over.wait(self.SECONDS):
+            try:
+                for recording in list(self.recordings):
+                    recording.drain()
+            except Exception as error:  # the script must not suffer from what watches it
+                self.error = error
+                return
+
+    def close(self) -> None:
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()

@@ -1,0 +1,252 @@
+"""What `mpt reproduce` runs: recipes by name, file, folder, pattern and tag, and earlier runs, all read before the
+first begins. A recipe that can't be read is an error of its own; the others run.
+"""
+
+import fnmatch
+import glob
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from mpt_cli.data.builtin import missing_keras_files
+from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
+from mpt_cli.runs.expectations import check_names
+from mpt_cli.runs.machine import nvidia_gpus
+from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import (
+    check_no_pipe,
+    explicit_path,
+    find_recipe,
+    recipe_paths,
+)
+from mpt_cli.settings.variants import KerasDataset
+
+# What has to be the same again in a repeated run; speed and memory needn't be.
+_EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
+          "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
+NO_EXPECTATIONS = "has no expect: block"
+SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
+_NOT_RECIPES = ("conf", "runs")  # folders of a project, and what lies under a dot
+
+
+@dataclass(frozen=True)
+class ReproduceTarget:
+    """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
+    `seeds` with how many seeds it is to run.
+    """
+
+    name: str
+    words: list[str]
+    expect: dict[str, Any]
+    environment: dict[str, Any] | None = None
+    recipe: Path | None = None
+    tags: tuple[str, ...] = ()
+    seed: int | None = None
+    seeds: int = 1
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """What was asked for and can't be run, and why."""
+
+    name: str
+    problems: list[Problem]
+
+    def __str__(self) -> str:
+        return "\n".join(f"{self.name}: {problem}" for problem in self.problems)
+
+
+@dataclass
+class Collection:
+    """What was asked for: what runs, what can't, and what is left out with the reason."""
+
+    targets: list[ReproduceTarget] = field(default_factory=list)
+    errors: list[Unreadable] = field(default_factory=list)
+    left_out: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Request:
+    """The words of a command line. `keywords` is that of -k, `tags` those of --tag."""
+
+    names: Sequence[str] = ()
+    changes: Sequence[str] = ()
+    takes_all: bool = False
+    rtol: float = 0.0
+    keywords: str = ""
+    tags: Sequence[str] = ()
+    is_update: bool = False
+
+
+def collect(request: Request) -> Collection:
+    """All that the words name, those of patterns and folders too, once each."""
+    found = Collection()
+    if request.takes_all:
+        for name in recipe_paths():
+            _add(found, name, request, is_named=False)
+    for word in request.names:
+        files = list(_expand(word))
+        for name in files:
+            _add(found, name, request, is_named=files == [word])
+        if not files:
+            found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
+    found.targets = [target for target in found.targets if _is_chosen(target, request)]
+    found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
+    found.targets = [each for target in found.targets for each in _with_seeds(target, request.is_update)]
+    return found
+
+
+def _expand(word: str) -> Iterator[str]:
+    """The recipes that a pattern or a folder stands for; any other word itself."""
+    path = expanded(word)
+    if word in recipe_paths() or names_run(word):
+        yield word
+    elif any(sign in word for sign in "*?["):
+        yield from fnmatch.filter(recipe_paths(), word)
+        for match in sorted(glob.glob(str(path), recursive=True)):
+            yield from _expand(explicit_path(Path(match)))
+    elif path.is_dir():
+        for file in sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]):
+            inside = file.relative_to(path).parts[:-1]
+            if not any(part in _NOT_RECIPES or part.startswith(".") for part in inside):
+                yield explicit_path(file)
+    else:
+        yield word
+
+
+def _add(found: Collection, name: str, request: Request, is_named: bool) -> None:
+    """What the name means: something to run, to leave out, or an error."""
+    try:
+        target, reason = _read(name, request)
+    except (ConfigError, DataError) as error:
+        problems = error.problems if isinstance(error, ConfigError) else [Problem("run", str(error))]
+        found.errors.append(Unreadable(name, problems))
+        return
+    if reason == NO_EXPECTATIONS and is_named:
+        found.errors.append(Unreadable(name, [_nothing_expected(name)]))
+    elif reason and not is_named:
+        found.left_out[name] = reason
+    else:
+        found.targets.append(target)
+
+
+def _read(name: str, request: Request) -> tuple[ReproduceTarget, str]:
+    """The target, and why it would be left out where nobody named it."""
+    if names_run(name):
+        return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
+    words = [f"conf={name}", *request.changes]
+    check_no_pipe(words)
+    settings = load_settings(words)
+    problems = check_names(settings)
+    if problems:
+        raise ConfigError(problems)
+    reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
+    return _of_recipe(name, words, settings), _left_out_reason(settings) or reason
+
+
+def find_target(word: str, overrides: list[str], rtol: float) -> ReproduceTarget:
+    """The target a word names; `rtol` is how far a metric may be from that of an earlier run, relative to it.
+
+    ConfigError where the word names nothing, its configuration is wrong or nothing is expected of it.
+    """
+    target, reason = _read(word, Request(changes=overrides, rtol=rtol))
+    if reason == NO_EXPECTATIONS:
+        raise ConfigError(_nothing_expected(word))
+    return target
+
+
+def _nothing_expected(name: str) -> Problem:
+    remedy = "Write one, or let --update do it; a run directory is held against its own summary."
+    return Problem("expect", f"{name} {NO_EXPECTATIONS} to be held against.", None, remedy)
+
+
+def names_run(word: str) -> bool:
+    """Whether the word means a run directory; the name of a recipe never does, whatever folder lies about. A folder
+    without a run and without any YAML is asked for as one all the same, to be told what it lacks.
+    """
+    path = expanded(word)
+    if word in recipe_paths() or not path.is_dir():
+        return False
+    return RunDirectory(path).summary_json.is_file() or next(path.rglob("*.y*ml"), None) is None
+
+
+def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
+    return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
+                           seed=settings.seed, seeds=settings.seeds)  # fmt: skip
+
+
+def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
+    """The expectations that a run's own summary makes: counters exact, metrics within `rtol`."""
+    metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
+    return {**{name: summary[name] for name in _EXACT if name in summary}, **metrics}
+
+
+def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
+    expect = expected_of(read_summary(run.summary_json), rtol)
+    words = [f"conf={run.config_yaml}", *overrides]
+    if load_settings(words).trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
+        words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
+    return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json))
+
+
+def _within_rtol(value: Any, rtol: float) -> Any:
+    if isinstance(value, str) or not math.isfinite(value):  # a summary holds nan as text, which must be equal
+        return value
+    return {"value": value, "tolerance": rtol * abs(value)} if rtol else value
+
+
+def _left_out_reason(settings: Settings) -> str | None:
+    reasons: Iterable[str | None] = (_unmet_requirement(need, settings) for need in settings.requires)
+    return "; ".join(reason for reason in reasons if reason) or None
+
+
+def _unmet_requirement(need: str, settings: Settings) -> str | None:
+    if need == "gpu":
+        return None if nvidia_gpus() else "needs a GPU, and this machine has none"
+    files = missing_keras_files(settings.data.dataset) if isinstance(settings.data, KerasDataset) else []
+    return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
+
+
+def _is_chosen(target: ReproduceTarget, request: Request) -> bool:
+    tagged = not request.tags or bool(set(request.tags) & set(target.tags))
+    return tagged and _matches(request.keywords, [target.name, *target.tags])
+
+
+def _matches(keywords: str, names: Sequence[str]) -> bool:
+    """Whether -k chooses what has these names.
+
+    >>> _matches("digits and not cnn", ["digits_mlp"]), _matches("cnn or mlp", ["x", "MLP"]), _matches("", ["x"])
+    (True, True, True)
+    """
+    joined = "\n".join(names).lower()
+
+    def holds(term: str) -> bool:
+        word = term.strip()
+        return word[4:].strip() not in joined if word.startswith("not ") else word in joined
+
+    return any(all(map(holds, part.split(" and "))) for part in keywords.lower().split(" or "))
+
+
+def _with_seeds(target: ReproduceTarget, is_update: bool) -> list[ReproduceTarget]:
+    """The target once for each of its seeds; for an update as often as a margin needs."""
+    count = max(target.seeds, SEEDS_OF_AN_UPDATE if is_update else 1)
+    if target.recipe is None or count == 1:
+        return [target]
+    first = target.seed or 0
+    return [
+        replace(target, name=f"{target.name}[seed={seed}]", words=[*target.words, f"seed={seed}"], seed=seed)
+        for seed in range(first, first + count)
+    ]
+
+
+def raise_problems(errors: Sequence[Unreadable]) -> None:
+    """ConfigError with all of them, each with the file it is in."""
+    found = [replace(problem, key=f"{error.name}: {problem.key}") for error in errors for problem in error.problems]
+    raise ConfigError(found if len(errors) > 1 else errors[0].problems)

@@ -1,0 +1,226 @@
+"""The schema of a recipe as JSON Schema (draft 2020-12), for editors and for programs that write recipes.
+
+It says what the strict load says of single keys: types, ranges, choices, and which keys each model, data source,
+optimizer and loss-scale mode has. What keys mean together is `settings.checks`' and not in it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args, get_type_hints
+
+from mpt_cli import plugins
+from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, default_of, section_of_list
+from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
+from mpt_cli.settings.search_path import group_choices, group_names
+
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
+Schema = dict[str, Any]
+_NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15
+_INTERPOLATION = {"type": "string", "pattern": r"\$\{"}
+_BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "at_most": "maximum", "below": "exclusiveMaximum"}
+_UNITS = ("steps", "epochs", "seconds", "minutes", "bytes", "examples")
+
+
+def json_schema() -> Schema:
+    """The whole schema of a recipe.
+
+    >>> json_schema()["properties"]["trainer"]["properties"]["epochs"]["anyOf"][0]
+    {'type': 'integer', 'minimum': 1, 'maximum': 1073741824}
+    """
+    properties: Schema = {}
+    hints = get_type_hints(Settings)
+    for declared in fields(Settings):
+        name, hint = declared.name, hints[declared.name]
+        if name in VARIANTS:
+            properties[name] = _section_with_variants(name)
+        elif is_dataclass(hint):
+            properties[name] = _section(_class_of(hint), name)
+        else:
+            properties[name] = _key_schema(_read_key(declared, hint, name))
+    properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
+    properties["defaults"] = _defaults()
+    searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
+    properties["sweep"] = _sweep()
+    properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
+    return {
+        "$schema": DIALECT, "title": "a recipe of mpt", "type": "object", "properties": properties,
+        "additionalProperties": False, "allOf": [_where_chosen(section, name) for section in VARIANTS
+                                                 for name in variants_of(section)],
+    }  # fmt: skip
+
+
+def _class_of(hint: Any) -> type:
+    assert isinstance(hint, type)
+    return hint
+
+
+def _read_key(declared: Any, hint: Any, path: str) -> Key:
+    return Key(path, hint, default_of(declared), **declared.metadata)
+
+
+def _section(cls: type, path: str) -> Schema:
+    """An object with the keys of a dataclass and no others, or null: a section that is all commented out."""
+    return {
+        "type": ["object", "null"], "properties": _properties(cls, path), "additionalProperties": _others(path),
+        "description": (cls.__doc__ or "").partition("\n")[0],
+    }  # fmt: skip
+
+
+def _others(path: str) -> bool:
+    """Sinks of other packages are keys of `logger` too."""
+    return path == "logger" and bool(plugins.installed(plugins.SINKS))
+
+
+def _properties(cls: type, path: str) -> Schema:
+    hints = get_type_hints(cls)
+    found: Schema = {}
+    for declared in fields(cls):
+        name, hint = declared.name, hints[declared.name]
+        inner = f"{path}.{name}"
+        is_section = isinstance(hint, type) and is_dataclass(hint)
+        found[name] = _section(hint, inner) if is_section else _key_schema(_read_key(declared, hint, inner))
+    return found
+
+
+def _section_with_variants(section: str) -> Schema:
+    """Any key of any variant; of the one that the section itself names, only its own."""
+    every: dict[str, list[Schema]] = {}
+    cases = []
+    key = choosing_key(section) or ""
+    for name, cls in variants_of(section).items():
+        own = _properties(cls, section)
+        for each, schema in own.items():
+            every.setdefault(each, []).append(schema)
+        chosen = {"properties": {key: {"const": name}}, "required": [key]}
+        cases.append({"if": chosen, "then": _of_variant(own)})
+    merged = {name: _any_of(schemas) for name, schemas in every.items()}
+    merged[key] = {"description": merged[key].get("description", ""), "type": "string"}
+    return {"type": ["object", "null"], "properties": merged, "additionalProperties": False, "allOf": cases}
+
+
+def _of_variant(own: Schema) -> Schema:
+    return {"properties": own, "propertyNames": {"enum": list(own)}}
+
+
+def _any_of(schemas: Iterable[Schema]) -> Schema:
+    """One of these, each once; a single one as it is."""
+    distinct = list({repr(schema): schema for schema in schemas}.values())
+    return distinct[0] if len(distinct) == 1 else {"anyOf": distinct}
+
+
+def _where_chosen(section: str, name: str) -> Schema:
+    """What a section may hold where the defaults list takes the file of this variant and the section names none."""
+    entry = {"type": "object", "patternProperties": {_entry_pattern(section): {"const": name}},
+             "additionalProperties": False, "minProperties": 1}  # fmt: skip
+    key = choosing_key(section) or ""
+    unnamed = {"not": {"properties": {section: {"type": "object", "required": [key]}}, "required": [section]}}
+    own = _properties(variants_of(section)[name], section)
+    return {
+        "if": {"allOf": [{"properties": {"defaults": {"contains": entry}}, "required": ["defaults"]}, unnamed]},
+        "then": {"properties": {section: _of_variant(own)}},
+    }
+
+
+def _entry_pattern(group: str) -> str:
+    return rf"^((optional|override)\s+)*/?{group}$"
+
+
+def _defaults() -> Schema:
+    """A list of choices, recipes and _self_."""
+    groups = {_entry_pattern(group): _choice(group) for group in group_names()}
+    entry = {"type": "object", "patternProperties": groups, "minProperties": 1, "maxProperties": 1}
+    recipe = {"type": "string", "description": "a recipe to start from: its name, ./FILE.yaml, or _self_"}
+    listed = {"type": "array", "items": {"anyOf": [recipe, entry]}}
+    return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
+
+
+def _sweep() -> Schema:
+    """What `mpt sweep` varies."""
+    values = {"type": "object", "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}
+    point = {"type": "object", "minProperties": 1}
+    one_or_more = {"anyOf": [values, {"type": "array", "items": values}]}
+    condition = {"type": "object", "properties": {"when": point, "grid": values}, "required": ["when", "grid"],
+                 "additionalProperties": False}  # fmt: skip
+    parts = {"grid": values, "zip": one_or_more, "exclude": {"type": ["array", "object"]},
+             "conditional": {"anyOf": [condition, {"type": "array", "items": condition}]},
+             "seeds": {"type": "integer", "minimum": 1}}  # fmt: skip
+    return {"type": "object", "properties": parts, "additionalProperties": False,
+            "description": "what `mpt sweep` varies, beside the words of the command line"}  # fmt: skip
+
+
+def _choice(group: str) -> Schema:
+    names = {"enum": group_choices(group)}
+    return {"anyOf": [names, {"type": "array", "items": names}, _INTERPOLATION]}
+
+
+def _expectation() -> Schema:
+    parts = {name: _number(float, {}) for name in ("min", "max", "value")}
+    parts |= {name: _number(float, {"at_least": 0}) for name in ("tolerance", "rtol", "atol")}
+    bounds = {"type": "object", "properties": parts, "additionalProperties": False, "minProperties": 1}
+    return {"anyOf": [_number(float, {}), bounds]}
+
+
+def _key_schema(key: Key) -> Schema:
+    """What the key takes, what it means and its default."""
+    entry: Schema = {"description": key.meaning}
+    if unit_of(key):
+        entry["description"] += f" ({unit_of(key)})"
+    if key.default != REQUIRED:
+        entry["default"] = key.default
+    return {**entry, **_value(key)}
+
+
+def _value(key: Key) -> Schema:
+    if key.takes_objects:
+        return {}
+    if key.is_mapping:
+        return {"type": ["object", "null"] if key.is_optional else "object"}
+    if (section := section_of_list(key.type)) is not None:
+        return {"type": "array", "items": _section(section, key.path)}
+    if key.is_list:
+        (element,) = get_args(key.options[0])
+        part = _any_of(_scalar(key, element))
+        return {"anyOf": [{"type": "array", "items": part}, _INTERPOLATION, *_null(key)]}
+    kinds = [schema for option in key.options for schema in _scalar(key, option)]
+    return {"anyOf": [*kinds, _INTERPOLATION, *_null(key)]}
+
+
+def _null(key: Key) -> list[Schema]:
+    return [{"type": "null"}] if key.is_optional else []
+
+
+def _scalar(key: Key, kind: Any) -> list[Schema]:
+    if key.choices:
+        return [{"enum": [choice for choice in key.choices if isinstance(choice, kind)]}]
+    if kind in (int, float):
+        return [_number(kind, key.bounds, exact=True), {"type": "string", "pattern": _NUMBER_AS_TEXT}]
+    return [{"type": {bool: "boolean", str: "string"}[kind]}]
+
+
+def _number(kind: type, bounds: dict[str, float], exact: bool = False) -> Schema:
+    """A number within its bounds; unless `exact`, also as text (2**15)."""
+    limits = {_BOUNDS[name]: bound for name, bound in bounds.items()}
+    if kind is int and "maximum" not in limits:
+        limits["maximum"] = LARGEST_COUNT
+    number = {"type": "integer" if kind is int else "number", **limits}
+    return number if exact else {"anyOf": [number, {"type": "string", "pattern": _NUMBER_AS_TEXT}]}
+
+
+def unit_of(key: Key) -> str | None:
+    """The unit of a key, which its name ends in.
+
+    >>> unit_of(Key("trainer.max_steps", int, 1)), unit_of(Key("seed", int, 0))
+    ('steps', None)
+    """
+    last = key.path.rpartition(".")[2].rpartition("_")[2]
+    kinds = {*key.options, *(get_args(key.options[0]) if key.is_list else ())}
+    return last if last in _UNITS and kinds & {int, float} else None
+
+
+def key_fields(key: Key) -> dict[str, Any]:
+    """What a program may want to know of a key, beside its name and meaning."""
+    return {
+        "default": None if key.default == REQUIRED else key.default, "required": key.default == REQUIRED,
+        "optional": key.is_optional, "range": key.bounds, "choices": list(key.choices), "unit": unit_of(key),
+        "variants": list(key.variants), "schema": _value(key),
+    }  # fmt: skip

@@ -1,0 +1,337 @@
+"""Where recipes and group files are found: those that are shipped, those of the project one works in, and those of
+folders that are named.
+
+The folder one works in is a project: `./conf/<group>/*.yaml` are group files, `./recipes/**/*.yaml` recipes. A folder
+named by `--config-dir`, `MPT_CONFIG_DIR` or a recipe's `hydra.searchpath` is one too, and may hold the groups and
+recipes themselves, as a folder of Hydra's does.
+"""
+
+import atexit
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import mpt_cli
+from mpt_cli import plugins
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.settings.limits import expanded
+
+CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
+STDIN = "-"
+SUFFIXES = (".yaml", ".yml")
+
+
+def shell_command(*arguments: str | Path) -> str:
+    """The command with these arguments. A path can't be taken for an option, a home directory or key=value.
+
+    >>> shell_command("train", conf_override(Path("my run/config.yaml")))
+    "mpt train 'conf=my run/config.yaml'"
+    """
+    return shlex.join(["mpt", *(_only_path(part) if isinstance(part, Path) else part for part in arguments)])
+
+
+def conf_override(path: Path) -> str:
+    """The override that names this file, and no recipe by its name."""
+    return f"conf={explicit_path(path)}"
+
+
+def explicit_path(path: Path) -> str:
+    """The path written so that it is no name of a recipe.
+
+    >>> explicit_path(Path("digits_mlp")), explicit_path(Path("runs/digits_mlp"))
+    ('./digits_mlp', 'runs/digits_mlp')
+    """
+    text = _only_path(path)
+    return text if "/" in text else f"./{text}"
+
+
+def _only_path(path: Path) -> str:
+    first = str(path).partition("/")[0]
+    return f"./{path}" if first.startswith(("-", "~")) or "=" in first else str(path)
+
+
+def conf_directory() -> Path:
+    return _shipped("conf")
+
+
+def recipes_directory() -> Path:
+    return _shipped("recipes")
+
+
+def _shipped(name: str) -> Path:
+    package = Path(mpt_cli.__file__).resolve().parent
+    inside = package / name
+    return inside if inside.is_dir() else package.parent / name
+
+
+_OF_THE_RECIPE: ContextVar[tuple[Path, ...]] = ContextVar("searchpath", default=())
+
+
+@contextmanager
+def searching(folders: Sequence[Path]) -> Iterator[None]:
+    """Within it these folders are searched too, after all others: those of a recipe's `hydra.searchpath`."""
+    token = _OF_THE_RECIPE.set((*_OF_THE_RECIPE.get(), *folders))
+    try:
+        yield
+    finally:
+        _OF_THE_RECIPE.reset(token)
+
+
+@contextmanager
+def config_directories(given: Sequence[str]) -> Iterator[None]:
+    """Within it, and in processes started there, these folders are searched before those of the environment."""
+    before = os.environ.get(CONFIG_DIR)
+    if not given:
+        yield
+        return
+    folders = [str(find_folder(text, "--config-dir", Path.cwd()).resolve()) for text in given]
+    os.environ[CONFIG_DIR] = ":".join([*folders, *([before] if before else [])])
+    try:
+        yield
+    finally:
+        os.environ.pop(CONFIG_DIR)
+        if before is not None:
+            os.environ[CONFIG_DIR] = before
+
+
+def find_folder(text: str, key: str, base: Path) -> Path:
+    """The folder that a text names: a path, relative to `base`, `file://PATH` or `pkg://package.folder`. ConfigError
+    where there is none.
+    """
+    path = _package_folder(text, key) if text.startswith("pkg://") else base / expanded(text.removeprefix("file://"))
+    if not path.is_dir():
+        rule = "must be a folder with conf/ and recipes/, or with groups of group files."
+        raise ConfigError(Problem(key, rule, text, f"There is no folder {path}."))
+    return path
+
+
+def _package_folder(text: str, key: str) -> Path:
+    package, *inside = text.removeprefix("pkg://").replace("/", ".").split(".")
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        found = None
+    if found is None or not found.submodule_search_locations:
+        rule = "must name an installed package after pkg://."
+        raise ConfigError(Problem(key, rule, text, f"There is no package {package}."))
+    roots = [Path(root, *inside) for root in found.submodule_search_locations]
+    return next((root for root in roots if root.is_dir()), roots[0])
+
+
+def _named_folders() -> list[Path]:
+    """Those of the environment, then the recipe's."""
+    given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
+    return [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_OF_THE_RECIPE.get()]
+
+
+def own_conf_directories() -> list[Path]:
+    """The folders with groups that are searched besides the shipped one, the first first."""
+    named = [folder for root in _named_folders() for folder in (root, root / "conf")]
+    cwd = [Path("conf")] if _has_working_directory() else []
+    split = len(named) - 2 * len(_OF_THE_RECIPE.get())
+    return _distinct([*named[:split], *cwd, *named[split:]], conf_directory())
+
+
+def _own_recipe_files() -> Iterator[tuple[str, Path]]:
+    """Every recipe of the folders besides the shipped one, by its name there."""
+    for folder in _named_folders():
+        yield from ((path.stem, path) for path in sorted(folder.glob("*.yaml")) if path.stem != "config")
+    here = [Path("recipes")] if _has_working_directory() else []
+    for root in _distinct([*(folder / "recipes" for folder in _named_folders()), *here], recipes_directory()):
+        for path in sorted(root.rglob("*.yaml")):
+            inside = path.relative_to(root)
+            if not any(part.startswith(".") for part in inside.parts):
+                yield inside.with_suffix("").as_posix(), path
+
+
+def _distinct(folders: Sequence[Path], shipped: Path) -> list[Path]:
+    """Those that exist, each once, and not the shipped one: a checkout of mpt is no project of its own."""
+    found = {folder.resolve(): folder for folder in reversed(folders) if folder.is_dir()}
+    return [folder for path, folder in reversed(found.items()) if path != shipped.resolve()]
+
+
+def _has_working_directory() -> bool:
+    try:
+        Path.cwd()
+        return True
+    except FileNotFoundError:
+        return False
+
+
+def recipe_paths() -> dict[str, Path]:
+    """Every recipe by name; one in a sub-folder is called folder/name. One of the project's that has the name of
+    another with other content is called by its path.
+    """
+    root = recipes_directory()
+    found = {path.relative_to(root).with_suffix("").as_posix(): path for path in sorted(root.rglob("*.yaml"))}
+    for name, path in _own_recipe_files():
+        if name not in found:
+            found[name] = path
+        elif not _are_equal(found[name], path):
+            found[explicit_path(path)] = path
+    return found
+
+
+def _are_equal(first: Path, second: Path) -> bool:
+    return first.samefile(second) or first.read_bytes() == second.read_bytes()
+
+
+def is_shipped(path: Path) -> bool:
+    """Whether a recipe or a group file is one of ours."""
+    return any(path.resolve().is_relative_to(root) for root in (conf_directory(), recipes_directory()))
+
+
+def group_names() -> list[str]:
+    """The groups that are sections of the schema."""
+    return sorted(path.name for path in conf_directory().iterdir() if path.is_dir())
+
+
+def group_files(group: str) -> dict[str, Path]:
+    """The files of a group by name, ours and the project's; of two with one name ours, of two of the project's the
+    first. A group that is no section of the schema may be the project's alone.
+    """
+    roots = [conf_directory(), *own_conf_directories()]
+    found = [path for root in roots for path in sorted((root / group).glob("*.yaml"))]
+    return {path.stem: path for path in reversed(found)}
+
+
+def group_choices(group: str) -> list[str]:
+    """The files of a group, and what other packages add to it."""
+    added = plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else ()
+    return sorted({*group_files(group), *added})
+
+
+def own_group_file(group: str, name: str) -> Path | None:
+    """The project's file for this choice; None where it is one of ours."""
+    path = group_files(group).get(name)
+    return None if path is None or is_shipped(path) else path
+
+
+def name_clash(group: str, name: str) -> str:
+    """What to do where a file of the project has the name of something else, in a sentence; empty where none has."""
+    added = plugins.installed(plugins.GROUPS[group]) if group in plugins.GROUPS else {}
+    shipped = group_files(group).get(name)
+    for root in own_conf_directories():
+        own = root / group / f"{name}.yaml"
+        if own.is_file() and name in added:
+            return f"{own} and {added[name].package} both have this name. Rename the file."
+        if own.is_file() and shipped is not None and is_shipped(shipped) and not _are_equal(own, shipped):
+            return f"{own} has the name of a shipped file. Rename it."
+    return ""
+
+
+def is_own_group(name: str) -> bool:
+    """Whether the project has a group of this name that is no section of the schema."""
+    return name not in group_names() and name.isidentifier() and bool(group_files(name))
+
+
+@dataclass(frozen=True)
+class _Pipe:
+    """What was read of a pipe, kept in a file as long as this process lives: a pipe can be read only once."""
+
+    path: Path
+
+
+@cache
+def _pipe_folder() -> Path:
+    folder = tempfile.mkdtemp(prefix="mpt-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@cache
+def _read_pipe(name: str) -> _Pipe:
+    is_of_a_shell = name.startswith(("/dev/", "/proc/"))  # conf=<(…), whose name is a number
+    file = _pipe_folder() / f"{'stdin' if name == STDIN else 'pipe' if is_of_a_shell else Path(name).stem}.yaml"
+    if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
+        raise ConfigError(Problem("conf", "standard input must be a file or a pipe.", STDIN, "cat x.yaml | mpt …"))
+    try:
+        file.write_bytes(sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes())
+    except OSError as error:
+        raise ConfigError(Problem("conf", f"{name} cannot be read: {error.strerror}.")) from error
+    return _Pipe(file)
+
+
+def is_pipe(name_or_path: str) -> bool:
+    """Whether `conf=name_or_path` is read from standard input or a pipe, as `conf=<(…)` of a shell gives it."""
+    try:
+        return name_or_path == STDIN or stat.S_ISFIFO(os.stat(name_or_path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def check_no_pipe(words: Sequence[str]) -> None:
+    """ConfigError where `conf=` is a pipe: what runs it in several processes, or once more later, can't read it."""
+    for word in words:
+        if word.startswith("conf=") and is_pipe(word.removeprefix("conf=")):
+            rule = "must be a file here: a pipe can be read only once, and each run reads its recipe."
+            raise ConfigError(Problem("conf", rule, word.removeprefix("conf=")))
+
+
+def find_recipe(name_or_path: str) -> Path:
+    """The file that `conf=name_or_path` names: a recipe's name, the path of a YAML file, - for standard input, a pipe.
+
+    ConfigError when there is no such file, and where a recipe of the project has the name of a shipped one and says
+    something else: no file that lies about changes what a shipped name does.
+    """
+    if is_pipe(name_or_path):
+        return _read_pipe(name_or_path).path
+    known = recipe_paths()
+    if name_or_path in known:
+        _check_clash(name_or_path, known[name_or_path])
+        return known[name_or_path]
+    path = expanded(name_or_path)
+    if _is_path(name_or_path) and path.is_file():
+        return path
+    raise ConfigError(Problem("conf", *_why_not(name_or_path, path)))
+
+
+def _check_clash(name: str, shipped: Path) -> None:
+    for other, path in _own_recipe_files():
+        if other == name and is_shipped(shipped) and not _are_equal(path, shipped):
+            rule = f"{path} has the name of a shipped recipe and says something else."
+            raise ConfigError(Problem("conf", rule, name, f"Write {shlex.quote(conf_override(path))}, or rename it."))
+
+
+def _is_path(name_or_path: str) -> bool:
+    return "/" in name_or_path or "\\" in name_or_path or name_or_path.endswith(SUFFIXES)
+
+
+def _why_not(name_or_path: str, path: Path) -> tuple[str, str, str]:
+    if not name_or_path:
+        return "must be given.", name_or_path, recipe_remedy(name_or_path)
+    if path.is_dir():
+        inside = path / "config.yaml"
+        remedy = (
+            f"It is a folder; write {shlex.quote(conf_override(inside))}." if inside.is_file() else "It is a folder."
+        )
+        return "must name a recipe or a YAML file.", name_or_path, remedy
+    if _is_path(name_or_path):
+        known = did_you_mean(path.stem, recipe_paths())
+        return "there is no such file.", name_or_path, known.replace("mean ", "mean conf=")
+    for own in (path.with_suffix(suffix) for suffix in SUFFIXES if path.name):
+        if own.is_file():
+            return (
+                "no recipe has this name.",
+                name_or_path,
+                f"For your own file write {shlex.quote(conf_override(own))}.",
+            )
+    return "no recipe has this name.", name_or_path, recipe_remedy(name_or_path)
+
+
+def recipe_remedy(name_or_path: str) -> str:
+    """The nearest recipe, else all of them."""
+    names = recipe_paths()
+    suggestion = did_you_mean(name_or_path, names)
+    return suggestion or f"Recipes: {', '.join(names)}; or the path of your own YAML, as in conf=./mine.yaml."

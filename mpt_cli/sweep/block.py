@@ -1,0 +1,238 @@
+"""The `sweep:` block of a recipe: what `mpt sweep` varies beside the words of the command line.
+
+    sweep:
+      grid: {loss_scale.initial_scale: [2**8, 2**15], policy: glob(mixed_*)}
+      zip: {optimizer: [adam, sgd], optimizer.learning_rate: [0.001, 0.1]}
+      conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0, 0.9]}}]
+      exclude: [{policy: mixed_bfloat16, loss_scale.initial_scale: 2**8}]
+      seeds: 3
+
+Every combination of the grid is a point, and keys of a zip take their values together. A condition multiplies the
+points that it holds for; exclude takes points away. A key given on the command line is that, whatever the block says.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.key import read_number
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.recipes import read_recipe
+from mpt_cli.settings.search_path import find_recipe
+from mpt_cli.sweep.search_space import Assignment, Grid, Words, read_grid
+
+PARTS = ("grid", "zip", "exclude", "conditional", "seeds")
+Axis = tuple[Assignment, ...]  # keys that take their values together
+
+
+@dataclass(frozen=True)
+class Condition:
+    """The points in which every key of `when` has its value are multiplied by the combinations of `axes`."""
+
+    when: Mapping[str, str]
+    axes: Sequence[Axis]
+
+
+@dataclass
+class Block:
+    """What a block says, and what is wrong with it. `axes` vary in this order, the last one fastest."""
+
+    axes: list[Axis] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
+    excluded: list[Mapping[str, str]] = field(default_factory=list)
+    seeds: int | None = None
+    problems: list[Problem] = field(default_factory=list)
+
+    def with_words(self, grid: Grid, first_seed: int = 0) -> "Block":
+        """With the words of the command line as axes behind its own, and its seeds last; a word's key is the word's."""
+        given = {assignment.key for assignment in grid.assignments}
+        conditions = [replace(each, axes=_without(each.axes, given)) for each in self.conditions]
+        seeds = range(first_seed, first_seed + self.seeds) if self.seeds and "seed" not in given else ()
+        last = [(_assignment("seed", list(seeds)),)] if seeds else []
+        fixed = [(each,) for each in grid.assignments if not each.is_varied]
+        varied = [(each,) for each in grid.assignments if each.is_varied]
+        return replace(self, axes=[*fixed, *_without(self.axes, given), *varied, *last], conditions=conditions)
+
+    @property
+    def most_points(self) -> int:
+        """As many as there would be if every condition held everywhere and nothing were excluded."""
+        axes = [*self.axes, *(axis for condition in self.conditions for axis in condition.axes)]
+        return math.prod(len(axis[0].words) for axis in axes)
+
+    @property
+    def varied(self) -> list[str]:
+        axes = [axis for axis in self.axes if axis[0].is_varied]
+        axes += [axis for condition in self.conditions for axis in condition.axes]
+        return list(dict.fromkeys(assignment.key for axis in axes for assignment in axis))
+
+    def points(self) -> Iterator["Point"]:
+        """Every combination, in order, each once."""
+        found: dict[tuple[str, ...], Point] = {}
+        for point in self._multiplied(_product(self.axes)):
+            if not any(point.has(values) for values in self.excluded):
+                found.setdefault(point.words, point)
+        yield from found.values()
+
+    def _multiplied(self, points: Iterator["Point"]) -> Iterator["Point"]:
+        for point in points:
+            axes = [axis for condition in self.conditions if point.has(condition.when) for axis in condition.axes]
+            for more in _product(axes):
+                yield Point(point.words + more.words, {**point.values, **more.values})
+
+
+@dataclass(frozen=True)
+class Point:
+    """The words of one job, and the value of each key among them."""
+
+    words: Words
+    values: dict[str, str]
+
+    def has(self, wanted: Mapping[str, str]) -> bool:
+        return all(key in self.values and _is_same(self.values[key], value) for key, value in wanted.items())
+
+
+def _is_same(one: str, other: str) -> bool:
+    numbers = read_number(one), read_number(other)
+    return one == other or (None not in numbers and numbers[0] == numbers[1])
+
+
+def _product(axes: Sequence[Axis]) -> Iterator[Point]:
+    for chosen in itertools.product(*(range(len(axis[0].words)) for axis in axes)):
+        parts = [(part, index) for axis, index in zip(axes, chosen, strict=True) for part in axis]
+        values = {part.key: part.value(index) for part, index in parts}
+        yield Point(tuple(part.words[index] for part, index in parts), values)
+
+
+def _without(axes: Sequence[Axis], given: set[str]) -> list[Axis]:
+    left = [tuple(part for part in axis if part.key not in given) for axis in axes]
+    return [axis for axis in left if axis]
+
+
+def read_block(words: Sequence[str]) -> Block:
+    """The block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
+    confs = next((part.values or (part.value(0),) for part in read_grid(words).assignments if part.key == "conf"), ())
+    given = [(conf, read_recipe(find_recipe(conf)).sweep_block()) for conf in confs]
+    blocks = [(conf, content) for conf, content in given if content is not None]
+    if not blocks:
+        return Block()
+    if len(given) > 1:
+        rule = "must be one recipe where it has a sweep: block."
+        raise ConfigError(Problem("conf", rule, blocks[0][0], "Name it alone, or take its block out."))
+    block = _read(blocks[0][1])
+    if block.problems:
+        raise ConfigError(block.problems)
+    return block
+
+
+def first_seed(words: Sequence[str]) -> int:
+    """The recipe's own, from which the seeds of a block count."""
+    confs = [word for word in words if word.startswith("conf=")]
+    return load_settings(confs).seed or 0
+
+
+def _read(content: Any) -> Block:
+    block = Block()
+    if not isinstance(content, dict):
+        block.problems.append(Problem("sweep", f"must be a section with {', '.join(PARTS)}.", content))
+        return block
+    for name in content:
+        if name not in PARTS:
+            rule = f"must be one of {', '.join(PARTS)}."
+            block.problems.append(Problem(f"sweep.{name}", rule, None, did_you_mean(name, PARTS)))
+    block.axes = [(part,) for part in _assignments("sweep.grid", content.get("grid"), block.problems)]
+    for index, zipped in enumerate(_listed(content.get("zip"))):
+        block.axes += _zip(f"sweep.zip.{index}", zipped, block.problems)
+    block.conditions = [
+        _condition(f"sweep.conditional.{index}", entry, block.problems)
+        for index, entry in enumerate(_listed(content.get("conditional")))
+    ]
+    block.excluded = [
+        _values(f"sweep.exclude.{index}", entry, block.problems)
+        for index, entry in enumerate(_listed(content.get("exclude")))
+    ]
+    block.seeds = content.get("seeds")
+    if block.seeds is not None and not (type(block.seeds) is int and block.seeds >= 1):
+        block.problems.append(Problem("sweep.seeds", "must be a whole number >= 1.", block.seeds))
+    return block
+
+
+def check_known(block: Block) -> list[Problem]:
+    """What its conditions and exclusions name and no point has: they would never hold."""
+    known = {part.key for axis in block.axes for part in axis}
+    known |= {part.key for condition in block.conditions for axis in condition.axes for part in axis}
+    named = [("sweep.conditional", key) for condition in block.conditions for key in condition.when]
+    named += [("sweep.exclude", key) for values in block.excluded for key in values]
+    return [Problem(place, f"must name keys that the sweep gives, not {key}.", None, did_you_mean(key, known))
+            for place, key in named if key not in known]  # fmt: skip
+
+
+def _listed(content: Any) -> list[Any]:
+    return [] if content is None else content if isinstance(content, list) else [content]
+
+
+def _zip(place: str, content: Any, problems: list[Problem]) -> list[Axis]:
+    parts = _assignments(place, content, problems)
+    lengths = {part.key: len(part.words) for part in parts}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{key} has {count}" for key, count in lengths.items())
+        problems.append(Problem(place, "must have as many values for each key.", None, f"{counts}."))
+        return []
+    return [tuple(parts)] if parts else []
+
+
+def _condition(place: str, entry: Any, problems: list[Problem]) -> Condition:
+    if not isinstance(entry, dict) or set(entry) != {"when", "grid"}:
+        problems.append(Problem(place, "must be {when: {key: value}, grid: {key: values}}.", entry))
+        return Condition({}, ())
+    axes = [(part,) for part in _assignments(f"{place}.grid", entry["grid"], problems)]
+    return Condition(_values(f"{place}.when", entry["when"], problems), axes)
+
+
+def _values(place: str, content: Any, problems: list[Problem]) -> dict[str, str]:
+    if not isinstance(content, dict) or not content:
+        problems.append(Problem(place, "must map keys to one value each.", content))
+        return {}
+    return {str(key): _text(value) for key, value in content.items()}
+
+
+def _assignments(place: str, content: Any, problems: list[Problem]) -> list[Assignment]:
+    """Each key with its values: a list, or text in the grammar of the command line."""
+    if content is None:
+        return []
+    if not isinstance(content, dict):
+        problems.append(Problem(place, "must map keys to their values.", content))
+        return []
+    found = []
+    for key, values in content.items():
+        grid = read_grid([f"{key}={values}"]) if isinstance(values, str) else Grid([_assignment(str(key), values)])
+        problems += [replace(problem, key=f"{place}.{problem.key}") for problem in grid.problems]
+        found += [part for part in grid.assignments if part.words]
+        if values == []:
+            problems.append(Problem(f"{place}.{key}", "must have at least one value."))
+    return found
+
+
+def _assignment(key: str, values: Any) -> Assignment:
+    listed = values if isinstance(values, list) else [values]
+    return Assignment(key, tuple(_word(key, value) for value in listed), tuple(map(_text, listed)))
+
+
+def _word(key: str, value: Any) -> str:
+    if isinstance(value, str) and "${" not in value:
+        return format_override(key, value)
+    return f"{key}={_text(value)}"
+
+
+def _text(value: Any) -> str:
+    """A value in the grammar of the command line."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if isinstance(value, list):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{name}: {_text(part)}' for name, part in value.items())}}}"
+    return str(value)

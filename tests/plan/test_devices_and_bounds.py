@@ -1,0 +1,164 @@
+"""GPUs as they are described, bounds worked out by hand, and what is said of a request that can't be planned."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.plan import device as module
+from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
+from mpt_cli.plan.plan import LAUNCH_SECONDS, Request, bound_of, combinations_of, largest_batch, plan, settings_of
+from mpt_cli.plan.program import check_plan
+from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
+from mpt_cli.settings import load_settings
+from mpt_cli.verbs.parser import verb_parser
+
+LAYER = layer_of("")
+ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,
+                link_gb_per_second=100.0)  # fmt: skip
+
+
+def kernel(flops: float, moved: int, dtype: str = "float16") -> Kernel:
+    return Kernel(LAYER, (Product(dtype, flops, (8, 8, 8), LAYER),), {}, moved)
+
+
+def test_a_kernel_is_bound_by_its_arithmetic_or_by_its_bytes():
+    step = Step([kernel(1e12, 10**9), kernel(1e10, 5 * 10**9)])  # 10 ms against 1 ms; 0.1 ms against 5 ms
+    bound = bound_of(step, ROUND, 1)
+    assert (bound.compute, bound.memory) == (pytest.approx(0.010), pytest.approx(0.005))
+    assert bound.step == pytest.approx(0.015) and bound.by == "compute"
+
+
+def test_many_small_kernels_are_bound_by_their_launches():
+    bound = bound_of(Step([kernel(1.0, 8)] * 1000), ROUND, 1)
+    assert bound.step == pytest.approx(1000 * LAUNCH_SECONDS) and bound.by == "kernel launches"
+
+
+def test_a_sum_over_devices_goes_round_the_ring_twice():
+    step = Step([kernel(1.0, 8)], [Collective("all-reduce", "float32", 10**9, 4 * 10**9, LAYER)])
+    bound = bound_of(step, ROUND, 8)
+    assert bound.links == pytest.approx(2 * 7 / 8 * 4e9 / 100e9)
+    assert bound.step == bound.links and bound.by == "links between devices"
+
+
+def test_bfloat16_without_units_of_its_own_runs_as_float32():
+    assert bound_of(Step([kernel(1e12, 8, "bfloat16")]), ROUND, 1).compute == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("name", device_names())
+def test_every_shipped_device_has_a_source_and_is_whole(name):
+    first = (FOLDER / f"{name}.yaml").read_text().splitlines()[0]
+    device = load_device(name)
+    assert first.startswith("# ") and "Source:" in first and isinstance(device, Device)
+    assert f"core_count: {device.multiprocessors}" in device.target_config()
+
+
+def test_the_share_of_memory_that_jax_takes(monkeypatch):
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_MEM_FRACTION", raising=False)
+    assert load_device("h100").usable_bytes == 60 * 2**30
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
+    assert load_device("h100").usable_bytes == 40 * 2**30
+
+
+def test_an_unknown_device_is_answered_with_those_there_are():
+    with pytest.raises(ConfigError, match=r"must be one of a100, .*v100. Received: 'h10'. Did you mean h100\? Or give "
+                       r"a file of your own with the keys of .*h100.yaml: --device ./mine.yaml"):
+        load_device("h10")
+
+
+def test_a_device_of_ones_own(tmp_path):
+    text = (FOLDER / "h100.yaml").read_text().replace("memory_gib: 80", "memory_gib: 96")
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    assert load_device(str(path)) == replace(load_device("h100"), name="mine", memory_gib=96)
+
+
+@pytest.mark.parametrize(("old", "new", "words"), [
+    ("multiprocessors: 132", "multiprocesors: 132", "multiprocessors: is missing.\n.*multiprocesors: is no key of a "
+     "device. Did you mean multiprocessors?"),
+    ('"9.0"', "9.0", r'compute_capability: must be a version in quotes, as "9.0". Received: 9.0'),
+    ("memory_gib: 80", "memory_gib: .nan", "memory_gib: must be a number above 0. Received: nan"),
+    ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0. Received: 1.5"),
+    ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
+    ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3", "matrix_units: must be dtypes."),
+    ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
+])  # fmt: skip
+def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text((FOLDER / "h100.yaml").read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=words):
+        load_device(str(path))
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("[1, 2]", "must hold keys and values: description, "), ("a: [", "is no YAML: "),
+])  # fmt: skip
+def test_a_file_that_is_no_device_is_refused(text, words, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=words):
+        load_device(str(path))
+
+
+def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
+    settings = load_settings(["conf=digits_mlp", "trainer.jit_compile=false", "trainer.batch_size=60"])
+    with pytest.raises(ConfigError) as caught:
+        check_plan(settings, 8)
+    assert [problem.key for problem in caught.value.problems] == [
+        "backend.name", "trainer.jit_compile", "trainer.batch_size"]  # fmt: skip
+    assert "JAX does so anywhere" in str(caught.value) and "Use backend=jax" in str(caught.value)
+    assert "must be auto or true: what is planned is the compiled program" in str(caught.value)
+    assert "must be a multiple of the 8 devices it is split over" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"--devices: must be at least 1. Received: 0"):
+        check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
+
+
+def test_the_commands_of_the_readme_can_be_planned():
+    text = (Path(__file__).parents[2] / "README.md").read_text()
+    lines = re.findall(r"^mpt plan (.*)$", text, re.M)
+    assert len(lines) == 3
+    for line in lines:
+        given = verb_parser("plan").parse_intermixed_args(line.split())
+        for _, words in combinations_of(given.overrides):
+            check_plan(settings_of(words), given.devices)
+        assert load_device(given.device).name == given.device
+
+
+def test_tensorflow_is_refused_where_it_was_asked_for():
+    with pytest.raises(ConfigError, match=r"TensorFlow compiles for a GPU only where one is"):
+        plan(["conf=digits_mlp", "backend=tensorflow"], Request("h100"))
+
+
+def test_the_words_are_those_of_a_grid():
+    with pytest.raises(ConfigError, match=r"policy: must agree with policy=float32. Received: 'mixed_float16'"):
+        plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], Request("h100"))
+
+
+def test_the_compiler_is_an_extra(monkeypatch):
+    monkeypatch.setattr(module, "PLUGINS", ("no_such_plugin",))
+    with pytest.raises(ConfigError, match=r"the compiler for NVIDIA's GPUs is not installed; it needs no GPU. pip "
+                       r"install 'mpt-cli\[gpu-plan\]'"):
+        check_compiler()
+
+
+@pytest.mark.parametrize(("most", "start", "multiple", "found"), [(1000, 8, 8, 896), (7, 8, 1, 7), (0, 8, 1, None)])
+def test_the_largest_batch_is_found_by_halving(most, start, multiple, found):
+    asked = []
+
+    def fits(batch: int) -> bool:
+        asked.append(batch)
+        return batch <= most
+
+    assert largest_batch(fits, start, fits(start), multiple) == found
+    assert len(asked) < 14 and all(batch % multiple == 0 for batch in asked)
+
+
+def test_the_verb_needs_a_device(capsys):
+    assert main(["plan", "conf=digits_mlp"]) == 2
+    assert "--device: must be given: one of a100, a6000, b200, h100, h200, v100" in capsys.readouterr().err
+    assert main(["plan", "conf=digits_mlp", "--device", "h1000", "--json"]) == 2
+    assert json.loads(capsys.readouterr().out)["problems"][0]["key"] == "--device"

@@ -1,0 +1,67 @@
+"""What the programs of runs hold on GPUs that are not here: which dtypes are multiplied, what loss scaling adds, what
+goes between devices and to the host. `make test-gpu-program` has the compiler for it."""
+
+import importlib.util
+
+import pytest
+from backends import only_on
+
+from mpt_cli.plan.device import PLUGINS
+from mpt_cli.plan.plan import Plan, Request, plan
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not any(map(importlib.util.find_spec, PLUGINS)),
+                       reason="the compiler for NVIDIA's GPUs (extra gpu-plan) is not installed"),
+    only_on("jax"),
+]
+GPT = ["conf=gpt2_small_synthetic", "seed=0", "data.examples=64", "optimizer.schedule.warmup_steps=1",
+       "trainer.batch_size=8"]  # fmt: skip
+
+
+def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
+    return plan(words, Request(device, devices))[1]
+
+
+@pytest.fixture(scope="module")
+def gpt() -> Plan:
+    return plans_of(*GPT)[0]
+
+
+def test_gpt2_multiplies_in_float16_but_for_its_head(gpt):
+    assert set(gpt.product_flops) == {"float16", "tf32"}
+    assert [island.name for island in gpt.islands] == ["head"]
+    tokens, width, words = 8 * 1024, 768, 50257
+    assert gpt.product_flops["tf32"] == pytest.approx(6 * tokens * words * width, rel=0.001)
+    attention = 12 * tokens * 1024 * width * (4 + 10) / 2  # cuDNN's repeats a product backward
+    assert gpt.product_flops["float16"] == pytest.approx(6 * tokens * 12 * 12 * width**2 + 2 * attention, rel=0.05)
+
+
+def test_no_step_waits_for_a_transfer_to_the_host(gpt):
+    assert not gpt.host_transfers and gpt.host_reads <= 1
+
+
+def test_loss_scaling_and_records_add_little_to_gpt2(gpt):
+    """What is added is one pass over the gradients, which must be over before the first weight is touched."""
+    assert gpt.extra is not None
+    assert gpt.extra.bytes <= 0.06 * gpt.extra.plain_bytes and gpt.extra.kernels <= 0.1 * gpt.extra.plain_kernels
+    assert gpt.extra.memory <= 0.02 * gpt.memory.peak
+    assert not any(move.name == "copies" and move.amount > 1e6 for move in gpt.moves)  # no branch that copies weights
+
+
+def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
+    (float32,) = plans_of(*GPT, "policy=float32")
+    assert gpt.fits and float32.fits and gpt.memory.peak < float32.memory.peak
+    assert gpt.bound is not None and float32.bound is not None and gpt.bound.step < 0.8 * float32.bound.step
+    assert set(float32.product_flops) == {"tf32"}
+
+
+def test_a_v100_has_no_tf32():
+    found = plans_of("conf=digits_mlp", "seed=0", device="v100")[0]
+    assert set(found.product_flops) == {"float16", "float32"}
+
+
+def test_eight_devices_sum_every_gradient_once():
+    found = plans_of("conf=digits_mlp", "seed=0", devices=8)[0]
+    elements = sum(traffic.elements for traffic in found.traffic if traffic.opcode == "all-reduce")
+    assert elements == pytest.approx(found.parameters - 0, abs=64) and not found.host_transfers

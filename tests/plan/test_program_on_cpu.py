@@ -1,0 +1,142 @@
+"""The estimator held against what can be run here: the CPU's program of a run, compiled from shapes, on JAX."""
+
+import re
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+from backends import assert_passes_on_jax, only_on
+
+from mpt_cli.errors import MptError
+from mpt_cli.plan.display import details
+from mpt_cli.plan.plan import read_plan
+from mpt_cli.plan.program import Target, assemble_for, prepare_compiler
+from mpt_cli.settings import load_settings
+
+on_jax = only_on("jax")
+GPT = ["conf=gpt2_small_synthetic", "backend=jax", "model.layers=2", "model.width=64", "model.heads=4", "seed=0",
+       "data.input_shape=[32]", "data.num_classes=200", "data.examples=64", "trainer.batch_size=8",
+       "optimizer.schedule.warmup_steps=2"]  # fmt: skip
+WIDE = ["conf=digits_mlp", "backend=jax", "seed=0", "policy=float32", "model.hidden_units=[3072,3072]",
+        "trainer.batch_size=1024"]  # fmt: skip
+
+
+def planned_on_cpu(words: list[str]):
+    settings, target = load_settings(words), Target(None)
+    return assemble_for(settings, target, prepare_compiler(settings, target))
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
+def test_on_jax():
+    assert_passes_on_jax(Path(__file__))
+
+
+@on_jax
+def test_the_flops_of_a_transformer_are_those_of_the_formula():
+    """Forward 2 for each weight of a product and token, and 4 for each pair of positions and width; backward twice
+    that (Kaplan et al. 2020, arXiv:2001.08361, section 2.1, with the head); attention whole, as it is computed."""
+    planned = planned_on_cpu(GPT)
+    found = read_plan(planned, planned.compile(), None)
+    tokens, width, layers, words = 8 * 32, 64, 2, 200
+    products = tokens * (layers * 12 * width**2 + words * width)
+    attention = layers * tokens * 32 * width * 2
+    assert sum(found.product_flops.values()) == pytest.approx(3 * 2 * (products + attention), rel=0.05)
+    assert found.parameters == sum(int(np.prod(v.shape)) for v in planned.parts.model.variables)
+    assert not found.host_transfers and any(buffer.layer for buffer in found.buffers) and details(found)
+
+
+@on_jax
+def test_no_weight_is_allocated():
+    planned = planned_on_cpu(WIDE)
+    large = [v for v in [*planned.parts.model.variables, *planned.parts.optimizer.variables] if np.prod(v.shape) > 4096]
+    assert len(large) == 9 and all(v._value is None for v in large)  # three kernels with their two moments
+
+
+@on_jax
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak of a process is read from Linux")
+def test_the_memory_is_what_a_run_takes():
+    import jax
+
+    planned = planned_on_cpu(WIDE)
+    lowered = planned.lower()
+    compiled, predicted = lowered.compile(), planned.compile().memory.peak
+    shapes = jax.tree.leaves(lowered.in_avals)
+    before = _resident("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    given = jax.tree.unflatten(lowered.in_tree, [_filled(shape) for shape in shapes])[0]
+    jax.block_until_ready(compiled(*given))
+    assert _resident("VmHWM") - before == pytest.approx(predicted, rel=0.15)
+
+
+def _filled(shape):
+    """One step, on the device: of the control only the count must be one, and limits above the streaks."""
+    import jax.numpy as jnp
+
+    ones = jnp.ones(shape.shape, shape.dtype)
+    return ones.at[4:9].set(0).at[9:].set(1000) if shape.shape == (14,) else ones
+
+
+def _resident(name: str) -> int:
+    found = re.search(rf"{name}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(found[1]) * 1024
+
+
+@on_jax
+@pytest.mark.parametrize("fill", [0.5, float("inf")])
+def test_a_step_chosen_as_on_a_gpu_is_the_same_as_by_a_branch(fill):
+    """There the update is computed in any case and chosen afterwards; bit for bit the same, applied and skipped."""
+    import jax
+    import jax.numpy as jnp
+    import keras
+
+    from mpt_cli.precision import LossScaleOptimizer
+
+    def after(platform: str):
+        optimizer = LossScaleOptimizer(keras.optimizers.AdamW(0.1, global_clipnorm=1.0), initial_scale=8.0)
+        weight = keras.Variable(np.linspace(-1, 1, 12, dtype=np.float32))
+        optimizer.build([weight])
+        own, gradient = [v.value for v in optimizer.variables], jnp.full((12,), 4.0).at[3].set(fill)
+        with mock.patch.object(jax, "default_backend", lambda: platform):
+            step = jax.jit(lambda own, weights, grads: optimizer.stateless_apply(own, grads, weights))
+            text = step.lower(own, [weight.value], [gradient]).as_text()
+            values = jax.tree.leaves(step(own, [weight.value], [gradient]))
+        return text.count("stablehlo.case"), [np.asarray(value) for value in values], int(np.isfinite(fill))
+
+    (branches, by_branch, applied), (none, chosen, _) = after("cpu"), after("gpu")
+    assert branches == 1 and none == 0
+    for one, other in zip(by_branch, chosen, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert (np.linspace(-1, 1, 12, dtype=np.float32) != by_branch[0]).any() == bool(applied)
+
+
+ASKS = """
+import keras
+
+
+class Asks(keras.Model):
+    def __init__(self, count):
+        super().__init__()
+        self.flat, self.head = keras.layers.Flatten(), keras.layers.Dense(count)
+
+    def call(self, x):
+        y = self.head(self.flat(x))
+        return y if keras.ops.sum(y) > 0 else -y
+
+
+def build(input_shape, num_classes):
+    model = Asks(num_classes)
+    model.build((None, *input_shape))
+    return model
+"""
+
+
+@on_jax
+def test_a_model_that_asks_for_a_value_is_told_how_it_can_be_traced(tmp_path, monkeypatch):
+    (tmp_path / "asks.py").write_text(ASKS)
+    monkeypatch.chdir(tmp_path)
+    words = ["conf=digits_mlp", "backend=jax", "seed=0", "model.builder=asks.py:build"]
+    with pytest.raises(MptError, match=r"can't be traced|could not be compiled for planning|can't be called") as caught:
+        planned_on_cpu(words).lower()
+    print(caught.value)

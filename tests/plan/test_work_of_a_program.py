@@ -1,0 +1,177 @@
+"""What is read from the text of a compiled program, on small ones whose work can be counted by hand."""
+
+import pytest
+
+from mpt_cli.plan.buffers import largest_buffers
+from mpt_cli.plan.hlo import parse_module
+from mpt_cli.plan.work import read_step, step_loop
+
+# The lines are as XLA prints them.
+# ruff: noqa: E501
+STEP = """HloModule train, is_scheduled=true
+
+%product (p: f16[64,256], q: f32[256,512]) -> f16[64,512] {
+  %p = f16[64,256]{1,0} parameter(0)
+  %q = f32[256,512]{1,0} parameter(1)
+  %narrow = f16[256,512]{1,0} convert(%q), metadata={op_name="jit(f)/while/body/jvp(dense)/convert_element_type"}
+  ROOT %dot = f16[64,512]{1,0} dot(%p, %narrow), lhs_contracting_dims={1}, rhs_contracting_dims={0}, metadata={op_name="jit(f)/while/body/jvp(dense)/dot_general"}
+}
+
+%cast (c: f16[64,512]) -> f32[64,512] {
+  %c = f16[64,512]{1,0} parameter(0)
+  ROOT %wide = f32[64,512]{1,0} convert(%c)
+}
+
+%log (l: f32[8,4], r: f32[4], n: s32[]) -> f32[8,4] {
+  %l = f32[8,4]{1,0} parameter(0)
+  %r = f32[4]{0} parameter(1)
+  %n = s32[] parameter(2)
+  %row = f32[1,4]{1,0} bitcast(%r)
+  %zero = s32[] constant(0)
+  ROOT %put = f32[8,4]{1,0} dynamic-update-slice(%l, %row, %n, %zero)
+}
+
+%skipped (s: (f32[64,512])) -> (f32[64,512]) {
+  %s = (f32[64,512]) parameter(0)
+  %s0 = f32[64,512]{1,0} get-tuple-element(%s), index=0
+  %same = f32[64,512]{1,0} copy(%s0)
+  ROOT %kept = (f32[64,512]) tuple(%same)
+}
+
+%applied (a: (f32[64,512])) -> (f32[64,512]) {
+  %a = (f32[64,512]) parameter(0)
+  %a0 = f32[64,512]{1,0} get-tuple-element(%a), index=0
+  %half = f32[64,512]{1,0} add(%a0, %a0)
+  %square = f32[64,512]{1,0} multiply(%half, %half)
+  ROOT %new = (f32[64,512]) tuple(%square)
+}
+
+%go (g: (s32[], f16[64,256], f32[256,512], f32[8,4])) -> pred[] {
+  %g = (s32[], f16[64,256], f32[256,512], f32[8,4]) parameter(0)
+  %g0 = s32[] get-tuple-element(%g), index=0
+  %limit = s32[] constant(8)
+  ROOT %less = pred[] compare(%g0, %limit), direction=LT
+}
+
+%body (b: (s32[], f16[64,256], f32[256,512], f32[8,4])) -> (s32[], f16[64,256], f32[256,512], f32[8,4]) {
+  %b = (s32[], f16[64,256], f32[256,512], f32[8,4]) parameter(0)
+  %i = s32[] get-tuple-element(%b), index=0
+  %x = f16[64,256]{1,0} get-tuple-element(%b), index=1
+  %w = f32[256,512]{1,0} get-tuple-element(%b), index=2
+  %records = f32[8,4]{1,0} get-tuple-element(%b), index=3
+  %y = f16[64,512]{1,0} fusion(%x, %w), kind=kCustom, calls=%product, metadata={op_name="jit(f)/while/body/jvp(dense)/dot_general"}
+  %summed = f16[64,512]{1,0} all-reduce(%y), replica_groups={{0,1}}, to_apply=%less, metadata={op_name="jit(f)/while/body/transpose(jvp(dense))/dot_general"}
+  %loss = f32[64,512]{1,0} fusion(%summed), kind=kLoop, calls=%cast
+  %given = (f32[64,512]) tuple(%loss)
+  %yes = pred[] constant(true)
+  %update = (f32[64,512]) conditional(%yes, %given, %given), true_computation=%applied, false_computation=%skipped
+  %four = f32[4]{0} constant({1, 2, 3, 4})
+  %noted = f32[8,4]{1,0} fusion(%records, %four, %i), kind=kLoop, calls=%log
+  %one = s32[] constant(1)
+  %next = s32[] add(%i, %one)
+  ROOT %out = (s32[], f16[64,256], f32[256,512], f32[8,4]) tuple(%next, %x, %w, %noted)
+}
+
+ENTRY %main (e: (s32[], f16[64,256], f32[256,512], f32[8,4])) -> (s32[], f16[64,256], f32[256,512], f32[8,4]) {
+  %e = (s32[], f16[64,256], f32[256,512], f32[8,4]) parameter(0)
+  ROOT %loop = (s32[], f16[64,256], f32[256,512], f32[8,4]) while(%e), condition=%go, body=%body
+}
+"""
+LINE = "  %y = f16[64,512]{1,0} fusion(%x, %w), kind=kCustom, calls=%product"
+
+
+def step_with(*lines: str):
+    """The step of `STEP` with more instructions before its product."""
+    return read_step(parse_module(STEP.replace(LINE, "\n".join([*lines, LINE]), 1)), has_tf32=True)
+
+
+def test_products_and_where_they_come_from():
+    (product,) = read_step(parse_module(STEP), has_tf32=True).products
+    assert (product.flops, product.dtype, product.sizes) == (2 * 64 * 256 * 512, "float16", (64, 512, 256))
+    assert str(product.layer) == "dense"
+
+
+def test_element_wise_work_is_that_of_the_branch_taken():
+    step = read_step(parse_module(STEP), has_tf32=True)
+    assert sum(kernel.arithmetic.get("float32", 0) for kernel in step.kernels) == 2 * 64 * 512
+    assert step.host_reads == 1
+
+
+def test_bytes_are_counted_once_and_of_a_row_written_in_place_only_the_row():
+    step = read_step(parse_module(STEP), has_tf32=True)
+    product = 64 * 256 * 2 + 256 * 512 * 4 + 64 * 512 * 2
+    summed, cast, update = 2 * 64 * 512 * 2, 64 * 512 * 6, 64 * 512 * 4 * (2 + 2)
+    row, count, condition = 2 * 16 + 4, 4 * 3, 4 + 4 + 1
+    assert step.bytes == product + summed + cast + update + row + count + condition
+    assert [(kernel.move, kernel.bytes) for kernel in step.kernels if kernel.move] == [("casts", cast)]
+
+
+def test_what_goes_between_devices_and_to_the_host():
+    step = step_with("  %seen = f32[8,4]{1,0} custom-call(%records), custom_call_target=\"xla_ffi_python_gpu_callback\"",
+                     "  %away = f32[8,4]{1,0:S(5)} copy(%records)")  # fmt: skip
+    (collective,) = step.collectives
+    assert (collective.opcode, collective.dtype, collective.elements) == ("all-reduce", "float16", 64 * 512)
+    assert collective.bytes == 2 * 64 * 512 and str(collective.layer) == "dense, backward"
+    assert [text.partition(" of")[0] for text in step.host_transfers] == ["a call into Python", "a copy"]
+
+
+CONVOLUTION = "window={size=3x3 pad=1_1x1_1 stride=2x2}, dim_labels=b01f_o01i->b01f, custom_call_target="
+BIG, SMALL, KERNEL = "f16[8,32,32,16]{3,2,1,0}", "f16[8,16,16,24]{3,2,1,0}", "f16[24,3,3,16]{3,2,1,0}"
+
+
+@pytest.mark.parametrize(("line", "operands"), [
+    (f"  %c = ({SMALL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convForward\"", (BIG, KERNEL)),
+    (f"  %c = ({BIG}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convBackwardInput\"", (SMALL, KERNEL)),
+    (f"  %c = ({KERNEL}, u8[0]{{0}}) custom-call(%l, %r), {CONVOLUTION}\"__cudnn$convBackwardFilter\"", (BIG, SMALL)),
+])  # fmt: skip
+def test_a_convolution_has_the_same_work_forward_and_backward(line, operands):
+    given = [f"  %{name} = {shape} get-tuple-element(%b), index=1" for name, shape in zip("lr", operands, strict=True)]
+    found = step_with(*given, line).products[0]
+    assert found.flops == 2 * (8 * 16 * 16 * 24) * (3 * 3 * 16) and found.dtype == "float16"
+
+
+CUBLAS = ('custom_call_target="__cublas$gemm", backend_config={"gemm_backend_config":{"dot_dimension_numbers":'
+          '{"lhs_contracting_dimensions":["1"],"lhs_batch_dimensions":[]},"precision_config":{"operand_precision":'
+          '["PRECISION","PRECISION"]}}}')  # fmt: skip
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("DEFAULT", "tf32"), ("HIGHEST", "float32")])
+def test_float32_is_tf32_unless_more_was_asked_for(precision, dtype):
+    wide = "  %v = f32[64,256]{1,0} convert(%x)"
+    call = "  %p = (f32[64,512]{1,0}, s8[99]{0}) custom-call(%v, %w), " + CUBLAS.replace("PRECISION", precision)
+    found = step_with(wide, call).products[0]
+    assert (found.dtype, found.flops) == (dtype, 2 * 64 * 256 * 512)
+    assert read_step(parse_module(STEP.replace(LINE, f"{wide}\n{call}\n{LINE}", 1)), False).products[0].dtype == "float32"
+
+
+def test_attention_counts_two_products_forward_and_five_backward():
+    query = "  %a = f16[2,128,4,64]{3,2,1,0} get-tuple-element(%b), index=1"
+    lines = [f"  %o{end} = f16[2,128,4,64]{{3,2,1,0}} custom-call(%a, %a, %a), custom_call_target=\"__cudnn$fmhaSoftmax{end}\""
+             for end in ("", "Backward")]  # fmt: skip
+    flops = [product.flops for product in step_with(query, *lines).products[:2]]
+    assert flops == [2 * 2 * 2 * 4 * 128 * 128 * 64, 5 * 2 * 2 * 4 * 128 * 128 * 64]
+
+
+def test_an_inner_loop_counts_as_often_as_it_runs():
+    inner = "  %again = (f32[64,512]) while(%given), condition=%go, body=%applied"
+    known = inner + ', backend_config={"known_trip_count":{"n":"5"}}'
+    text = STEP.replace("  %four =", f"{known}\n  %four =", 1)
+    once, five = (sum(k.arithmetic.get("float32", 0) for k in read_step(parse_module(each), True).kernels)
+                  for each in (STEP, text))  # fmt: skip
+    assert five == 6 * once
+    assert read_step(parse_module(STEP.replace("  %four =", f"{inner}\n  %four =", 1)), True).unknown_loops == 1
+
+
+def test_arrays_are_there_from_the_kernel_that_makes_them_to_the_last_that_reads_them():
+    module = parse_module(STEP)
+    found = largest_buffers(module.computations[step_loop(module).called["body"]], 9)
+    # fullest while the conditional runs: what it was given and what it makes; the float16 ones are gone
+    assert (found[0].bytes, found[0].form) == (2 * 64 * 512 * 4, "2 x float32 [64, 512]")
+    assert all("float16" not in buffer.form for buffer in found)
+
+
+def test_a_text_without_a_program_or_without_a_loop_is_refused():
+    with pytest.raises(ValueError, match=r"must have an ENTRY computation. Received: 'nothing'"):
+        parse_module("nothing")
+    with pytest.raises(ValueError, match=r"must have a loop over steps. Received: one without"):
+        read_step(parse_module("ENTRY %main (x: f32[]) -> f32[] {\n  ROOT %x = f32[] parameter(0)\n}"), True)

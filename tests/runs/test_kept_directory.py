@@ -1,0 +1,107 @@
+"""A run whose directory is removed or moved while it trains."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from mpt_cli import job
+from mpt_cli.errors import DataError
+from mpt_cli.runs import kept_directory
+from mpt_cli.settings import load_settings
+from mpt_cli.telemetry.sink import Sink
+
+pytestmark = pytest.mark.slow
+STEPS, LOST_AT = 46, 20
+
+
+class Happens(Sink):
+    """What somebody else does at a step of the run, once."""
+
+    def __init__(self, action):
+        self.action, self.said = action, []
+
+    def progress(self, step, epoch, phase):
+        if step >= LOST_AT and self.action is not None:
+            self.action()
+            self.action = None
+
+    def message(self, text):
+        self.said.append(text)
+
+
+def train(run_dir: Path, monkeypatch, action=None):
+    monkeypatch.setattr(kept_directory, "LOOK_SECONDS", 0.0)
+    settings = load_settings([
+        "conf=digits_mlp", f"run_dir={run_dir}", "trainer.epochs=2", "trainer.log_every_steps=5",
+        "trainer.jit_compile=false", "trainer.checkpoint_every_steps=10", "trainer.steps_per_execution=5",
+        "logger.console=quiet", "logger.csv=true",
+    ])  # fmt: skip
+    other = Happens(action)
+    return job.train(settings, ["mpt", "train"], job.Reporters(None, [other])), other.said
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+
+
+def steps(folder: Path, file: str = "metrics.jsonl") -> list[int]:
+    return [json.loads(line)["step"] for line in (folder / file).read_text().splitlines()]
+
+
+@pytest.fixture
+def whole(tmp_path, monkeypatch):
+    summary, _ = train(tmp_path / "whole", monkeypatch)
+    assert (summary.exit_code, summary.applied_steps, summary.steps_seen) == (0, STEPS, STEPS)
+    return tmp_path / "whole"
+
+
+def test_a_directory_that_is_removed_is_made_again_with_the_whole_record(tmp_path, monkeypatch, whole):
+    run = tmp_path / "run"
+    summary, said = train(run, monkeypatch, lambda: shutil.rmtree(run))
+    assert (summary.exit_code, summary.status) == (3, "finished")
+    assert summary.applied_steps == summary.steps_seen == STEPS
+    assert summary.explanation.endswith(job.LOST_DIRECTORY)
+    [sentence] = [text for text in said if "is gone" in text]
+    assert sentence == (f"{run} is gone, which was removed: made again, with the record so far; checkpoints of before, "
+                        "and what other programs had put there, are not in it")  # fmt: skip
+    assert names(run) == names(whole)
+    assert steps(run) == steps(whole)
+    for name in ("config.yaml", "preprocessing.json"):
+        assert (run / name).read_bytes() == (whole / name).read_bytes()
+    assert (run / "metrics.csv").read_text().splitlines()[0] == (whole / "metrics.csv").read_text().splitlines()[0]
+    assert sentence in (run / "console.log").read_text()
+    assert json.loads((run / "summary.json").read_text())["exit_code"] == 3
+
+
+def test_the_new_place_of_a_directory_that_is_moved_is_named(tmp_path, monkeypatch, whole):
+    run = tmp_path / "run"
+    summary, said = train(run, monkeypatch, lambda: run.rename(tmp_path / "elsewhere"))
+    assert summary.exit_code == 3 and summary.applied_steps == STEPS
+    assert any(f"is gone, which is {tmp_path / 'elsewhere'} now: made again" in text for text in said)
+    assert names(run) == names(whole) and steps(run) == steps(whole)
+
+
+def test_another_directory_at_its_path_is_left_alone(tmp_path, monkeypatch):
+    run = tmp_path / "run"
+
+    def replaced():
+        run.rename(tmp_path / "elsewhere")
+        run.mkdir()
+        (run / "of others").write_text("")
+
+    with pytest.raises(DataError, match=r"is not the directory any more that this run began in, which is .*elsewhere"):
+        train(run, monkeypatch, replaced)
+    assert names(run) == {"of others"}
+
+
+def test_a_place_that_cannot_be_made_again_ends_the_run_with_the_reason(tmp_path, monkeypatch):
+    run = tmp_path / "folder" / "run"
+
+    def gone():
+        shutil.rmtree(tmp_path / "folder")
+        (tmp_path / "folder").write_text("a file")
+
+    with pytest.raises(DataError, match=r"can't be made again: (Not a directory|File exists)"):
+        train(run, monkeypatch, gone)

@@ -1,0 +1,176 @@
+"""The composition of recipes held against Hydra's own composition of the same files, case by case."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from mpt_cli.settings.key import read_number
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import conf_directory
+
+# what the project of every case has, besides the recipe itself
+PROJECT = {
+    "conf/trainer/long.yaml": "epochs: 50\nbatch_size: 16\n",
+    "conf/trainer/nested.yaml": "defaults: [quick, _self_]\nbatch_size: 8\n",
+    "conf/trainer/under.yaml": "defaults: [_self_, quick]\nbatch_size: 8\nepochs: 4\n",
+    "conf/trainer/patient.yaml": "early_stopping: {patience: 5}\nepochs: 30\n",
+    "conf/loss_scale/mine.yaml": "defaults: [dynamic]\ninitial_scale: 1024\ngrowth_steps: 7\n",
+    "conf/loss_scale/still.yaml": "mode: fixed\ninitial_scale: 64\n",
+    "conf/optimizer/fast.yaml": "name: sgd\nlearning_rate: 0.5\nmomentum: 0.9\n",
+    "conf/experiment/tiny.yaml": "# @package _global_\ntrainer: {epochs: 2}\nseed: 7\n",
+    "conf/experiment/big.yaml": "# @package _global_\ndefaults:\n  - tiny\n  - _self_\ntrainer: {batch_size: 256}\n",
+    "conf/warmth/warm.yaml": "name: cosine\nwarmup_steps: 9\n",
+    "conf/warmth/placed.yaml": "# @package optimizer.schedule\nname: cosine\nwarmup_steps: 11\n",
+    "base.yaml": "trainer: {epochs: 3, batch_size: 48}\nseed: 5\nexpect: {val_loss: {max: 1}}\n",
+    "other.yaml": "trainer: {epochs: 6}\ndescription: other\n",
+    "stack.yaml": "defaults: [base, _self_]\ntrainer: {epochs: 9}\n",
+    "above.yaml": "defaults: [_self_, base]\ntrainer: {epochs: 9}\n",
+}
+OWN = "trainer: {epochs: 12}\n"
+KEYS = ("seed", "description", "trainer.epochs", "trainer.batch_size", "trainer.log_every_steps",
+        "trainer.early_stopping.patience", "optimizer.name", "optimizer.learning_rate", "optimizer.schedule.name",
+        "optimizer.schedule.warmup_steps", "loss_scale.mode", "loss_scale.initial_scale", "loss_scale.growth_steps",
+        "policy.name", "expect")  # fmt: skip
+
+# (defaults list, the recipe's keys, overrides): the same words for both
+CASES = [
+    ("", OWN, ""),
+    ("_self_", OWN, ""),
+    ("base", OWN, ""),
+    ("base, _self_", OWN, ""),
+    ("_self_, base", OWN, ""),
+    ("base, other", OWN, ""),
+    ("other, base", "seed: 1\n", ""),
+    ("base, _self_, other", OWN, ""),
+    ("_self_, base, other", OWN, ""),
+    ("_self_, other, base", OWN, ""),
+    ("stack", "seed: 1\n", ""),
+    ("stack, _self_", OWN, ""),
+    ("_self_, stack", OWN, ""),
+    ("above", "seed: 1\n", ""),
+    ("above, _self_", OWN, ""),
+    ("_self_, above", OWN, ""),
+    ("other, stack", "seed: 1\n", ""),
+    ("override trainer: long", "seed: 1\n", ""),
+    ("override trainer: long", OWN, ""),
+    ("override /trainer: quick", OWN, ""),
+    ("_self_, override trainer: long", OWN, ""),
+    ("base, override trainer: long", "seed: 1\n", ""),
+    ("base, _self_, override trainer: quick", "seed: 1\n", ""),
+    ("override trainer: nested", "seed: 1\n", ""),
+    ("override trainer: nested", OWN, ""),
+    ("override trainer: under", "seed: 1\n", ""),
+    ("override trainer: patient", OWN, ""),
+    ("override loss_scale: mine", "seed: 1\n", ""),
+    ("override loss_scale: mine", "loss_scale: {growth_steps: 3}\n", ""),
+    ("override loss_scale: still", "seed: 1\n", ""),
+    ("override optimizer: fast", "seed: 1\n", ""),
+    ("override optimizer: fast", "optimizer: {learning_rate: 0.25}\n", ""),
+    ("override policy: mixed_float16, override trainer: long, override optimizer: sgd", "seed: 1\n", ""),
+    ("experiment: tiny", OWN, ""),
+    ("_self_, experiment: tiny", OWN, ""),
+    ("experiment: big, _self_", OWN, ""),
+    ("_self_, experiment: big", OWN, ""),
+    ("base, experiment: tiny", "description: x\n", ""),
+    ("experiment: [tiny, big]", "description: x\n", ""),
+    ("warmth@optimizer.schedule: warm", OWN, ""),
+    ("warmth: placed", OWN, ""),
+    ("_self_, warmth: placed", "optimizer: {schedule: {warmup_steps: 2}}\n", ""),
+    ("warmth: placed, _self_", "optimizer: {schedule: {warmup_steps: 2}}\n", ""),
+    ("optional experiment: absent", OWN, ""),
+    ("optional experiment: tiny", "description: x\n", ""),
+    ("", "vars: {n: 4}\ntrainer: {epochs: '${vars.n}', batch_size: '${trainer.epochs}'}\n", ""),
+    ("base", "seed: '${trainer.epochs}'\n", ""),
+    ("", OWN, "trainer.epochs=2"),
+    ("base", OWN, "trainer.batch_size=5 seed=3"),
+    ("_self_, base", OWN, "trainer.epochs=8"),
+    ("", "seed: 1\n", "trainer=long"),
+    ("", "seed: 1\n", "loss_scale=mine"),
+    ("base", "seed: 1\n", "optimizer=fast optimizer.learning_rate=0.125"),
+    ("", OWN, "+experiment=tiny"),
+    ("experiment: tiny", "description: x\n", "experiment=big"),
+    ("", "vars: {n: 4}\ntrainer: {epochs: '${vars.n}'}\n", "vars.n=6"),
+    ("base", "expect: {val_accuracy: {min: 0.5}}\n", ""),
+    ("_self_, base", "expect: {val_loss: {max: 2}, val_accuracy: {min: 0.5}}\n", ""),
+]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("project")
+    for name, text in PROJECT.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def _entries(listed: str) -> list[Any]:
+    """`a, group: [b, c], _self_` as the entries of a defaults list."""
+    return OmegaConf.to_container(OmegaConf.create(f"[{listed}]"))
+
+
+def by_hydra(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
+    """The recipe as the primary configuration of an application of Hydra's whose search path is ours."""
+    search = [f"file://{root}/conf", f"file://{root}"]
+    content = {"hydra": {"searchpath": search}, "defaults": ["config", *defaults]}
+    primary = root / "by_hydra" / "primary.yaml"
+    primary.parent.mkdir(exist_ok=True)
+    for path in conf_directory().iterdir():
+        (primary.parent / path.name).unlink(missing_ok=True)
+        (primary.parent / path.name).symlink_to(path)
+    primary.write_text(OmegaConf.to_yaml(OmegaConf.create(content)) + keys)
+    with initialize_config_dir(str(primary.parent), version_base="1.3"):
+        return compose("primary", words)
+
+
+def by_mpt(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
+    text = OmegaConf.to_yaml(OmegaConf.create({"defaults": defaults})) if defaults else ""
+    (root / "recipe.yaml").write_text(text + keys)
+    return load_settings(["conf=./recipe.yaml", *words])
+
+
+@pytest.mark.filterwarnings("ignore:In 'primary'")  # of Hydra's, where a list has no _self_
+@pytest.mark.parametrize("case", CASES, ids=[" | ".join(map(str.strip, case)) for case in CASES])
+def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -> None:
+    monkeypatch.chdir(project)
+    listed, keys, written = case
+    hydra, ours = (compose_it(project, _entries(listed), keys, written.split()) for compose_it in (by_hydra, by_mpt))
+    found = OmegaConf.create(asdict(ours))
+    for key in KEYS:
+        expected = OmegaConf.select(hydra, key)
+        if expected is not None:  # else neither file gives it, and ours is the schema's
+            number = read_number(expected) if isinstance(expected, str) else None  # of 2**15
+            assert OmegaConf.select(found, key) == (expected if number is None else number), key
+
+
+def test_the_table_has_what_both_can_do() -> None:
+    assert len(CASES) == len({repr(case) for case in CASES}) >= 40
+
+
+def test_a_group_that_is_named_without_override_is_taken_where_it_stands(project, monkeypatch) -> None:
+    """Hydra refuses it, as `config` names the group first; the recipe's keys come after it or before it as it says."""
+    monkeypatch.chdir(project)
+    after = by_mpt(project, ["_self_", {"trainer": "long"}], OWN, [])
+    before = by_mpt(project, [{"trainer": "long"}, "_self_"], OWN, [])
+    assert (after.trainer.epochs, before.trainer.epochs) == (50, 12)
+    assert (after.trainer.batch_size, before.trainer.batch_size) == (16, 16)
+
+
+def test_a_choice_of_the_command_line_wins_where_its_file_says_something(project, monkeypatch) -> None:
+    """Hydra lets the recipe win."""
+    monkeypatch.chdir(project)
+    recipe = "loss_scale: {mode: dynamic, growth_steps: 3, backoff_factor: 0.25}\n"
+    chosen = by_mpt(project, [], recipe, ["loss_scale=mine"]).loss_scale
+    assert (chosen.growth_steps, chosen.initial_scale, chosen.backoff_factor) == (7, 1024.0, 0.25)
+    assert by_mpt(project, [], OWN, [format_override("trainer", "long")]).trainer.epochs == 50
+
+
+def test_a_recipe_to_start_from_may_be_optional(project, monkeypatch) -> None:
+    """Hydra has it of groups alone."""
+    monkeypatch.chdir(project)
+    assert by_mpt(project, ["optional ./base.yaml", "optional ./absent.yaml"], OWN, []).seed == 5

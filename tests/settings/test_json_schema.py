@@ -1,0 +1,93 @@
+"""The JSON Schema of a recipe, held against recipes by a library of its own."""
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from mpt_cli.cli import main
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.json_schema import json_schema
+from mpt_cli.settings.schema import VARIANTS
+from mpt_cli.settings.search_path import group_choices, recipe_paths
+
+
+@pytest.fixture(scope="module")
+def validator() -> Any:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def faults(validator: Any, text: str) -> list[str]:
+    return ["/".join(map(str, error.absolute_path)) for error in validator.iter_errors(yaml.safe_load(text))]
+
+
+@pytest.mark.parametrize("name", sorted(recipe_paths()))
+def test_every_shipped_recipe_keeps_it(name, validator) -> None:
+    assert faults(validator, recipe_paths()[name].read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("name", ["digits_cnn", "cifar10_resnet", "overflow"])
+def test_what_a_run_writes_keeps_it(name, validator) -> None:
+    assert faults(validator, resolved_yaml(load_settings([f"conf={name}"]))) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "at"),
+    [
+        ("trainer: {epochs: 0}", ["trainer/epochs"]),
+        ("trainer: {epochs: ten}", ["trainer/epochs"]),
+        ("trainer: {epoch: 1}", ["trainer"]),
+        ("trainr: {epochs: 1}", [""]),
+        ("seed: -1", ["seed"]),
+        ("loss_scale: {mode: fixed, growth_steps: 3}", ["loss_scale"]),
+        ("loss_scale: {initial_scale: -1}", ["loss_scale/initial_scale"]),
+        ("loss_scale: {on_overflow: jump}", ["loss_scale/on_overflow"]),
+        ("model: {name: mlp, filters: [8]}", ["model"]),
+        ("defaults: [{model: mlp}]\nmodel: {filters: [8]}", ["model"]),
+        ("defaults: [{model: mpl}]", ["defaults/0"]),
+        ("expect: {loss: {mni: 1}}", ["expect/loss"]),
+        ("hydra: {run: {dir: x}}", ["hydra"]),
+        ("policy: {float8: 3}", ["policy/float8"]),
+    ],
+)
+def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
+    assert sorted(set(faults(validator, text))) == at
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: null\ntrainer: {epochs: '${vars.n}', max_steps: 1e3}\nvars: {n: 3}",
+        "loss_scale: {mode: dynamic, growth_steps: 3, initial_scale: 2**10}",
+        "defaults: [./base.yaml, {model: cnn}, _self_, {override /trainer: quick}]\nmodel: {filters: [8, '2**4']}",
+        "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]\nseeds: 3",
+        "trainer: {metrics: [accuracy, {object: 'm:f', kwargs: {k: 1}}], loss: null, early_stopping: {patience: 3}}",
+        "phases: [{epochs: 2, learning_rate: 0.001, freeze: [base]}]\ntrainer:",
+        "expect: {loss: 0.5, val_loss: {value: 1, rtol: 0.1}, steps_seen: 2**5}",
+    ],
+)
+def test_what_may_be_written_keeps_it(text, validator) -> None:
+    assert faults(validator, text) == []
+
+
+def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
+    assert main(["list", "keys", "--schema"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed == json.loads(json.dumps(json_schema()))
+    assert main(["list", "models", "--schema"]) == 2
+    assert "--schema: is of keys. Write `mpt list keys --schema`." in capsys.readouterr().err
+    assert main(["list", "keys", "--json"]) == 0
+    keys = {key["name"]: key for key in json.loads(capsys.readouterr().out)["keys"]}
+    found = keys["loss_scale.max_skip_rate"]
+    assert (found["default"], found["range"], found["optional"]) == (0.5, {"above": 0, "at_most": 1}, True)
+    assert (keys["trainer.max_steps"]["unit"], keys["policy.name"]["choices"][0]) == ("steps", "float32")
+
+
+def test_every_variant_has_a_part_of_its_own(validator) -> None:
+    for section in VARIANTS:
+        cases = validator.schema["properties"][section]["allOf"]
+        assert len(cases) == len(group_choices(section))

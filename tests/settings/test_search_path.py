@@ -1,0 +1,199 @@
+"""A project of one's own: group files and recipes beside where one works and in folders that are named."""
+
+import io
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.settings.search_path import CONFIG_DIR, _read_pipe, conf_directory, recipe_paths, recipes_directory
+
+MINE = "# for my net\nmode: fixed\ninitial_scale: 128\n"
+RECIPE = "description: of the project\ndefaults: [{loss_scale: mine}, {policy: mixed_float16}]\n"
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(CONFIG_DIR, raising=False)
+    return tmp_path
+
+
+def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
+    write("conf/loss_scale/mine.yaml", MINE)
+    write("recipes/vision/first.yaml", RECIPE)
+    assert load_settings(["conf=vision/first"]).loss_scale.initial_scale == 128.0
+    assert load_settings(["conf=digits_mlp", "loss_scale=mine"]).loss_scale.mode == "fixed"
+    assert main(["list"]) == 0 and "vision/first" in capsys.readouterr().out
+    assert main(["list", "groups"]) == 0
+    line = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("loss_scale=mine "))
+    assert line.split(maxsplit=1)[1] == "for my net (conf/loss_scale/mine.yaml)"
+
+
+def test_a_sweep_takes_them(capsys) -> None:
+    write("conf/loss_scale/mine.yaml", MINE)
+    write("conf/loss_scale/yours.yaml", MINE.replace("128", "256"))
+    assert main(["sweep", "conf=digits_mlp", "loss_scale=glob(*e),yours,mine", "--dry-run"]) == 2
+    assert main(["sweep", "conf=digits_mlp", "loss_scale=mine,yours", "--dry-run"]) == 0
+    assert "loss_scale=mine\n002-loss_scale-yours" in capsys.readouterr().out
+    assert main(["sweep", "conf=digits_mlp", "loss_scale=glob(*rs)", "--dry-run"]) == 0
+    assert "1 job" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("inside", ["", "conf/"])
+def test_a_folder_is_named_by_option_or_variable(inside, folder, monkeypatch, capsys) -> None:
+    write(f"far/{inside}loss_scale/mine.yaml", MINE)
+    write("far/recipes/first.yaml", RECIPE)
+    assert main(["check", "conf=first", "--config-dir", "far"]) == 0
+    assert main(["check", "conf=first", "--config-dir=far"]) == 0
+    assert CONFIG_DIR not in os.environ
+    assert main(["check", "conf=first"]) == 2
+    monkeypatch.setenv(CONFIG_DIR, str(folder / "far"))
+    assert main(["check", "conf=first"]) == 0
+
+
+def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, capsys) -> None:
+    write("far/loss_scale/mine.yaml", MINE)
+    monkeypatch.setenv(CONFIG_DIR, "far")
+    from mpt_cli.sweep.plan import Job
+    from mpt_cli.sweep.run import Options
+
+    environment = Options().environment_of_jobs(1)
+    assert environment[CONFIG_DIR] == "far"
+    job = Job(1, "one", {}, ["conf=first", "loss_scale=mine"], environment={CONFIG_DIR: "/my far"})
+    assert job.command == f"{CONFIG_DIR}='/my far' mpt train conf=first loss_scale=mine"
+
+
+def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> None:
+    write("far/loss_scale/mine.yaml", MINE)
+    write("settings_of_ours/conf/trainer/ours.yaml", "epochs: 77\n")
+    write("settings_of_ours/__init__.py", "")
+    monkeypatch.syspath_prepend(str(folder))
+    write("sub/own.yaml", "hydra: {searchpath: [../far, 'pkg://settings_of_ours.conf']}\n"
+          "defaults: [{loss_scale: mine}, {trainer: ours}]\n")  # fmt: skip
+    settings = load_settings(["conf=sub/own.yaml"])
+    assert (settings.loss_scale.initial_scale, settings.trainer.epochs) == (128.0, 77)
+    write("kept.yaml", resolved_yaml(settings))
+    (folder / "far/loss_scale/mine.yaml").unlink()
+    assert load_settings(["conf=kept.yaml"]) == settings  # what a run keeps needs no folder
+    for given, said in (("[nowhere]", "hydra.searchpath: must be a folder with conf/ and recipes/"),
+                        ("['pkg://no_such_one']", "must name an installed package after pkg://"),
+                        ("x", "hydra.searchpath: must be a list of folders"),
+                        ("['${oc.env:NOT_THERE_AT_ALL}']", "hydra.searchpath: cannot be resolved")):  # fmt: skip
+        write("own.yaml", f"hydra: {{searchpath: {given}}}\nseed: 1\n")
+        assert said in messages("conf=own.yaml")[0]
+
+
+def test_a_name_that_says_two_things_is_refused(messages) -> None:
+    write("recipes/digits_mlp.yaml", "seed: 3\n")
+    assert messages("conf=digits_mlp") == [
+        "conf: recipes/digits_mlp.yaml has the name of a shipped recipe and says something else. Received: "
+        "'digits_mlp'. Write conf=recipes/digits_mlp.yaml, or rename it."
+    ]
+    assert recipe_paths()["recipes/digits_mlp.yaml"] == Path("recipes/digits_mlp.yaml")
+    write("recipes/digits_mlp.yaml", (recipes_directory() / "digits_mlp.yaml").read_text())
+    assert load_settings(["conf=digits_mlp"]).recipe == "digits_mlp"  # a copy says the same
+    write("conf/trainer/default.yaml", "epochs: 3\n")
+    assert messages("conf=digits_mlp") == [
+        "trainer: must be the name of one file. Received: 'default'. conf/trainer/default.yaml has the name of a "
+        "shipped file. Rename it."
+    ]
+    write("conf/trainer/default.yaml", "_target_: another.program\nepochs: 3\n")
+    assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15  # no file of ours
+    write("conf/trainer/default.yaml", (conf_directory() / "trainer/default.yaml").read_text())
+    assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("initial_scale: 4\n", "must say which loss_scale it is. Write `mode: auto` or `defaults: [auto]` in it"),
+        ("mode: [1\n", "is not valid YAML"),
+        ("", "must hold keys, and it is empty"),
+        ("defaults: [nothing, _self_]\nmode: fixed\n", "mine cannot be composed: In 'loss_scale/mine'"),
+        ("mode: fixed\ninitial_scal: 4\n", "loss_scale.initial_scal: there is no such key"),
+    ],
+)
+def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
+    write("conf/loss_scale/mine.yaml", text)
+    assert said in "\n".join(messages("conf=digits_mlp", "loss_scale=mine"))
+
+
+def test_a_group_that_nobody_has(messages) -> None:
+    write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
+    assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
+    assert messages("conf=digits_mlp", "experiment=b") == [
+        "defaults.experiment: must be one of a. Received: 'b'."
+    ]  # fmt: skip
+    write("conf/seed/a.yaml", "b: 1\n")
+    assert messages("conf=digits_mlp", "seed=9") == [
+        "seed: must not be the name of a folder with group files too. Received: 'seed=9'. Rename conf/seed."
+    ]
+    write("own.yaml", "defaults: [_self_, ./own2.yaml, _self_]\nseed: 1\n")
+    write("own2.yaml", "seed: 2\n")
+    assert messages("conf=own.yaml") == ["defaults: _self_ must stand once."]
+
+
+def test_a_recipe_comes_from_standard_input_or_a_pipe(folder, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"seed: 41\n")))
+    _read_pipe.cache_clear()
+    assert [load_settings(["conf=-"]).seed for _ in range(2)] == [41, 41]
+    assert load_settings(["conf=-"]).recipe == "stdin"
+    os.mkfifo("pipe")
+    writer = threading.Thread(target=lambda: Path("pipe").write_text("seed: 42\n"))
+    writer.start()
+    assert [load_settings(["conf=./pipe"]).seed for _ in range(2)] == [42, 42]
+    writer.join()
+    assert main(["sweep", "conf=-", "seed=1,2"]) == 2
+    assert "conf: must be a file here: a pipe can be read only once" in capsys.readouterr().err
+
+
+def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    _read_pipe.cache_clear()
+    with pytest.raises(ConfigError, match="standard input must be a file or a pipe"):
+        load_settings(["conf=-"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["train", "conf=digits_mlp", "-m"], "-m: is an option of Hydra's own. `mpt sweep` runs every combination"),
+        (["train", "--multirun", "conf=digits_mlp"], "`mpt sweep` runs every combination"),
+        (["train", "--cfg", "job"], "`mpt show conf=…` prints the resolved configuration"),
+        (["train", "--config-name=mine"], "a recipe is chosen by conf=NAME"),
+        (["train", "--config-path", "x"], "--config-dir DIR adds a folder"),
+        (["train", "conf=digits_mlp", "hydra.run.dir=x"], "hydra.run.dir: there are no settings of Hydra's own"),
+        (["sweep", "conf=digits_mlp", "hydra/launcher=joblib"], "`mpt sweep … --launcher submitit"),
+        (["train", "conf=digits_mlp", "hydra.nothing=1"], "`mpt list keys` shows what can be set"),
+        (["train", "--config-dir"], "--config-dir: must be followed by a folder"),
+        (["train", "conf=digits_mlp", "--config-dir", "nowhere"], "--config-dir: must be a folder with conf/"),
+    ],
+)
+def test_what_hydras_users_type_is_answered_with_the_word_that_does_it(words, said, capsys) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_recipe_of_the_readme_is_composed_as_it_says() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    start = "defaults:\n  - ./base.yaml"
+    write("mine.yaml", start + readme.partition(start)[2].partition("```")[0])
+    write("base.yaml", "defaults: [{policy: mixed_float16}]\nexpect: {steps_seen: 3}\ntrainer: {epochs: 4}\n")
+    write("conf/loss_scale/mine.yaml", MINE)
+    write("conf/experiment/a.yaml", "# @package _global_\ntrainer: {epochs: 6}\n")
+    settings = load_settings(["conf=./mine.yaml"])
+    assert (settings.policy.name, settings.expect, settings.trainer.epochs) == ("float32", {"steps_seen": 3}, 6)
+    assert (settings.loss_scale.initial_scale, settings.model.hidden_units) == (128.0, [64, 64])

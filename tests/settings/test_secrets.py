@@ -1,0 +1,106 @@
+"""Values of secrets are neither written nor printed; whoever has the variable can run the record again."""
+
+import os
+from dataclasses import replace
+
+import pytest
+from preloaded import mpt
+
+from mpt_cli import redaction
+from mpt_cli.errors import ConfigError, printable
+from mpt_cli.settings import load_settings, resolved_yaml
+from mpt_cli.telemetry.format import strict_json
+
+AWKWARD = "hunter2: 'x' \"${y}\" \\ ä #"
+PARTS = """
+import keras
+
+def net(input_shape, num_classes, api_key):
+    assert api_key == "sk-12345"
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+"""
+
+
+@pytest.fixture(autouse=True)
+def nothing_known(monkeypatch):
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+
+
+@pytest.mark.parametrize("value", ["hunter2", AWKWARD])
+def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(value, monkeypatch, tmp_path):
+    monkeypatch.setenv("DB_PASSWORD", value)
+    settings = load_settings(["conf=digits_mlp", "description=before ${oc.env:DB_PASSWORD} after"])
+    assert settings.description == f"before {value} after"
+    text = resolved_yaml(settings)
+    assert "description: before ${oc.env:DB_PASSWORD} after\n" in text and "hunter2" not in text
+    (tmp_path / "again.yaml").write_text(text)
+    assert load_settings([f"conf={tmp_path / 'again.yaml'}"]) == settings
+    for shown in (printable(f"it is {value}"), strict_json({"it is": [value]})):
+        assert "hunter2" not in shown and "it is" in shown and "${oc.env:DB_PASSWORD}" in shown
+
+
+@pytest.mark.parametrize(("name", "is_secret"), [
+    ("AWS_SECRET_ACCESS_KEY", True), ("GITHUB_TOKEN", True), ("HF_TOKEN", True), ("PGPASSWORD", True),
+    ("API_KEY", True), ("WANDB_API_KEY", True), ("HOME", False), ("MONKEY", False), ("KEYBOARD", False),
+    ("TOKENIZER", False),
+])  # fmt: skip
+def test_which_variables_are_secrets(name, is_secret, monkeypatch):
+    monkeypatch.setenv(name, "abcdefgh")
+    text = resolved_yaml(load_settings(["conf=digits_mlp", f"description=${{oc.env:{name}}}"]))
+    assert ("abcdefgh" not in text) == is_secret
+
+
+def test_a_variable_that_is_no_secret_and_a_default_are_values():
+    text = resolved_yaml(load_settings(["conf=digits_mlp", "description='${oc.env:NO_SUCH_TOKEN,none}'"]))
+    assert "description: none\n" in text
+
+
+def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again(tmp_path):
+    words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net",
+             "model.kwargs={api_key: sk-12345, unk_token: abcd}"]  # fmt: skip
+    text = resolved_yaml(load_settings(words))
+    assert "api_key: <redacted>\n" in text and "unk_token: abcd\n" in text
+    (tmp_path / "again.yaml").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load_settings([f"conf={tmp_path / 'again.yaml'}"])
+    assert str(caught.value) == (
+        "model.kwargs.api_key: is not in the record, which holds no secrets. Give it again: model.kwargs.api_key=…, or "
+        "model.kwargs.api_key='${oc.env:VARIABLE}', which is kept as that."
+    )
+    again = load_settings([f"conf={tmp_path / 'again.yaml'}", "model.kwargs.api_key=sk-12345"])
+    assert replace(again, recipe="digits_mlp") == load_settings(words)
+
+
+def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(tmp_path):
+    environment = {**os.environ, "DB_PASSWORD": "hunter2", "PLACE": "elsewhere"}
+    words = ["conf=digits_mlp", "description=${oc.env:DB_PASSWORD} ${oc.env:PLACE}"]
+    shown = mpt("show", *words, cwd=tmp_path, env=environment).stdout
+    assert shown.startswith("# this recipe reads DB_PASSWORD, PLACE of the environment\nrecipe: digits_mlp\n")
+    assert "description: ${oc.env:DB_PASSWORD} elsewhere\n" in shown
+    shown = mpt("show", "--untrusted", *words, cwd=tmp_path, env=environment).stdout
+    assert "description: ${oc.env:DB_PASSWORD} ${oc.env:PLACE}\n" in shown
+    checked = mpt("check", *words, cwd=tmp_path, env=environment).stdout
+    assert checked.splitlines()[1] == "reads DB_PASSWORD, PLACE of the environment"
+    refused = mpt("check", "--untrusted", "--build", *words, cwd=tmp_path, env=environment)
+    assert refused.returncode == 2 and "it can't be --untrusted" in refused.stderr
+
+
+def test_a_message_about_a_secret_does_not_hold_it(tmp_path):
+    environment = {**os.environ, "DB_PASSWORD": "hunter2"}
+    done = mpt("check", "conf=digits_mlp", "policy=${oc.env:DB_PASSWORD}", cwd=tmp_path, env=environment)
+    assert done.returncode == 2 and "Received: '${oc.env:DB_PASSWORD}'" in done.stderr and "hunter2" not in done.stderr
+
+
+@pytest.mark.slow
+def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
+    (tmp_path / "parts.py").write_text(PARTS)
+    words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-12345}",
+             "description=${oc.env:DB_PASSWORD}", "trainer.max_steps=3", "run_dir=r"]  # fmt: skip
+    done = mpt("train", *words, cwd=tmp_path, env={**os.environ, "DB_PASSWORD": "hunter2"})
+    assert done.returncode == 0, done.stderr
+    assert "${oc.env:DB_PASSWORD}" in done.stdout
+    printed = done.stdout + done.stderr
+    written = [path for path in (tmp_path / "r").rglob("*") if path.is_file()]
+    held = [str(path) for path in written if any(text in path.read_bytes() for text in (b"hunter2", b"sk-12345"))]
+    assert held == [] and "hunter2" not in printed and "sk-12345" not in printed
+    assert {"config.yaml", "environment.json", "console.log", "header.json"} <= {path.name for path in written}

@@ -1,0 +1,142 @@
+"""A sweep in a file, what words make of it, and a finished sweep that grows."""
+
+from pathlib import Path
+
+import pytest
+
+from mpt_cli.cli import main
+from mpt_cli.errors import ConfigError
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep.block import read_block
+from mpt_cli.sweep.plan import SweepPlan, make_plan
+
+BASE = "defaults: [{model: mlp}, {data: digits}]\ntrainer: {epochs: 1}\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def plan_of(block: str, *words: str) -> SweepPlan:
+    Path("mine.yaml").write_text(f"{BASE}sweep:\n{block}")
+    given = ["conf=./mine.yaml", *words]
+    return make_plan(given, block=read_block(given))
+
+
+def points(plan: SweepPlan) -> list[str]:
+    return [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.overrides.items()) for job in plan.jobs]
+
+
+def test_a_grid_is_every_combination_in_lists_and_in_the_grammar_of_the_command_line() -> None:
+    plan = plan_of("  grid: {loss_scale.initial_scale: [2**8, 1024], seed: 'range(0,3,2)', policy: glob(*_float16)}\n",
+                   "trainer.batch_size=16")  # fmt: skip
+    assert points(plan)[:3] == ["initial_scale=2**8 seed=0 policy=float8_mixed_float16",
+                                "initial_scale=2**8 seed=0 policy=mixed_float16",
+                                "initial_scale=2**8 seed=2 policy=float8_mixed_float16"]  # fmt: skip
+    assert len(plan.jobs) == 8
+    settings = load_settings(plan.jobs[0].words)
+    assert (settings.loss_scale.initial_scale, settings.trainer.batch_size) == (256.0, 16)
+
+
+def test_zipped_keys_take_their_values_together_and_lists_are_values() -> None:
+    plan = plan_of("  zip: {optimizer: [adam, sgd], optimizer.learning_rate: [0.001, 0.1]}\n"
+                   "  grid: {model.hidden_units: [[8], [16, 32]]}\n")  # fmt: skip
+    assert points(plan) == ["hidden_units=[8] optimizer=adam learning_rate=0.001",
+                            "hidden_units=[8] optimizer=sgd learning_rate=0.1",
+                            "hidden_units=[16,32] optimizer=adam learning_rate=0.001",
+                            "hidden_units=[16,32] optimizer=sgd learning_rate=0.1"]  # fmt: skip
+    assert load_settings(plan.jobs[3].words).model.hidden_units == [16, 32]
+
+
+def test_conditions_multiply_the_points_they_hold_for_and_exclusions_take_points_away() -> None:
+    plan = plan_of("  grid: {optimizer: [adam, sgd], loss_scale.initial_scale: [256, 1024]}\n"
+                   "  conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0.0, 0.9]}}]\n"
+                   "  exclude: [{optimizer: sgd, loss_scale.initial_scale: 2**8}]\n")  # fmt: skip
+    assert points(plan) == ["optimizer=adam initial_scale=256", "optimizer=adam initial_scale=1024",
+                            "optimizer=sgd initial_scale=1024 momentum=0.0",
+                            "optimizer=sgd initial_scale=1024 momentum=0.9"]  # fmt: skip
+    assert plan.varied == ["optimizer", "loss_scale.initial_scale", "optimizer.momentum"]
+
+
+def test_words_take_the_place_of_the_blocks_and_seeds_count_from_the_recipes() -> None:
+    block = "  grid: {optimizer: [adam, sgd], trainer.batch_size: [8, 16]}\n  seeds: 2\nseed: 5\n"
+    assert points(plan_of(block, "optimizer=adamw", "trainer.max_steps=3,4"))[:3] == [
+        "batch_size=8 max_steps=3 seed=5", "batch_size=8 max_steps=3 seed=6", "batch_size=8 max_steps=4 seed=5",
+    ]  # fmt: skip
+    assert len(plan_of(block, "seed=1").jobs) == 4
+
+
+def test_a_block_is_inherited_and_no_run_reads_it() -> None:
+    plan_of("  grid: {seed: [1, 2]}\n")
+    Path("child.yaml").write_text("defaults: [./mine.yaml]\n")
+    assert len(make_plan(["conf=./child.yaml"], block=read_block(["conf=./child.yaml"])).jobs) == 2
+    assert load_settings(["conf=./child.yaml"]).seed == 0
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds. Received: [1]."),
+        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds. Did you mean "
+                                  "grid?"),
+        ("  grid: [1]\n", "sweep.grid: must map keys to their values. Received: [1]."),
+        ("  grid: {seed: []}\n", "sweep.grid.seed: must have at least one value."),
+        ("  grid: {seed: 'interval(0,1)'}\n", "sweep.grid.seed: must be a list of values: interval() has no values"),
+        ("  zip: {seed: [1, 2], optimizer: [adam]}\n", "sweep.zip.0: must have as many values for each key. "
+                                                       "seed has 2, optimizer has 1."),
+        ("  conditional: {when: {seed: 1}}\n", "sweep.conditional.0: must be {when: {key: value}, grid: "),
+        ("  exclude: 3\n", "sweep.exclude.0: must map keys to one value each. Received: 3."),
+        ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
+        ("  grid: {seed: [1]}\n  exclude: [{sed: 1}]\n", "sweep.exclude: must name keys that the sweep gives, not sed. "
+                                                         "Did you mean seed?"),
+        ("  grid: {seed: [1, 2]}\n  exclude: [{seed: 1}, {seed: 2}]\n", "sweep.exclude: must leave at least one job."),
+        ("  grid: {trainer.epochs: [0, 1]}\n", "trainer.epochs: must be >= 1. Received: 0. (job 1 of 2)"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_block_is_said(block, said) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan_of(block)
+    assert str(caught.value).startswith(said)
+
+
+def test_a_block_goes_with_one_recipe_and_no_search(capsys) -> None:
+    plan_of("  grid: {seed: [1, 2]}\n")
+    assert main(["sweep", "conf=./mine.yaml,digits_mlp", "--dry-run"]) == 2
+    assert "conf: must be one recipe where it has a sweep: block." in capsys.readouterr().err
+    assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 0
+    assert "2 jobs" in capsys.readouterr().out
+    assert main(["sweep", "conf=./mine.yaml", "trainer.batch_size=8,16", "--trials", "3"]) == 2
+    assert "--trials: must be left out with a recipe's sweep: block." in capsys.readouterr().err
+
+
+def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
+    plan = make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,3,4"])
+    assert [load_settings(job.words).trainer.epochs for job in plan.jobs] == [1, 2, 3, 4]
+    with pytest.raises(ConfigError, match=r"trainer.epochs: must be >= 1. Received: 0. \(job 4 of 4\)"):
+        make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,3,0"])
+
+
+def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path) -> None:
+    words = ["conf=digits_mlp", "seed=1,2", "loss_scale.initial_scale=256,512", f"sweep_dir={tmp_path}/s"]
+    stubs.start(words)
+    found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
+    assert (code, len(found.results)) == (0, 6)
+    assert "2 jobs more, 2 there already" in stubs.said
+    started = (tmp_path / "s" / "started.txt").read_text().split() if (tmp_path / "s" / "started.txt").exists() else []
+    assert [job.overrides for job in found.plan.jobs[4:]] == [
+        {"seed": "3", "loss_scale.initial_scale": "256"}, {"seed": "3", "loss_scale.initial_scale": "512"}
+    ]  # fmt: skip
+    assert not [name for name in started if name.startswith(("001", "002", "003", "004"))]
+    found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
+    assert found.plan.varied == ["seed", "loss_scale.initial_scale", "trainer.batch_size"]
+    assert [len(row.results) for row in found.configurations] == [3, 3, 2, 2]
+
+
+def test_the_block_of_the_readme_is_what_it_says() -> None:
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    block = readme.partition("```yaml\nsweep:\n")[2].partition("```")[0]
+    plan = plan_of(block)
+    # two scales, two policies, adam and two of sgd, without three; three seeds of each
+    assert len(plan.jobs) == (2 * 2 * (1 + 2) - 3) * 3
