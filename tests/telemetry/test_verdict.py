@@ -145,9 +145,9 @@ def test_the_verdict_and_its_reason(signs: Signs, verdict: str, words: str) -> N
     assert re.search(words, explanation), explanation
 
 
-def test_all_six_verdicts_have_a_case() -> None:
+def test_all_verdicts_have_a_case() -> None:
     assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED,
-                                           v.BAD_VALUES}  # fmt: skip
+                                           v.BAD_VALUES, v.VANISHES, v.DEAD_LAYERS}  # fmt: skip
 
 
 LOGMAX = Scaling(LogMaxScale())
