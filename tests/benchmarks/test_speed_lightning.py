@@ -30,7 +30,7 @@ def test_process_is_told_the_recipe_and_finds_its_arrays(tmp_path: Path) -> None
     told = lightning_task(task_of("digits CNN", tmp_path / "text"), 7, tmp_path / "arrays.npz")
 
     assert told["model"] == {"name": "cnn", "filters": [32, 64], "hidden_units": 128, "dropout": 0.4, "weights": None,
-                             "freeze": [], "unfreeze": []}  # fmt: skip
+                             "skip_mismatch": False, "freeze": [], "unfreeze": []}  # fmt: skip
     assert (told["num_classes"], told["batch_size"], told["learning_rate"]) == (10, 64, 1e-3)
     assert told["precisions"] == {"float32": "32-true", "mixed_bfloat16": "bf16-mixed"}
     with np.load(told["arrays"]) as arrays:

@@ -32,7 +32,8 @@ def written(tmp_path, *words):
     data = load_data(settings.data, 0)
     parts = SimpleNamespace(data=data, jit_compile=False)
     run = RunDirectory.create(tmp_path / "run", "it")
-    _write_record(Start(SettingsProgram(settings), run), SimpleNamespace(assembly=parts), {})
+    session = SimpleNamespace(assembly=parts, preprocessing=lambda: data.preprocessing)
+    _write_record(Start(SettingsProgram(settings), run), session, {})
     return run.preprocessing_json
 
 

@@ -117,7 +117,8 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
     monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
     told = {item.name: (item.purpose, item.install) for item in doctor(measure=False).missing}
     assert set(told) == {"tensorflow", "jax", "matplotlib", "tensorboard", "mlflow", "wandb", "optuna", "submitit",
-                         "ray", "onnx", "tf2onnx"}  # fmt: skip
+                         "ray", "onnx", "tf2onnx", "jax_cuda12_plugin"}  # fmt: skip
+    assert told["jax_cuda12_plugin"][1] == "pip install 'mpt-cli[gpu-plan]'"
     assert told["mlflow"] == ("logger.mlflow=true", "pip install 'mpt-cli[mlflow]'")
     assert told["tf2onnx"] == ("mpt export --format onnx", "pip install tf2onnx")
     assert told["wandb"] == ("logger.wandb=true", "pip install 'mpt-cli[wandb]'")
