@@ -102,7 +102,8 @@ def mpt_turn(cell: Cell, telemetry: Telemetry) -> Turn:
 def file_telemetry(cell: Cell) -> TimedTelemetry:
     """Every file that `mpt train` writes while it trains, with a quiet console."""
     names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
-    files = TelemetryFiles(*(cell.folder / f"{cell.settings.policy.name}-{name}" for name in names))
+    own = [cell.folder / f"{cell.settings.policy.name}-{name}" for name in names]
+    files = TelemetryFiles(*own, layers_jsonl=own[0].with_name(f"{cell.settings.policy.name}-layers.jsonl"))
     return TimedTelemetry(build_telemetry(files, cell.settings.logger).sinks)
 
 

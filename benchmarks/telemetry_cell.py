@@ -31,7 +31,7 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Steps per second of the three in every round, and what telemetry and samples take by their own clocks."""
     cell = build_cell(task, task["policy"], folder)
     from benchmarks.contenders import file_telemetry, mpt_turn, prepared
-    from mpt_cli.engine.gradient_samples import FIRST_SAMPLE_STEP
+    from mpt_cli.engine.gradient_samples import EVERY_STEPS, FIRST_SAMPLE_STEP
     from mpt_cli.telemetry.sink import Telemetry
 
     unsampled = with_trainer(cell, gradient_health_every_steps=None)
@@ -48,7 +48,6 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
     rates, full_seconds = take_turns(turns, epochs, cell.steps, task["repeats"])
     telemetry.close()
     step_seconds = 1 / statistics.median(rates[NONE])
-    every = cell.settings.trainer.gradient_health_every_steps
     sample_seconds = time_a_sample(prepared(cell, Telemetry([])))
     return {
         "steps_per_second": {name: statistics.median(values) for name, values in rates.items()},
@@ -56,7 +55,7 @@ def measure(task: dict[str, Any], folder: Path) -> dict[str, Any]:
         "over_none": {name: median_ratio(rates[name], rates[NONE]) for name in rates},
         "telemetry_share": telemetry.seconds / full_seconds,
         "sample_seconds": sample_seconds,
-        "sample_share": sample_seconds / (every * step_seconds),
+        "sample_share": sample_seconds / (EVERY_STEPS * step_seconds),
     }
 
 

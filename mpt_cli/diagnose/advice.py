@@ -13,6 +13,7 @@ from mpt_cli.diagnose.examination import Point
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
 from mpt_cli.telemetry.format import format_fraction, format_scale
+from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
 
 NONE_IN_FLOAT16 = "nothing flows in float16"
 
@@ -23,6 +24,7 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if found.keep_in_float32:
         rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
                      + ", ".join(found.keep_in_float32)))  # fmt: skip
+    rows += [("layers", text) for text in _faults(found)]
     rows += [("scale", text) for text in _recommendation(found)]
     rows += [("verified", _verified(trial)) for trial in found.trials]
     rows += [("edge", text) for text in _edge(found)]
@@ -94,14 +96,49 @@ def _safe(found: Diagnosis) -> str:
         return "no scale is safe at all of these steps: gradients drift, so let the scale move (loss_scale=dynamic)"
     if found.window.empty:
         return "no scale: even with the layers below in float32 something overflows or is flushed"
+    if not found.is_safe:
+        return f"no scale for every layer; where values are not lost on the way, scales {format_window(found.window)}"
     return f"scales {format_window(found.window)}: nothing overflows, little is flushed to zero"
 
 
+HELPS = "keep {it} in float32 (policy.overrides), "
+FAULTS = {
+    OVERFLOWED: ("overflow in the forward pass, which no loss scale mends",
+                 HELPS + "scale the inputs down or normalise before, or use mixed_bfloat16"),
+    VANISHED: ("vanish in the forward pass: next to all of their outputs are 0, which no loss scale brings back",
+               HELPS + "initialise the weights larger, or normalise their inputs"),
+    FLUSHED: ("get no gradient: next to all of it is 0, and not in float32",
+              HELPS + "mend first what vanishes or overflows after it, or raise the scale where there is room"),
+    DEAD: ("get no gradient, in float32 neither: dead units, a loss weight of 0, or a path that is cut",
+           "no dtype mends that"),
+}  # fmt: skip
+
+
+def _faults(found: Diagnosis) -> Iterator[str]:
+    for fault, (words, remedy) in FAULTS.items():
+        names = [layer for layer, its in found.faults.items() if its == fault]
+        if names:
+            yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+    for row in disagreements(found):
+        yield (f"{row.layer}: {format_fraction(row.flushed)} of its {row.kind.replace('_', ' ')} are flushed where "
+               f"{format_fraction(row.predicted_flushed)} were predicted: what they are made of is lost "
+               "before")  # fmt: skip
+
+
+MOST_DISAGREEMENT = 0.1  # of the values of a layer: a weight's gradient is a sum, some of whose terms may be flushed
+
+
+def disagreements(found: Diagnosis) -> list[LayerSample]:
+    """What was met in layers without a fault and not predicted; more flushed, since less does no harm."""
+    return [row for row in found.layer_samples
+            if row.layer not in found.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT]
+
+
 def _recommendation(found: Diagnosis) -> Iterator[str]:
-    if found.recommended is None:
-        return
     if found.forward_overflows:
         yield "the forward pass itself overflows in float16, which no loss scale mends: mixed_bfloat16 does"
+    if found.recommended is None:
+        return
     yield f"loss_scale.initial_scale={format_power(found.recommended)} recommended"
     now = found.points[0]
     share = format_fraction(_flushed(now.layers, found.loss_scale))
@@ -182,13 +219,15 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         **({"phase": found.phase} if found.settings.phases else {}),
         "loss_scale": found.loss_scale,
         "recommended_initial_scale": found.recommended,
-        "safe_window": _window_content(found.window),
+        "safe_window": _window_content(found.window, found.is_safe),
         "drifts": found.drifts,
         "keep_in_float32": found.keep_in_float32,
         "config": config_lines(found),
         "verification": {
             "step": found.verified_step,
             "forward_overflows": found.forward_overflows,
+            "layers": [_check_content(row) for row in found.layer_samples],
+            "faults": found.faults,
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [_trial_content(trial) for trial in found.trials],
         },
@@ -237,12 +276,18 @@ def _updates_content(found: Updates | None) -> dict[str, Any] | None:
             "lost_in_bfloat16_weights": found.lost_bfloat16}  # fmt: skip
 
 
-def _window_content(window: SafeScales | None) -> dict[str, Any] | None:
+def _check_content(row: LayerSample) -> dict[str, Any]:
+    return {"layer": row.layer, "kind": row.kind, "variable": row.variable, "values": row.values,
+            "flushed": row.flushed, "predicted_flushed": row.predicted_flushed, "overflowed": row.overflowed,
+            "kept_sum": row.kept_sum}  # fmt: skip
+
+
+def _window_content(window: SafeScales | None, is_safe: bool = True) -> dict[str, Any] | None:
     if window is None:
         return None
     lowest, highest = window.lowest_power, window.highest_power
     scales = {"lowest_scale": 2.0**lowest, "highest_scale": 2.0**highest}
-    return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty}
+    return {"lowest_power": lowest, "highest_power": highest, **scales, "is_empty": window.empty or not is_safe}
 
 
 def _trial_content(trial: ScaleTrial) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
+from mpt_cli.telemetry.records import DEAD, OVERFLOWED, LayerSample
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.program import Program
 
@@ -27,6 +28,8 @@ class Diagnosis:
     every window or no scale fits all layers. `keep_in_float32` are layers without which a scale was found: `points`,
     `window`, `recommended` and `trials` are then of the model with these in float32. `highest_safe` is the power of two
     that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
+    `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
+    train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
     """
 
     settings: Settings
@@ -41,6 +44,8 @@ class Diagnosis:
     trials: list[ScaleTrial] = field(default_factory=list)
     highest_safe: int | None = None
     phase: int = 1  # that was measured
+    layer_samples: list[LayerSample] = field(default_factory=list)
+    faults: dict[str, str] = field(default_factory=dict)
 
     @property
     def examines_own_policy(self) -> bool:
@@ -66,6 +71,12 @@ class Diagnosis:
     def forward_overflows(self) -> bool:
         """Whether float16 loses the loss itself, which no scale can mend."""
         return any(not trial.loss_is_finite for trial in self.trials)
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether some scale suits every layer, as predicted and as met."""
+        bad = self.forward_overflows or any(fault != DEAD for fault in self.faults.values())
+        return self.window is None or not (self.window.empty or bad)
 
     @property
     def drifts(self) -> bool:
@@ -163,9 +174,12 @@ def _verified(
         recommended = min(recommended, 2.0 ** (highest - 1))
     for scale in (1.0, binding.loss_scale, recommended / 2, recommended):
         verifier.try_scale(scale)
+    rows, faults = examination.look_at_layers(verifier, recommended)
+    overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
         settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
-        recommended, binding.step, kept, verifier.trials(), highest, examination.request.phase,
+        None if overflows else recommended, binding.step, kept, verifier.trials(), highest, examination.request.phase,
+        rows, faults,
     )  # fmt: skip
 
 

@@ -20,9 +20,11 @@ from mpt_cli.diagnose.safe_windows import (
     Verifier,
     common_window,
     holds_non_finite,
+    layer_samples,
 )
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.flow import FlowMap
 from mpt_cli.engine.probes import Probes, name_of, parts_of
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.models.build import set_trained
@@ -33,6 +35,7 @@ from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.ledger import StepRecords
+from mpt_cli.telemetry.records import LayerSample
 from mpt_cli.training.assembly import Assembly, assemble, build_metrics
 from mpt_cli.training.checkpoint import Arrays, collect_weights, restore_weights
 from mpt_cli.training.loss_and_optimizer import build_optimizer, copied_optimizer
@@ -259,7 +262,7 @@ class Examination:
         self._stepper.begin_phase(request.phase - 1)
         self.first_step = self._stepper.step  # of the run, before the first of the phase
         self._shadow = self._in_phase(build_shadow(program, self.data))
-        self._probes = Probes(parts_of(self._shadow))
+        self._probes = Probes(parts_of(self._shadow), values=True)
         self._rule = build_update_rule(self.parts, self._shadow)
         self._shadow_pass = build_pass(self._shadow, self._probes, PassOptions(self._rule))
         self._measured: list[_Measurement] = []
@@ -325,6 +328,12 @@ class Examination:
         wanted = ReferenceGradients(self._point(binding).layers, binding.counted)
         return Verifier(self._examined_pass, binding.batches, wanted)
 
+    def look_at_layers(self, verifier: Verifier, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
+        """What real passes at a scale that was tried left of each layer, and the layers that do not train so."""
+        places = FlowMap.of(self._examined, self._examined_probes)
+        rows = layer_samples(places, verifier.totals[scale], verifier.reference.counted, scale)
+        return rows, places.faults(rows)
+
     def _binding(self) -> _Measurement:
         def highest(measured: _Measurement) -> int:
             window = self._point(measured).window
@@ -339,7 +348,7 @@ class Examination:
 
     def _build_examined(self) -> None:
         self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))
-        self._examined_probes = Probes(parts_of(self._examined))
+        self._examined_probes = Probes(parts_of(self._examined), values=True)
         self._examined_pass = build_pass(self._examined, self._examined_probes)
 
     def _trace_examined(self, batch: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.diagnose.passes import LOST_BFLOAT16, LOST_FLOAT16, MOVED, Counted, GradientPass, add_up
+from mpt_cli.engine.flow import Flow, FlowMap
 from mpt_cli.engine.probes import GRADIENT, Counts, Probes, name_of, owners_of_weights, parts_of
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
@@ -22,6 +23,7 @@ from mpt_cli.precision.gradients import (
     share_overflow,
 )
 from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.telemetry.records import LayerSample
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.
 MOST_WEIGHTS_FLUSHED = 0.1  # share of the nonzero gradients of a layer's weights that a safe scale may flush to zero
@@ -141,6 +143,25 @@ def _updates(row: Counts) -> Updates | None:
     return Updates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
 
 
+def layer_samples(places: FlowMap, examined: Counted, shadow: Counted, scale: float) -> list[LayerSample]:
+    """What passes of the examined model at `scale` left of each layer, against unscaled ones in float32."""
+    power = int(np.log2(power_of_two_below(scale)))
+    parts = shadow.sinks.copy()
+    parts[:, GRADIENT] = _shifted(shadow.sinks[:, GRADIENT], power)
+    none = np.zeros(2, np.float32)
+    wide = Flow(parts, _shifted(shadow.weights, power), none)
+    return places.layer_samples(Flow(examined.sinks, examined.weights, none), wide)
+
+
+def _shifted(counts: Counts, power: int) -> Counts:
+    """Of the values times 2**power; those that leave the range of float32 stay at its ends."""
+    moved = counts.copy()
+    moved[..., :INFS] = 0
+    for place in range(INFS):
+        moved[..., min(max(place + power, 0), INFS - 1)] += counts[..., place]
+    return moved
+
+
 FARTHEST = 3  # doublings from the predicted highest scale within which the real one is looked for
 
 
@@ -179,6 +200,7 @@ class Verifier:
         self.examined_pass, self.batches, self.reference = examined_pass, batches, reference
         self.bound = [g for layer in reference.layers for g in layer.gradients if g.is_bound]
         self.done: dict[float, ScaleTrial] = {}
+        self.totals: dict[float, Counted] = {}
 
     def trials(self) -> list[ScaleTrial]:
         """Those done so far, by scale."""
@@ -212,7 +234,7 @@ class Verifier:
     def _try(self, scale: float) -> ScaleTrial:
         found = [self.examined_pass(batch, scale) for batch in self.batches]
         overflows = sum(holds_non_finite(counted.weights) for counted in found)
-        total = add_up(found)
+        total = self.totals[scale] = add_up(found)
         values = [float(np.sum(g.counts[:INFS])) for g in self.bound]
         shares = [share_flushed(g.counts, power_of_two_below(scale)) for g in self.bound]
         return ScaleTrial(

@@ -6,7 +6,7 @@ backward, what float16 flushed to zero, holds in fewer bits or lost to overflow.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import keras
@@ -126,13 +126,15 @@ class Place:
     dtype: str
     output_dtype: str
     is_called: bool
+    kernels: tuple[str, ...] = ()  # the weights of the highest rank: a bias alone, whose gradient may be noise, is none
 
 
 @dataclass(frozen=True)
 class FlowMap:
-    """The places of a model in the order of the forward pass."""
+    """The places of a model in the order of the forward pass, and the paths of its trainable weights."""
 
     places: tuple[Place, ...]
+    variables: tuple[str, ...]
 
     @classmethod
     def of(cls, model: Any, probes: Probes) -> "FlowMap":
@@ -141,9 +143,12 @@ class FlowMap:
         called = {id(parts[index]) for index in probes.order}
         order = [*probes.order, *(index for index in range(len(parts)) if index not in probes.order)]
         found = [_place(index, probes, owners, called) for index in order]
-        loose = [(v.path, place) for place, v in enumerate(weights_of(model)) if owners[place] is None]
+        variables = weights_of(model)
+        loose = [(v.path, place) for place, v in enumerate(variables) if owners[place] is None]
         found += [Place(path, None, (place,), model.compute_dtype, "", True) for path, place in loose]
-        return cls(tuple(place for place in found if place.part is not None or place.weights))
+        found = [replace(place, kernels=_kernels(place, variables)) for place in found]
+        kept = tuple(place for place in found if place.part is not None or place.weights)
+        return cls(kept, tuple(v.path for v in variables))
 
     def layer_samples(self, base: Flow, shadow: Flow) -> list[LayerSample]:
         """`base` held against `shadow`, the same in float32: what there is of each place."""
@@ -155,23 +160,27 @@ class FlowMap:
                 if pair[1][GRADIENT].sum():
                     gradients = (p[GRADIENT] for p in pair)
                     rows.append(_layer_sample(place.name, ACTIVATION_GRADIENTS, place.output_dtype, *gradients))
-            if place.weights:
-                own = (flow.weights[list(place.weights)].sum(axis=0) for flow in (base, shadow))
-                rows.append(_layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own))
+            for weight in place.weights:
+                own = base.weights[weight], shadow.weights[weight]
+                row = _layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own)
+                rows.append(replace(row, variable=self.variables[weight]))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
         """The layers that do not train as they would in float32, each with what is wrong with it."""
         trains = any(row.values for row in rows if row.kind == WEIGHT_GRADIENTS)
-        called = {place.name for place in self.places if place.is_called}
         found: dict[str, str] = {}
-        for row in rows:
-            if row.kind == ACTIVATIONS and row.overflowed:
-                found.setdefault(row.layer, OVERFLOWED)
-            elif row.is_lost and row.kind != ACTIVATION_GRADIENTS:
-                found.setdefault(row.layer, VANISHED if row.kind == ACTIVATIONS else FLUSHED)
-            elif row.kind == WEIGHT_GRADIENTS and trains and not row.values and row.layer in called:
-                found.setdefault(row.layer, DEAD)
+        for place in self.places:
+            own = [row for row in rows if row.layer == place.name]
+            kernels = [row for row in own if row.variable in place.kernels]
+            if any(row.kind == ACTIVATIONS and row.overflowed for row in own):
+                found[place.name] = OVERFLOWED
+            elif any(row.kind == ACTIVATIONS and row.is_lost for row in own):
+                found[place.name] = VANISHED
+            elif kernels and all(row.is_lost for row in kernels):
+                found[place.name] = FLUSHED
+            elif kernels and trains and place.is_called and not any(row.values for row in kernels):
+                found[place.name] = DEAD
         return found
 
     def doublings_to_overflow(self, shadow: Flow) -> int | None:
@@ -195,6 +204,12 @@ def _place(index: int, probes: Probes, owners: list[int | None], called: set[int
     return Place(name_of(part), index if shows_outputs else None, own, dtype, output_dtype, is_called)
 
 
+def _kernels(place: Place, variables: list[Any]) -> tuple[str, ...]:
+    own = [variables[weight] for weight in place.weights]
+    highest = max((len(v.shape) for v in own), default=0)
+    return tuple(v.path for v in own if len(v.shape) == highest)
+
+
 _MAGNITUDES = 2.0 ** (np.arange(INFS) - EXPONENT_BIAS)
 _SMALLEST_NORMAL = EXPONENT_BIAS - 14  # the slot of float16's
 
@@ -206,10 +221,10 @@ def _layer_sample(layer: str, kind: str, dtype: str, base: Counts, shadow: Count
     first = int(occupied[0]) if occupied.size else None
     bad = low[INFS : NANS + 1].sum() - high[INFS : NANS + 1].sum()
     small = low[SUBNORMALS:_SMALLEST_NORMAL].sum() if dtype == HALF else 0.0
-    whole = high[:INFS] @ _MAGNITUDES
+    sums = [float(counts[:INFS] @ _MAGNITUDES) for counts in (low, high)]
     return LayerSample(
         layer, kind, dtype, int(values), _share(low[ZEROS] - high[ZEROS], values), _share(small, values),
-        _share(bad, size), _share(low[:INFS] @ _MAGNITUDES, whole), None if first is None else first - EXPONENT_BIAS,
+        _share(bad, size), _share(*sums), None if first is None else first - EXPONENT_BIAS,
         () if first is None else tuple(int(n) for n in high[first : occupied[-1] + 1]),
     )  # fmt: skip
 

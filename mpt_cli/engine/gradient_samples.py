@@ -31,6 +31,9 @@ class FlowEngine(Protocol):
         """Which layer each row of a `Flow` is of; known after the first one."""
 
 
+EVERY_STEPS, MOST_SHARE = 2000, 0.01  # of an interval that adapts
+
+
 class Look(NamedTuple):
     """What a sample saw: None where the gradients overflowed, which says nothing of the others; the layers always."""
 
@@ -95,6 +98,13 @@ class GradientSampler:
         return self.engine.flow_map()
 
 
+def build_sampler(engine: FlowEngine, every_steps: int | str, say: Callable[[str], None]) -> GradientSampler:
+    """With an interval that adapts where `every_steps` is auto, exactly so many steps otherwise."""
+    if isinstance(every_steps, int):
+        return GradientSampler(engine, every_steps, say)
+    return GradientSampler(engine, EVERY_STEPS, say, MOST_SHARE)
+
+
 def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], position: tuple[int, float]) -> Look:
     """Two passes of one batch, as the model trains and in float32, and a few at higher scales for the head-room.
 
@@ -116,7 +126,8 @@ def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], po
                          places.doublings_to_overflow(shadow), math.log2(LARGEST_SCALE / scale))  # fmt: skip
         exact = math.log2(LARGEST_FLOAT16 / largest)
         room = exact if room == math.floor(exact) else room
-    return Look(GradientSample(step, math.sqrt(squares) / scale, float(flushed), float(small), room, places.faults(rows)), rows)
+    norm, faults = math.sqrt(squares) / scale, places.faults(rows)
+    return Look(GradientSample(step, norm, float(flushed), float(small), room, faults), rows)
 
 
 def _headroom(is_finite: Callable[[int], bool], predicted: int | None, most: float) -> float:

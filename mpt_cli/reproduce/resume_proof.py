@@ -20,7 +20,8 @@ from mpt_cli.settings.overrides import format_override
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 # What depends on the clock and the machine, and which attempt wrote a line.
-_TIME_DEPENDENT = {"seconds", "examples_per_second", "memory_bytes", "peak_memory_bytes", "attempt", "run_dir"}
+_TIME_DEPENDENT = {"seconds", "examples_per_second", "memory_bytes", "peak_memory_bytes", "attempt", "run_dir",
+                   "gradients"}  # fmt: skip
 
 
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
@@ -46,7 +47,9 @@ def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
             line = its if mine is None else mine
             what = "has one line more than before, of" if mine is None else "lacks the line of"
             return int(line["step"]), f"{other.name} {what} step {line['step']}"
-        for name in mine.keys() | its.keys():
+        sampled = {name for name in mine.keys() & its.keys() if name.startswith("gradient_")}
+        once = {name for name in sampled if mine[name] is None or its[name] is None}  # how often depends on the clock
+        for name in (mine.keys() | its.keys()) - once:
             if mine.get(name) != its.get(name):
                 step = min(int(mine["step"]), int(its["step"]))
                 return step, f"{name} at step {step} is {its.get(name)} instead of {mine.get(name)} ({other.name})"

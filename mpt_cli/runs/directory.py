@@ -283,6 +283,11 @@ class RunDirectory:
         return self.path / "events.jsonl"
 
     @property
+    def layers_jsonl(self) -> Path:
+        """Only where what float16 loses was sampled."""
+        return self.path / "layers.jsonl"
+
+    @property
     def summary_json(self) -> Path:
         return self.path / "summary.json"
 
@@ -330,7 +335,7 @@ class RunDirectory:
         """What `build_telemetry` wants to know."""
         return TelemetryFiles(
             self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log,
-            self.path / "mlflow", self.path / "wandb",
+            self.path / "mlflow", self.path / "wandb", self.layers_jsonl,
         )
 
 

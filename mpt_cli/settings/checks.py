@@ -353,6 +353,12 @@ def check_steps_per_execution(settings: Settings) -> Iterator[Problem]:
         yield Problem("trainer.steps_per_execution", "must be auto or a whole number >= 1.", steps)
 
 
+def check_gradient_health(settings: Settings) -> Iterator[Problem]:
+    steps = settings.trainer.gradient_health_every_steps
+    if steps not in ("auto", None) and not (isinstance(steps, int) and steps >= 1):
+        yield Problem("trainer.gradient_health_every_steps", "must be auto, null or a whole number >= 1.", steps)
+
+
 def check_recipe_name(settings: Settings) -> Iterator[Problem]:
     name = settings.recipe
     if not name.strip() or name in (".", "..") or set(name) & set('/\\:*?"<>|\0\n'):
@@ -518,6 +524,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_class_weight, ("trainer.class_weight",)),
     (check_callbacks, ("trainer.callbacks", "trainer.early_stopping", "trainer.reduce_on_plateau")),
     (check_steps_per_execution, ("trainer.steps_per_execution",)),
+    (check_gradient_health, ("trainer.gradient_health_every_steps",)),
     (check_clipping, ("optimizer.clipnorm", "optimizer.clipvalue", "optimizer.global_clipnorm")),
     (check_clipping_on_replicas, ("distribute.name", "optimizer.clipnorm", "optimizer.clipvalue",
                                   "optimizer.global_clipnorm")),

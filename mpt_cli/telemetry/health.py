@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
-from mpt_cli.telemetry.records import NEVER, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
+from mpt_cli.telemetry.records import FLUSHED, NEVER, VANISHED, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
 
 
@@ -51,9 +52,16 @@ DYNAMIC, WIDER, CLIP = "loss_scale=dynamic", "policy=mixed_bfloat16", "optimizer
 LOWER_START = "Lower loss_scale.initial_scale, or run with policy=mixed_bfloat16 or policy=float32 to compare."
 KEPT_BY_MORE = "float16 flushed them to zero, a higher loss scale keeps them: "
 
+LIFTED = (
+    "Initialise their weights larger, normalise their inputs, or keep them in float32 (policy.overrides), which holds "
+    "smaller numbers."
+)
+
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 UNSETTLED, TOO_HIGH = "unsettled", "too high"
-UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients"
+VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = (
+    "vanishing", "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients",
+)
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 
 CAUSES = {
@@ -104,6 +112,12 @@ CAUSES = {
         explanation="start lower (loss_scale.initial_scale) or give the scale more steps to settle (trainer.epochs).",
         change=WIDER,
     ),
+    VANISHING: Cause(
+        lambda signs, _: bool(signs.layers_that(VANISHED)),
+        remedy="The outputs of layers vanish in the forward pass, which no loss scale brings back. " + LIFTED,
+        explanation="no loss scale brings them back. " + LIFTED,
+        change=WIDER,
+    ),
     UNSCALED: Cause(
         lambda signs, _: not signs.scaling.scales,
         remedy=KEPT_BY_MORE + "loss_scale=dynamic.",
@@ -143,7 +157,7 @@ CAUSES = {
     ),
 }
 OVERFLOW_CAUSES = (FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (UNSCALED, FIXED_LOW, LOW, NO_ROOM)
+UNDERFLOW_CAUSES = (VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM)
 
 
 def find_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
@@ -164,7 +178,9 @@ WARM_UP = "warm-up skips only"
 CHRONIC = "chronic overflow"
 BAD_VALUES = "bad values"  # of the model or data, that no scale causes or cures
 COLLAPSED = "collapsed"
+VANISHES = "vanishing activations"
 TOO_LOW = "scale too low to matter"
+DEAD_LAYERS = "dead layers"
 NEVER_TRAINED = "never trained"
 STOPPED = "stopped"  # a health rule ended a run of which nothing else bad can be said, such as on_overflow=abort
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
@@ -243,12 +259,47 @@ def _ends_with_bad_values(signs: Signs) -> str | None:
     return f"{words} were skipped though the scale was not to blame: {CAUSES[cause].explain(signs)}"
 
 
-def _ends_flushed(signs: Signs) -> str | None:
-    flushed = signs.flushed_share
-    if flushed is None or flushed <= FLUSHED_SHARE:
+def _ends_vanished(signs: Signs) -> str | None:
+    layers = signs.layers_that(VANISHED)
+    if not layers:
         return None
-    words = f"{100 * flushed:.0f}% of the gradient elements were flushed to zero{_format_at_scale(signs)}. "
-    return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))
+    words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(signs)}"
+    if flushed := signs.flushed_share:
+        words += f", and {100 * flushed:.2g}% of the gradient elements were zero that are not in float32"
+    return f"{words}: {CAUSES[VANISHING].explain(signs)}"
+
+
+def _ends_flushed(signs: Signs) -> str | None:
+    flushed, layers = signs.flushed_share, signs.layers_that(FLUSHED)
+    if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
+        return None
+    words = f"{100 * (flushed or 0):.2g}% of the gradient elements were flushed to zero{_format_at_scale(signs)}"
+    if layers:
+        words += f", next to all of those of {_name_layers(layers)}"
+    return f"{words}. {_as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))}"
+
+
+def _ends_dead(signs: Signs) -> str | None:
+    layers = signs.layers_that(DEAD_LAYER)
+    if not layers:
+        return None
+    return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
+            "units that are dead (a lower optimizer.learning_rate, another activation), a loss weight of 0, or a path "
+            "to the loss that is cut.")  # fmt: skip
+
+
+def _name_layers(layers: Sequence[str]) -> str:
+    """
+    >>> _name_layers(["first"]), _name_layers(["a", "b", "c", "d", "e"])
+    ('layer first', '5 layers (a, b, c, …)')
+    """
+    if len(layers) == 1:
+        return f"layer {layers[0]}"
+    return f"{len(layers)} layers ({', '.join(layers[:3])}{', …' if len(layers) > 3 else ''})"
+
+
+def _format_sampled(signs: Signs) -> str:
+    return f" at step {format_count(signs.sample_step)}"
 
 
 def _ends_useless(signs: Signs) -> str | None:
@@ -462,6 +513,7 @@ RULES = (
         evidence=lambda signs: f"{signs.peak_skip_rate:.0%} of {signs.window_steps} steps in a row were skipped",
     ),
     HealthRule(BAD_VALUES, _ends_with_bad_values),
+    HealthRule(VANISHES, _ends_vanished),
     HealthRule(
         TOO_LOW, _ends_flushed, "trainer.max_zero_gradients", "zero_steps",
         evidence=lambda signs: f"every gradient was exactly 0 in {signs.peaks.zero_steps} applied steps in a row",
@@ -469,6 +521,7 @@ RULES = (
         needs_sample=True,
     ),
     HealthRule(TOO_LOW, _ends_useless),
+    HealthRule(DEAD_LAYERS, _ends_dead),
     HealthRule(WARM_UP, _ends_warmed_up),
     HealthRule(HEALTHY, _ends_well),
 )  # fmt: skip

@@ -157,6 +157,14 @@ class LayerSample:
     kept_sum: float  # what is left of the summed magnitude
     lowest_exponent: int | None
     exponents: tuple[int, ...] = ()
+    variable: str | None = None  # of weight_gradients: the path of the weight
+
+    @property
+    def predicted_flushed(self) -> float:
+        """The share that is flushed where each value of the float32 run is rounded by itself: those below 2^-25."""
+        if self.lowest_exponent is None or self.dtype != "float16":
+            return 0.0
+        return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
 
     @property
     def is_lost(self) -> bool:

@@ -174,6 +174,8 @@ class Signs:
     scale: float | None = None  # None before the first step
     loss: float | None = None  # mean over the last applied steps; None when there were none
     flushed_share: float | None = None  # of gradient elements, where it was sampled
+    faults: Mapping[str, str] = field(default_factory=dict)  # of layers, likewise: see `GradientSample`
+    sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step
     peaks: StreakCounts[int] = NO_STREAKS  # the highest of the last call
@@ -190,6 +192,10 @@ class Signs:
     @property
     def skipped_steps(self) -> int:
         return len(self.skip_steps)
+
+    def layers_that(self, fault: str) -> list[str]:
+        """The layers with this fault in the latest sample, in the order of the forward pass."""
+        return [layer for layer, found in self.faults.items() if found == fault]
 
     @property
     def final_streak(self) -> int:
@@ -272,6 +278,8 @@ def observe(
         scale=ledger.scale if ledger.seen else None,
         loss=spoiled[0] if spoiled else ledger.last_mean_loss,
         flushed_share=None if sample is None else sample.flushed_share,
+        faults={} if sample is None else sample.faults,
+        sample_step=0 if sample is None else sample.step,
         sample_is_new=sample is not None and sample.step == ledger.seen,
         streaks=ledger.streaks,
         peaks=ledger.peaks,

@@ -243,3 +243,4 @@ class TelemetryFiles:
     console_log: Path
     mlflow: Path = Path("mlflow")
     wandb: Path = Path("wandb")
+    layers_jsonl: Path = Path("layers.jsonl")

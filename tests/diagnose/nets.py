@@ -109,6 +109,14 @@ def steep(input_shape: tuple[int, ...], num_classes: int, power: int = 12) -> ke
     ])  # fmt: skip
 
 
+def vanishing(input_shape: tuple[int, ...], num_classes: int, depth: int = 10) -> keras.Model:
+    """Outputs fall to a sixth at each layer, below what float16 holds."""
+    small = keras.initializers.RandomNormal(stddev=0.02, seed=1)
+    hidden = [layers.Dense(64, "tanh", kernel_initializer=small, name=f"h{i}") for i in range(depth)]
+    head = layers.Dense(num_classes, name="head")
+    return keras.Sequential([keras.Input(input_shape), layers.Flatten(name="flatten"), *hidden, head])
+
+
 def lost(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Overflows float32."""
     return keras.Sequential([

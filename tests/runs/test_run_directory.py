@@ -13,6 +13,7 @@ NAMES = {
     "preprocessing_json": "preprocessing.json",
     "metrics_jsonl": "metrics.jsonl",
     "events_jsonl": "events.jsonl",
+    "layers_jsonl": "layers.jsonl",
     "summary_json": "summary.json",
     "metrics_csv": "metrics.csv",
     "console_log": "console.log",

@@ -90,6 +90,8 @@ _WRONG = [
      "model.blocks: must have as many entries as model.filters=[16, 32, 64], one per stage. Received: [1, 1]."),
     (["model=resnet", "model.blocks=[]", "model.filters=[]"],
      "model.filters: must have at least one stage. Received: []."),
+    (["trainer.gradient_health_every_steps=0"],
+     "trainer.gradient_health_every_steps: must be auto, null or a whole number >= 1. Received: 0."),
     (["trainer.steps_per_execution=0"],
      "trainer.steps_per_execution: must be auto or a whole number >= 1. Received: 0."),
     (["trainer.steps_per_execution=many"],

@@ -24,7 +24,7 @@ def overflow(step: int) -> Event:
 
 def test_files_lose_what_was_forgotten_and_grow_on(tmp_path: Path, header, snapshot) -> None:
     metrics, events, table = tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "metrics.csv"
-    telemetry = Telemetry([JsonlSink(metrics, events), CsvSink(table)])
+    telemetry = Telemetry([JsonlSink(metrics, events, metrics.with_name("layers.jsonl")), CsvSink(table)])
 
     def cut(step: int, epochs_completed: int) -> list[Event]:
         """In the files as they are, with a new file in the old one's place."""

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.records import Event
+from mpt_cli.telemetry.records import Event, LayerSample
 from mpt_cli.telemetry.sinks.jsonl_csv import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
@@ -15,7 +15,7 @@ EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
     sink.start(header)
     return sink
 
@@ -50,6 +50,16 @@ def test_the_end_of_an_epoch_is_in_the_file_at_once(tmp_path: Path, sink, snapsh
     assert [line.get("val_loss") for line in lines(tmp_path / "metrics.jsonl")] == [None, 0.25]
 
 
+def test_layers_have_a_file_where_some_were_sampled(tmp_path: Path, sink) -> None:
+    assert not (tmp_path / "layers.jsonl").exists()
+    row = LayerSample("dense", "activations", "float16", 8, 0.25, 0.5, 0.0, 0.75, -27, (2, 0, 6))
+    sink.layers(100, 2.0**15, [row])
+    (line,) = lines(tmp_path / "layers.jsonl")
+    assert (line["step"], line["loss_scale"], line["layer"], line["flushed"]) == (100, 32768.0, "dense", 0.25)
+    assert (line["lowest_exponent"], line["exponents"], line["schema_version"]) == (-27, [2, 0, 6], 1)
+    assert row.predicted_flushed == 0.25  # two of eight values lie below 2^-25
+
+
 def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
     sink.events([Event(step, 1, "overflow", 4.0, 2.0, 0, 7, "dense/kernel", "backward") for step in range(1, 300)])
     found = lines(tmp_path / "events.jsonl")
@@ -61,7 +71,7 @@ def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl")
+    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
     second.start(replace(header, attempt=2))
     second.snapshot(replace(snapshot, step=31))
     second.close()

@@ -113,6 +113,11 @@ CASES = [
         v.TOO_LOW,
         r"40% of the gradient elements were flushed.*2\^24",
     ),
+    ("vanished", replace(CLEAN, faults={"a": "flushed", "b": "vanished"}, sample_step=7, flushed_share=0.9),
+     v.VANISHES, "The outputs of layer b were flushed to zero in float16 at step 7, and 90% of"),
+    ("a layer flushed", replace(CLEAN, faults={"a": "flushed"}, flushed_share=0.02), v.TOO_LOW, "2% of the gradient"),
+    ("a dead layer", replace(CLEAN, faults={"a": "dead"}, sample_step=7), v.DEAD_LAYERS,
+     "No gradient reached the weights of layer a at step 7, in float32 neither"),
     ("flushed a little", replace(CLEAN, flushed_share=0.1), v.HEALTHY, "All"),
     ("no step", replace(CLEAN, steps_seen=0, applied_steps=0), v.NEVER_TRAINED, "ended before its first step"),
     ("all skipped", _skipping(range(1, 1001)), v.NEVER_TRAINED, "None of 1,000 steps was applied.*initial_scale"),
@@ -140,9 +145,9 @@ def test_the_verdict_and_its_reason(signs: Signs, verdict: str, words: str) -> N
     assert re.search(words, explanation), explanation
 
 
-def test_all_six_verdicts_have_a_case() -> None:
+def test_all_verdicts_have_a_case() -> None:
     assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED,
-                                           v.BAD_VALUES}  # fmt: skip
+                                           v.BAD_VALUES, v.VANISHES, v.DEAD_LAYERS}  # fmt: skip
 
 
 LOGMAX = Scaling(LogMaxScale())

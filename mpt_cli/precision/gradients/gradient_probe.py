@@ -37,8 +37,8 @@ def gradient_statistics(gradient: Tensor) -> Tensor:
 
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
-    """`gradient_statistics` of several tensors, float32 of shape (tensors, SINK_SIZE), in one operation: XLA takes about
-    as long to compile it as for one of them."""
+    """`gradient_statistics` of several tensors, float32 of shape (tensors, SINK_SIZE), as one sum over segments: XLA
+    compiles one operation, not one for each."""
     if not tensors:
         return ops.zeros((0, SINK_SIZE), "float32")
     slots = ops.concatenate([_slots(tensor) + SINK_SIZE * index for index, tensor in enumerate(tensors)])

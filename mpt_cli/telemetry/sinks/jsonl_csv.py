@@ -4,13 +4,14 @@ import csv
 import io
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, RunHeader, Snapshot
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, LayerSample, RunHeader, Snapshot
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
@@ -57,15 +58,18 @@ def event_from(line: Mapping[str, Any]) -> Event:
 
 
 class JsonlSink(Sink):
-    """A line per snapshot and a line per event, every line with `schema_version` and `attempt`.
+    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
+    `schema_version` and `attempt`.
 
     In the file within a second; at once with every batch of events and at the end of an epoch, unless several epochs
     end within a tenth of a second.
     """
 
-    def __init__(self, metrics_path: Path, events_path: Path) -> None:
+    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
         self._metrics = LineFile(metrics_path)
         self._events = LineFile(events_path)
+        self._layers_path = layers_path
+        self._layers: LineFile | None = None
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
@@ -93,29 +97,40 @@ class JsonlSink(Sink):
                 del fields[name]  # there is only one
         return strict_json(fields)
 
+    def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
+        if self._layers is None:
+            self._layers = LineFile(self._layers_path)
+        for layer in layers:
+            line = {"step": step, "loss_scale": loss_scale, **vars(layer), **self._common}
+            self._layers.add(partial(strict_json, line))
+        self._layers.poll(now=True)
+
+    @property
+    def _files(self) -> list[LineFile]:
+        return [file for file in (self._metrics, self._events, self._layers) if file is not None]
+
     def write_error(self) -> str | None:
-        return self._metrics.write_error or self._events.write_error
+        return next(filter(None, (file.write_error for file in self._files)), None)
 
     def flush(self) -> None:
-        self._metrics.flush()
-        self._events.flush()
+        for file in self._files:
+            file.flush()
 
     def suspend(self) -> None:
-        self._metrics.close()
-        self._events.close()
+        for file in self._files:
+            file.close()
 
     def rewind(self, step: int, skipped_steps: int) -> None:
         self.reopen()
 
     def reopen(self) -> None:
-        self._metrics.open()
-        self._events.open()
+        for file in self._files:
+            file.open()
 
     def close(self) -> None:
-        try:
-            self._metrics.close()
-        finally:
-            self._events.close()
+        with ExitStack() as stack:  # each, also where another fails
+            for file in reversed(self._files):
+                stack.callback(file.close)
 
 
 OWN_COLUMNS = (*(field.name for field in fields(Snapshot) if field.name not in ("metrics", "gradients", "phase")),

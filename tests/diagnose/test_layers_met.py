@@ -1,0 +1,35 @@
+"""A window is safe only where every layer is: what real float16 passes lose names the layer, not the average."""
+
+import pytest
+from examined import diagnosed
+
+from mpt_cli.diagnose.advice import diagnosis_content, sentences
+
+
+def said(found, label):
+    return " ".join(text for name, text in sentences(found) if name == label)
+
+
+@pytest.mark.slow
+def test_layers_that_vanish_in_the_forward_pass_make_no_window_safe():
+    found = diagnosed("vanishing", batches=1)
+    last = [name.rpartition("/")[2] for name, fault in found.faults.items() if fault == "vanished"]
+    assert "h9" in last and "h3" not in last and not found.is_safe
+    assert "no scale for every layer" in said(found, "safe")
+    assert "vanish in the forward pass" in said(found, "layers") and "policy.overrides" in said(found, "layers")
+    assert diagnosis_content(found)["safe_window"]["is_empty"]
+
+
+@pytest.mark.slow
+def test_an_overflow_in_the_forward_pass_names_the_layer_and_recommends_no_scale():
+    found = diagnosed("hot", batches=1)
+    named = [name.rpartition("/")[2] for name, fault in found.faults.items() if fault == "overflowed"]
+    assert named[0] == "hot" and found.recommended is None
+    assert "overflow in the forward pass" in said(found, "layers")
+    assert "recommended" not in said(found, "scale")
+
+
+@pytest.mark.long
+def test_a_model_that_float16_holds_has_no_fault():
+    found = diagnosed("sequential", batches=1)
+    assert found.faults == {} and found.is_safe and said(found, "layers") == ""

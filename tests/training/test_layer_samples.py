@@ -1,0 +1,247 @@
+"""What a sample says of each layer agrees with a direct count in float16, on models of all kinds."""
+
+import json
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from backends import BACKEND
+from keras import layers, ops
+
+from mpt_cli.data.examples import Examples
+from mpt_cli.engine.distribution import Distribution
+from mpt_cli.engine.feed import Piece
+from mpt_cli.engine.gradient_samples import GradientSampler, Look
+from mpt_cli.engine.loop import build_engine
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.telemetry.records import ACTIVATIONS, WEIGHT_GRADIENTS
+from mpt_cli.training.assembly import build_metrics
+
+EXAMPLES, CLASSES = 32, 5
+small = keras.initializers.RandomNormal(stddev=0.02, seed=3)
+
+
+def deep_tanh() -> keras.Model:
+    """Vanishes: each layer's outputs are about a sixth of those before it."""
+    inner = [layers.Dense(48, "tanh", kernel_initializer=small, name=f"h{i}") for i in range(16)]
+    return keras.Sequential([keras.Input((12,)), *inner, layers.Dense(CLASSES, dtype="float32", name="head")])
+
+
+def deep_convolution() -> keras.Model:
+    inner = [layers.Conv2D(4, 3, padding="same", kernel_initializer=small, name=f"c{i}") for i in range(10)]
+    x = keras.Input((8, 8, 1))
+    y = x
+    for layer in inner:
+        y = layer(y)
+    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.Flatten(name="flat")(y)))
+
+
+def large_inputs() -> keras.Model:
+    """The first layer's outputs pass 65504, which float32 and the layers after it take."""
+    return keras.Sequential([
+        keras.Input((12,)), layers.Rescaling(1e5, name="large"), layers.Dense(8, name="first"),
+        layers.LayerNormalization(name="norm"), layers.Dense(CLASSES, dtype="float32", name="head"),
+    ])  # fmt: skip
+
+
+def dead_branch() -> keras.Model:
+    x = keras.Input((12,))
+    dead = layers.Dense(8, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(x)
+    live = layers.Dense(8, "relu", name="live")(x)
+    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(layers.Add(name="sum")([dead, live])))
+
+
+def attention() -> keras.Model:
+    x = keras.Input((6, 8))
+    y = layers.LayerNormalization(name="norm")(x + layers.MultiHeadAttention(2, 4, name="attend")(x, x))
+    mean = layers.GlobalAveragePooling1D(name="mean")(y)
+    return keras.Model(x, layers.Dense(CLASSES, dtype="float32", name="head")(mean))
+
+
+def recurrent() -> keras.Model:
+    return keras.Sequential([
+        keras.Input((6, 8)), layers.GRU(8, name="gru"), layers.Dense(CLASSES, dtype="float32", name="head")
+    ])  # fmt: skip
+
+
+@keras.saving.register_keras_serializable(package="mpt_tests")
+class Nested(keras.Model):
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.inside = keras.Sequential([layers.Dense(16, "gelu", name="a"), layers.BatchNormalization(name="b")])
+        self.head = layers.Dense(CLASSES, dtype="float32", name="head")
+
+    def call(self, x: Any) -> Any:
+        return self.head(ops.multiply(self.inside(x), 2.0**-12))
+
+
+SHAPES: dict[Any, tuple[int, ...]] = {
+    deep_tanh: (12,), deep_convolution: (8, 8, 1), large_inputs: (12,), dead_branch: (12,), attention: (6, 8),
+    recurrent: (6, 8), Nested: (12,),
+}  # fmt: skip
+
+
+def data_for(build: Any) -> Examples:
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(EXAMPLES, *SHAPES[build])).astype("float32")
+    return Examples(x, rng.integers(0, CLASSES, EXAMPLES).astype("int32"), None)
+
+
+def built(build: Any, policy: str) -> keras.Model:
+    keras.utils.set_random_seed(2)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = build()
+        model(np.zeros((1, *SHAPES[build]), np.float32))
+    finally:
+        keras.config.set_dtype_policy(before)
+    return model
+
+
+def sampled(build: Any, scale: float) -> tuple[Look, Any, keras.Model]:
+    model, data = built(build, "mixed_float16"), data_for(build)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss)
+    model.optimizer.build(model.trainable_variables)
+    build_metrics(model, data, EXAMPLES)
+    engine = build_engine(model, True, Distribution())
+    source, rows = engine.to_device(data.as_batch()), np.arange(EXAMPLES, dtype=np.int32)[None]
+    look = GradientSampler(engine, 1, pytest.fail).take(Piece(source, rows, 1), 1, scale)
+    assert look is not None
+    return look, data, model
+
+
+def direct_gradients(model: keras.Model, data: Examples, scale: float) -> list[np.ndarray]:
+    """Of the scaled loss by each weight, op by op."""
+    entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = entropy(data.y, model(data.x, training=True)) * scale
+        found = tape.gradient(loss, model.trainable_variables)
+    else:
+        import jax
+
+        frozen = [v.value for v in model.non_trainable_variables]
+
+        def scaled(weights: list[Any]) -> Any:
+            outputs, _ = model.stateless_call(weights, frozen, data.x, training=True)
+            return entropy(data.y, outputs) * scale
+
+        found = jax.grad(scaled)([v.value for v in model.trainable_variables])
+    return [np.asarray(ops.convert_to_numpy(g), np.float64) for g in found]
+
+
+def direct_share(half: np.ndarray, single: np.ndarray) -> float:
+    """Of the elements that are not 0 in float32 those that are 0 in float16, element by element."""
+    present = single != 0
+    return float(((half == 0) & present).sum() / max(present.sum(), 1))
+
+
+def direct_outputs(model: keras.Model, data: Examples, names: list[str]) -> dict[str, np.ndarray]:
+    found: dict[str, np.ndarray] = {}
+    for name in names:
+        output = keras.Model(model.inputs, model.get_layer(name).output)(data.x, training=True)
+        found[name] = np.asarray(ops.convert_to_numpy(output), np.float64)
+    return found
+
+
+def check_weights(look: Look, half: list[np.ndarray], single: list[np.ndarray], model: keras.Model) -> None:
+    shares = {row.variable: row.flushed for row in look.layers if row.kind == WEIGHT_GRADIENTS}
+    wanted = {v.path: direct_share(h, s) for v, h, s in zip(model.trainable_variables, half, single, strict=True)}
+    assert shares.keys() == wanted.keys()
+    for path, share in wanted.items():
+        if path.endswith("key/bias"):
+            continue  # a softmax cancels it: what there is of it is rounding noise, in both
+        assert shares[path] == pytest.approx(share, abs=0.01), path
+
+
+def check_outputs(look: Look, models: tuple[keras.Model, keras.Model], data: Examples) -> None:
+    rows = {row.layer.rpartition("/")[2]: row for row in look.layers if row.kind == ACTIVATIONS}
+    names = [layer.name for layer in models[0].layers if layer.name in rows]
+    half, single = (direct_outputs(model, data, names) for model in models)
+    assert names
+    for name in names:
+        assert rows[name].flushed == pytest.approx(direct_share(half[name], single[name]), abs=0.01), name
+        assert rows[name].overflowed == pytest.approx((~np.isfinite(half[name])).mean(), abs=0.01), name
+
+
+def first_overflow(model: keras.Model, data: Examples, scale: float) -> int:
+    """The doublings of `scale` at which a gradient is no longer finite."""
+
+    def is_finite(power: int) -> bool:
+        return all(np.isfinite(g).all() for g in direct_gradients(model, data, scale * 2.0**power))
+
+    return next(power for power in range(60) if not is_finite(power))
+
+
+QUICK = (deep_tanh,) if BACKEND == "tensorflow" else ()
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**15])
+@pytest.mark.parametrize("build", [
+    pytest.param(build, marks=pytest.mark.slow if build in QUICK else pytest.mark.long) for build in SHAPES
+])  # fmt: skip
+def test_shares_agree_with_a_direct_count(build, scale):
+    look, data, model = sampled(build, scale)
+    single_model = built(build, "float32")
+    single_model.set_weights(model.get_weights())
+    if build is not Nested:
+        check_outputs(look, (model, single_model), data)
+    half = direct_gradients(model, data, scale)
+    if look.sample is None:
+        assert not all(np.isfinite(g).all() for g in half)
+        return
+    check_weights(look, half, direct_gradients(single_model, data, scale), model)
+    assert look.sample.headroom_doublings is not None
+    assert int(look.sample.headroom_doublings) + 1 == first_overflow(model, data, scale)
+
+
+def faults(build: Any, scale: float = 2.0**10) -> dict[str, str]:
+    sample = sampled(build, scale)[0].sample
+    assert sample is not None
+    return {name.rpartition("/")[2]: fault for name, fault in sample.faults.items()}
+
+
+@pytest.mark.slow
+def test_the_layers_that_do_not_train_are_named():
+    found = faults(deep_tanh)
+    assert [name for name, fault in found.items() if fault == "vanished"][-1] == "head"
+    assert found["h0"] == "flushed" and found["h15"] == "vanished"
+    assert faults(dead_branch) == {"dead": "dead"}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("build", [attention, recurrent])
+def test_a_layer_that_trains_is_not_named(build):
+    assert faults(build, 2.0**15) == {}
+
+
+@pytest.mark.slow
+def test_an_overflow_of_the_forward_pass_is_seen_in_its_layer():
+    look = sampled(large_inputs, 1.0)[0]
+    assert look.sample is None
+    over = [row.layer.rpartition("/")[2] for row in look.layers if row.kind == ACTIVATIONS and row.overflowed]
+    assert over[0] == "large"
+    json.dumps([vars(row) for row in look.layers])  # what goes into layers.jsonl
+
+
+def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("mpt_cli.engine.gradient_samples.time.monotonic", lambda: clock[0])
+
+    class Slow:
+        def flow(self, source, row, scale, in_float32):
+            clock[0] += 2.0
+            raise MemoryError
+
+    sampler = GradientSampler(Slow(), 5, lambda text: None, 0.01)  # type: ignore[arg-type]
+    sampler.take(Piece(None, np.zeros((1, 4), np.int32), 1), 5, 1.0)
+    sampler._passes, sampler._pass_seconds = 3, 2.0  # as after three passes of two seconds
+    clock[0] += 599.0
+    assert not sampler.is_affordable
+    clock[0] += 1.0
+    assert sampler.is_affordable
