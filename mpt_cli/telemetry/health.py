@@ -265,7 +265,7 @@ def _ends_vanished(signs: Signs) -> str | None:
         return None
     words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(signs)}"
     if flushed := signs.flushed_share:
-        words += f", and {100 * flushed:.2g}% of the gradient elements were zero that are not in float32"
+        words += f", and {format_percent(flushed)} of the gradient elements were zero that are not in float32"
     return f"{words}: {CAUSES[VANISHING].explain(signs)}"
 
 
@@ -273,7 +273,7 @@ def _ends_flushed(signs: Signs) -> str | None:
     flushed, layers = signs.flushed_share, signs.layers_that(FLUSHED)
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
-    words = f"{100 * (flushed or 0):.2g}% of the gradient elements were flushed to zero{_format_at_scale(signs)}"
+    words = f"{format_percent(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
     if layers:
         words += f", next to all of those of {_name_layers(layers)}"
     return f"{words}. {_as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))}"
@@ -286,6 +286,14 @@ def _ends_dead(signs: Signs) -> str | None:
     return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
             "units that are dead (a lower optimizer.learning_rate, another activation), a loss weight of 0, or a path "
             "to the loss that is cut.")  # fmt: skip
+
+
+def format_percent(share: float) -> str:
+    """
+    >>> format_percent(0.999), format_percent(0.4), format_percent(0.021)
+    ('100%', '40%', '2.1%')
+    """
+    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _name_layers(layers: Sequence[str]) -> str:
