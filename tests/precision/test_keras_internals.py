@@ -23,7 +23,7 @@ MODULES = {
     "keras.src.utils.module_utils": ("tensorflow",),
 }
 CLASSES = {
-    "keras.src.trainers.trainer.Trainer": ("_compute_loss", "_symbolic_build"),
+    "keras.src.trainers.trainer.Trainer": ("_compute_loss", "_symbolic_build", "_aggregate_additional_loss"),
     "keras.src.layers.layer.Layer": ("_flatten_layers",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_update_metrics_variables",),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": ("_var_key",),
@@ -32,7 +32,7 @@ CLASSES = {
 }
 SET_IN_CODE = {  # attributes of instances: the class in whose source they are set
     "keras.src.trainers.trainer.Trainer": ("_loss_tracker", "_compile_loss", "_compile_metrics", "_compile_config"),
-    "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables"),
+    "keras.src.layers.layer.Layer": ("_call_has_training_arg", "_layers", "_trainable_variables", "_dtype_policy"),
     "keras.src.optimizers.base_optimizer.BaseOptimizer": (
         "_trainable_variables", "_exclude_from_weight_decay", "_exclude_from_weight_decay_pattern",
         "_learning_rate",  # the schedule itself: the public `learning_rate` is its present value

@@ -38,7 +38,13 @@ def gradient_statistics(gradient: Tensor) -> Tensor:
 
 def statistics_of_each(tensors: list[Tensor]) -> Tensor:
     """`gradient_statistics` of several tensors, float32 of shape (tensors, SINK_SIZE), as one sum over segments: XLA
-    compiles one operation, not one for each."""
+    compiles one operation, not one for each.
+
+    Example:
+        >>> counts = statistics_of_each([keras.ops.ones((2, 3)), keras.ops.zeros((2,))])
+        >>> float(counts[0, EXPONENT_BIAS]), float(counts[1, ZEROS])
+        (6.0, 2.0)
+    """
     if not tensors:
         return ops.zeros((0, SINK_SIZE), "float32")
     slots = ops.concatenate([_slots(tensor) + SINK_SIZE * index for index, tensor in enumerate(tensors)])
