@@ -1,6 +1,7 @@
 """Settles the environment before any test imports Keras: the backend is chosen once per process.
 
-Ctrl-C interrupts, also where the tests were started in the background of a script, with SIGINT ignored.
+Ctrl-C interrupts, also where the tests were started in the background of a script, with SIGINT ignored, and what they
+start hears SIGHUP, also under nohup.
 """
 
 import copy
@@ -16,6 +17,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # The same examples every time, so that a run of the suite repeats; `--hypothesis-profile=search` looks for new ones.
 settings.register_profile("repeatable", derandomize=True, database=None)

@@ -51,6 +51,7 @@ def test_a_signal_ends_it(number, code, tmp_path):
     assert process.wait(100) == code == process.poll()
 
 
+@pytest.mark.long
 def test_it_trains_to_the_same_numbers_bit_for_bit(tmp_path):
     words = ["train", "conf=digits_mlp", "backend=jax", "trainer.max_steps=30", "--json"]
     forked, fresh = mpt(*words, "run_dir=a", cwd=tmp_path), mpt(*words, "run_dir=b", cwd=tmp_path, fresh=True)

@@ -82,11 +82,12 @@ def test_a_run_that_is_terminated_and_cannot_be_saved_does_not_promise_that_it_w
 
 
 @pytest.mark.slow
-def test_a_run_directory_that_is_gone_is_said_and_ends_with_three(tmp_path: Path) -> None:
+def test_a_run_directory_that_is_gone_is_made_again_and_ends_with_three(tmp_path: Path) -> None:
     done = _train(tmp_path / "run", {20: "remove"})
     assert done.returncode == 3, done.stdout + done.stderr
-    assert "a checkpoint could not be written (No such file or directory)" in done.stdout
-    assert "summary.json can't be written: No such file or directory" in done.stderr
+    assert "run is gone, which was removed: made again, with the record so far" in done.stdout
+    assert read_summary(tmp_path / "run" / "summary.json")["exit_code"] == 3
+    assert list((tmp_path / "run" / "checkpoints").glob("step-*.npz"))
 
 
 def test_a_read_only_run_directory_is_named(small_disk: Path) -> None:

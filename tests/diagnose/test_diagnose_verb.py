@@ -23,6 +23,7 @@ def trained(cwd, *words):
     return json.loads(done.stdout)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_the_underflow_recipe_from_the_shell_reaches_what_float32_reaches(tmp_path):

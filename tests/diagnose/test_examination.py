@@ -86,7 +86,7 @@ def test_the_phase_that_is_named_is_measured_after_those_before_it():
     first, second = (diagnosed("sequential", *PHASES, at_steps=(0, 5), batches=1, phase=number) for number in (1, 2))
     assert [[point.step for point in found.points] for found in (first, second)] == [[0, 5], [23, 28]]
     names = [[layer.name.rpartition("/")[2] for layer in found.layers] for found in (first, second)]
-    assert names == [["head"], ["hidden", "head"]]
+    assert names == [["head"], ["hidden", "gate", "head"]]
     assert second.points[0].loss < first.points[0].loss and second.phase == 2
 
 

@@ -152,6 +152,7 @@ def test_resnet50_of_keras_applications_works_as_it_is():
     assert build_model(settings, (32, 32, 3), 10).output_shape == (None, 10)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_keras_applications_take_the_number_of_classes_of_the_data():
     settings = Builder(builder="keras.applications:MobileNetV3Small", kwargs={"weights": None, "alpha": 0.25,

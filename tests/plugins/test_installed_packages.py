@@ -59,8 +59,9 @@ def events(run: str) -> list[dict]:
     return [json.loads(line) for line in Path(run, "events.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_run_of_another_packages_parts_is_killed_and_goes_on(backend: str, work: Path) -> None:
     words = ["train", "conf=./own.yaml", f"backend={backend}", "run_dir=run", "trainer.checkpoint_every_steps=5",
              "fault=overflow", "fault.slow_storage_seconds=0.2"]  # fmt: skip

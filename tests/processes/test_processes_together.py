@@ -140,6 +140,7 @@ def test_one_process_killed_ends_the_other_with_a_sentence_and_the_run_resumes(t
     assert steps == list(range(50, steps[-1] + 1, 50)) and steps[-1] >= step
 
 
+@pytest.mark.long
 @slow
 def test_termination_saves_and_exits_143(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mpt_cli", "train", *TINY, *TWO, "trainer.epochs=5000", "run_dir=run"]

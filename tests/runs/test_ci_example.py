@@ -47,6 +47,7 @@ def test_nothing_is_asked_of_the_repository_but_recipes() -> None:
     assert [step.get("with", {}).get("cache") for step in steps] == [None] * len(steps)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_commands_run_in_a_repository_of_recipes_alone(tmp_path: Path) -> None:
     (tmp_path / "recipes").mkdir()

@@ -46,7 +46,7 @@ def arrays_of(run: Path) -> dict[str, np.ndarray]:
         return dict(file)
 
 
-@pytest.fixture(scope="module", params=["tensorflow", "jax"])
+@pytest.fixture(scope="module", params=["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
 def backend(request) -> str:
     return request.param
 
@@ -101,6 +101,7 @@ def test_a_finished_run_is_reported_and_evaluated(folder, backend):
     assert found["accuracy"] == pytest.approx(metrics["val_accuracy"], abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_run_is_repeated_from_its_configuration(folder, backend):
     """`trainer.jit_compile` is auto in it, which meant XLA then; `mpt reproduce` takes that from environment.json."""
     words = [f"conf=whole_{backend}/config.yaml", "trainer.jit_compile=true"]

@@ -7,6 +7,7 @@ import pytest
 from preloaded import mpt
 
 from mpt_cli import redaction
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, printable
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.telemetry.format import strict_json
@@ -71,24 +72,27 @@ def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again
     assert replace(again, recipe="digits_mlp") == load_settings(words)
 
 
-def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(tmp_path):
-    environment = {**os.environ, "DB_PASSWORD": "hunter2", "PLACE": "elsewhere"}
+def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypatch, capsys):
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    monkeypatch.setenv("PLACE", "elsewhere")
     words = ["conf=digits_mlp", "description=${oc.env:DB_PASSWORD} ${oc.env:PLACE}"]
-    shown = mpt("show", *words, cwd=tmp_path, env=environment).stdout
+    assert main(["show", *words]) == 0
+    shown = capsys.readouterr().out
     assert shown.startswith("# this recipe reads DB_PASSWORD, PLACE of the environment\nrecipe: digits_mlp\n")
     assert "description: ${oc.env:DB_PASSWORD} elsewhere\n" in shown
-    shown = mpt("show", "--untrusted", *words, cwd=tmp_path, env=environment).stdout
-    assert "description: ${oc.env:DB_PASSWORD} ${oc.env:PLACE}\n" in shown
-    checked = mpt("check", *words, cwd=tmp_path, env=environment).stdout
-    assert checked.splitlines()[1] == "reads DB_PASSWORD, PLACE of the environment"
-    refused = mpt("check", "--untrusted", "--build", *words, cwd=tmp_path, env=environment)
-    assert refused.returncode == 2 and "it can't be --untrusted" in refused.stderr
+    assert main(["show", "--untrusted", *words]) == 0
+    assert "description: ${oc.env:DB_PASSWORD} ${oc.env:PLACE}\n" in capsys.readouterr().out
+    assert main(["check", *words]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "reads DB_PASSWORD, PLACE of the environment"
+    assert main(["check", "--untrusted", "--build", *words]) == 2
+    assert "it can't be --untrusted" in capsys.readouterr().err
 
 
-def test_a_message_about_a_secret_does_not_hold_it(tmp_path):
-    environment = {**os.environ, "DB_PASSWORD": "hunter2"}
-    done = mpt("check", "conf=digits_mlp", "policy=${oc.env:DB_PASSWORD}", cwd=tmp_path, env=environment)
-    assert done.returncode == 2 and "Received: '${oc.env:DB_PASSWORD}'" in done.stderr and "hunter2" not in done.stderr
+def test_a_message_about_a_secret_does_not_hold_it(monkeypatch, capsys):
+    monkeypatch.setenv("DB_PASSWORD", "hunter2")
+    assert main(["check", "conf=digits_mlp", "policy=${oc.env:DB_PASSWORD}"]) == 2
+    said = capsys.readouterr().err
+    assert "Received: '${oc.env:DB_PASSWORD}'" in said and "hunter2" not in said
 
 
 @pytest.mark.slow

@@ -159,6 +159,7 @@ def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
     assert len(record.endings) == 200 and {ending.exit_code for ending in record.endings.values()} == {0}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_two_hundred_jobs_of_a_second_leave_the_parent_as_it_was(tmp_path):
     (tmp_path / "logs").mkdir()

@@ -114,9 +114,10 @@ def programs(cache: Path) -> dict[Path, int]:
     return {path: path.stat().st_mtime_ns for path in found}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")  # a matter of its own processes
-@pytest.mark.parametrize("backend", ["tensorflow", pytest.param("jax", marks=pytest.mark.long)])
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
 def test_a_second_run_takes_the_programs_of_the_first_and_ends_with_its_weights(backend: str, tmp_path: Path) -> None:
     words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
              "backend.compile_cache=cache"]

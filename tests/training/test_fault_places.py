@@ -137,8 +137,10 @@ def named(run: TinyRun, search: FaultSearch):
     return event
 
 
-@pytest.mark.parametrize(("name", "every"), [("dense", 5), *(pytest.param(name, 1, marks=pytest.mark.slow)
-                                                              for name in MODELS)])  # fmt: skip
+@pytest.mark.parametrize(("name", "every"), [
+    ("dense", 5), pytest.param("convolutional", 5, marks=pytest.mark.slow),
+    *(pytest.param(name, 1, marks=[pytest.mark.slow, pytest.mark.long]) for name in MODELS),
+])  # fmt: skip
 def test_a_fault_at_any_depth_is_named_with_its_layer_or_the_next(name, every):
     run, where = spoiled_run(MODELS[name])
     said: list[str] = []

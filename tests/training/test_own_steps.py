@@ -143,6 +143,7 @@ PHASES = ("~trainer.epochs", "phases=[{epochs: 1, freeze: [low]}, {epochs: 2, un
           "{g_optimizer: 0.25}}]")  # fmt: skip
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):

@@ -173,6 +173,7 @@ for wrap in (lambda inner: inner, keras.optimizers.LossScaleOptimizer, LossScale
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @only_on("tensorflow")  # once is enough, whatever the backend of this process
 @pytest.mark.parametrize("script", [MIRRORED, DATA_PARALLEL], ids=["mirrored", "data_parallel"])
