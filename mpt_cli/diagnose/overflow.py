@@ -2,7 +2,6 @@
 not finite in the order of time, and what to do about it.
 """
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from math import isfinite
@@ -21,7 +20,8 @@ from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, name_of, owne
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
@@ -101,8 +101,8 @@ def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> N
 
 def _environment(run: RunDirectory) -> dict[str, Any]:
     try:
-        return dict(json.loads(run.environment_json.read_text()))
-    except (OSError, ValueError):
+        return read_json(run.environment_json, ENVIRONMENT)
+    except DataError:
         return {}
 
 

@@ -4,7 +4,7 @@ import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,15 @@ import yaml
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW
+from mpt_cli.runs.provenance import ENVIRONMENT
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Event, Snapshot, Summary
+from mpt_cli.telemetry.validation import misfit
 
 _TAIL_BYTES = 8192
 
 
 def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """Every line that can be read; a file that is not there has none.
+    """Every line of metrics.jsonl or events.jsonl that can be read; a file that is not there has none.
 
     `tell_damaged` is called for each other line, but not for a last one without an end, which may be being written.
     """
@@ -72,13 +74,23 @@ def _ends_in_skips(skips: list[int], steps_seen: int) -> bool:
     return len(skips) > 1 and skips[-1] == steps_seen and any(b - a == 1 for a, b in pairwise(skips[-2:]))
 
 
-def json_object(line: str) -> dict[str, Any] | None:
-    """A line of JSON; None where it is damaged or no object."""
+def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
+    """A line of metrics.jsonl or of events.jsonl; None where it is damaged, or where it `is_whole` and lacks a field.
+    """
     try:
         found = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    if not isinstance(found, dict):
+        return None
+    record, required = (Event, _OF_EVENTS) if "kind" in found else (Snapshot, _OF_LINES)
+    return found if misfit(record, found, required if is_whole else ()) is None else None
+
+
+_OF_EVENTS, _OF_LINES = (
+    [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
+    for record in (Event, Snapshot)
+)
 
 
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
@@ -165,19 +177,19 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     """
     run = RunDirectory.open(path)
     story = RunHistory(label or run.path.resolve().name, run)
-    story.summary = _read(story, run.summary_json, "the run is still going on, or was killed")
-    story.environment = _read(story, run.environment_json, "versions and machine are not known")
+    story.summary = _read(story, run.summary_json, Summary, "the run is still going on, or was killed")
+    story.environment = _read(story, run.environment_json, ENVIRONMENT, "versions and machine are not known")
     if run.postmortem_json.exists():
-        story.postmortem = _read(story, run.postmortem_json, "")
+        story.postmortem = _read(story, run.postmortem_json, {}, "")
     _read_config(story)
     _read_metrics(story)
     _read_events(story)
     return story
 
 
-def _read(story: RunHistory, path: Path, consequence: str) -> dict[str, Any]:
+def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
     try:
-        return read_json(path)
+        return read_json(path, record)
     except DataError as error:
         missing = f"There is no {path.name}: {consequence}."
         story.gaps.append(str(error) if path.exists() else missing)
@@ -197,7 +209,7 @@ def _read_config(story: RunHistory) -> None:
     try:
         story.config_text = path.read_text(encoding="utf-8")
         story.config = flatten(yaml.safe_load(story.config_text) or {})
-    except (OSError, ValueError, yaml.YAMLError, AttributeError) as error:
+    except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
         story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")
 
 

@@ -15,6 +15,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
 from mpt_cli.runs.machine import nvidia_gpus
+from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import expanded
@@ -193,7 +194,7 @@ def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTa
     words = [f"conf={run.config_yaml}", *overrides]
     if load_settings(words).trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
         words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
-    return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json))
+    return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json, ENVIRONMENT))
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

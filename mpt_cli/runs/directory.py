@@ -9,7 +9,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -23,6 +23,7 @@ from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
 from mpt_cli.telemetry.sink import TelemetryFiles
+from mpt_cli.telemetry.validation import misfit
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -92,8 +93,9 @@ def write_json(path: Path, value: dict[str, Any]) -> None:
     write_atomic(path, strict_json({"schema_version": SCHEMA_VERSION, **value}, indent=2) + "\n")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the file; DataError when it is missing, damaged or written by a later version of mpt.
+def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The object in the file; DataError when it is missing, damaged (its fields are not those of `record`, if given) or
+    written by a later version of mpt.
 
     Non-finite numbers stay the strings they are in the file ("NaN", "Infinity"); `float()` reads them.
     """
@@ -109,12 +111,14 @@ def read_json(path: Path) -> dict[str, Any]:
     if version != SCHEMA_VERSION:
         rule = f"schema_version must be {SCHEMA_VERSION}"
         raise DataError(f"{path}: {rule}. Received: {version!r}. Read it with the version of mpt that wrote it.")
+    if record is not None and (wrong := misfit(record, value)) is not None:
+        raise DataError(f"{path} is damaged: {wrong}.")
     return value
 
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The content of summary.json as a dict, which a later field doesn't break."""
-    return read_json(path)
+    return read_json(path, Summary)
 
 
 DEFAULT_PARENT = "runs"

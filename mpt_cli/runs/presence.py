@@ -6,7 +6,7 @@ import platform
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO
+from typing import Any, ClassVar, Self, TextIO, get_type_hints
 
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
@@ -84,6 +84,11 @@ def header_dict(header: RunHeader) -> dict[str, Any]:
         "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
         "is_needed": scaling.is_needed,
     }}  # fmt: skip
+
+
+HEADER = {  # the types of what stands in header.json
+    **get_type_hints(RunHeader), "scaling": dict[str, Any],
+}  # fmt: skip
 
 
 def header_from(tree: Mapping[str, Any]) -> RunHeader:

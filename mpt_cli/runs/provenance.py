@@ -150,6 +150,13 @@ def format_attempts(environment: Mapping[str, Any]) -> str | None:
             "the last values, need not repeat it")  # fmt: skip
 
 
+ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
+    "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
+    "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
+    "command_line": list[str] | None, "started_at": str,
+}  # fmt: skip
+
+
 def format_environment(environment: Mapping[str, Any]) -> str:
     """Where a run ran, in one line."""
     versions = [f"{name} {version}" for name, version in environment.get("versions", {}).items()

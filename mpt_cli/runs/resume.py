@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
-from mpt_cli.runs.provenance import flatten
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_json, read_summary, write_atomic
+from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
@@ -166,8 +166,8 @@ def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
 def _environment(run: RunDirectory) -> dict[str, Any]:
     """The content of environment.json; empty where it is missing or damaged."""
     try:
-        return dict(json.loads(run.environment_json.read_text()))
-    except (OSError, ValueError):
+        return read_json(run.environment_json, ENVIRONMENT)
+    except DataError:
         return {}
 
 

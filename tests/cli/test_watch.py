@@ -207,19 +207,24 @@ def test_the_jobs_of_a_sweep_are_shown_until_it_ends(tmp_path) -> None:
     assert broken.returncode == 143 and "1 of 2 jobs have not ended: mpt sweep --resume s" in broken.stdout
 
 
+def _line(step: int, **more: object) -> str:
+    event = {"step": step, "kind": "overflow", "scale_before": 2.0, "scale_after": 1.0, "epoch": 1}
+    return json.dumps({**event, **more}) + "\n"
+
+
 def test_lines_are_given_out_once_and_what_was_cut_off_is_noticed(tmp_path) -> None:
     path = tmp_path / "lines"
     tail = LineTail(path)
     assert tail.look() == (False, [])
-    path.write_text('{"step": 1}\n{"step": 2}\n{"st')
-    assert tail.look() == (False, [{"step": 1}, {"step": 2}])
+    path.write_text(f"{_line(1)}{_line(2)}{_line(3)[:5]}")
+    assert tail.look() == (False, [json.loads(_line(1)), json.loads(_line(2))])
     with path.open("a") as file:
-        file.write('ep": 3}\n')
-    assert tail.look() == (False, [{"step": 3}])
-    write_atomic(path, '{"step": 1}\n')  # as a run does that goes back
+        file.write(_line(3)[5:])
+    assert tail.look() == (False, [json.loads(_line(3))])
+    write_atomic(path, _line(1))  # as a run does that goes back
     with path.open("a") as file:
-        file.write('{"step": 2, "again": true}\n')
-    assert tail.look() == (True, [{"step": 2, "again": True}])
+        file.write(_line(2, again=True))
+    assert tail.look() == (True, [json.loads(_line(2, again=True))])
     write_atomic(path, path.read_text())  # the same lines in a new file
     assert tail.look() == (False, [])
 

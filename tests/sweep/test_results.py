@@ -252,7 +252,7 @@ def test_a_job_that_went_on_has_the_time_of_what_it_went_on_from(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1"])
     own = found.results[0].seconds
     attempts = [{"attempt": 1, "earlier_seconds": 0.0}, {"attempt": 2, "earlier_seconds": 40.0}]
-    (found.results[0].run_dir / "environment.json").write_text(json.dumps({"attempts": attempts}))
+    (found.results[0].run_dir / "environment.json").write_text(json.dumps({"schema_version": 1, "attempts": attempts}))
     assert read_results(found.sweep).results[0].seconds == own + 40.0
 
 
