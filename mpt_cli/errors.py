@@ -8,6 +8,7 @@ import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from typing import Any
 
 from mpt_cli.redaction import without_secrets
 
@@ -123,6 +124,15 @@ class UserCodeError(MptError):
     """An exception inside a function of the user's; `__cause__` is theirs, shown from their frame on."""
 
     exit_code = BAD_CONFIG
+
+
+def printable_tree(tree: Any) -> Any:
+    """What was read from a file, with `printable` texts."""
+    if isinstance(tree, dict):
+        return {printable_tree(name): printable_tree(value) for name, value in tree.items()}
+    if isinstance(tree, list):
+        return [printable_tree(part) for part in tree]
+    return printable(tree) if isinstance(tree, str) else tree
 
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, printable_tree
 from mpt_cli.report.history import flatten, json_object
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.presence import HEADER, Holder, header_from, read_holder
@@ -43,7 +43,7 @@ class LineTail:
         lines = whole.splitlines(keepends=True)
         self._known.extend(map(hash, lines))
         found = (json_object(line.decode("utf-8", "replace"), is_whole=True) for line in lines)
-        return was_cut, [line for line in found if line is not None]
+        return was_cut, [printable_tree(line) for line in found if line is not None]
 
     def _find_place(self, file: BinaryIO) -> bool:
         """Where the file was written anew, go to behind the lines that stayed; whether some are gone."""
@@ -121,7 +121,7 @@ class RunFollower:
         if written_at == self._header_at:
             return None
         self._header_at = written_at
-        return read_json(self.run.header_json, HEADER)
+        return dict(printable_tree(read_json(self.run.header_json, HEADER)))
 
     def _older_header(self) -> dict[str, Any] | None:
         """Of a run that an earlier version wrote, as far as its configuration tells."""
@@ -151,7 +151,7 @@ class RunFollower:
         try:
             if is_held and not self._ended_elsewhere(holder):
                 return None
-            return read_summary(self.run.summary_json)
+            return dict(printable_tree(read_summary(self.run.summary_json)))
         except (OSError, DataError):
             return None
 

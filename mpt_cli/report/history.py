@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Event, Snapshot, Summary
@@ -189,7 +189,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
 
 def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], consequence: str) -> dict[str, Any]:
     try:
-        return read_json(path, record)
+        return dict(printable_tree(read_json(path, record)))
     except DataError as error:
         missing = f"There is no {path.name}: {consequence}."
         story.gaps.append(str(error) if path.exists() else missing)
@@ -199,7 +199,7 @@ def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], conse
 def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read; how many can't is one of the gaps."""
     lost: list[None] = []
-    yield from read_lines(path, lambda: lost.append(None))
+    yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
     if lost:
         story.gaps.append(f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out.")
 
@@ -207,7 +207,7 @@ def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, An
 def _read_config(story: RunHistory) -> None:
     path = story.run.config_yaml
     try:
-        story.config_text = path.read_text(encoding="utf-8")
+        story.config_text = printable(path.read_text(encoding="utf-8"))
         story.config = flatten(yaml.safe_load(story.config_text) or {})
     except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
         story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")

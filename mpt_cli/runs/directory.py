@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.presence import forget_holder, note_holder
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.limits import expanded, remove_file
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
@@ -246,8 +246,8 @@ class RunDirectory:
 
     def clear_ending(self) -> None:
         """Take away what the end of an earlier attempt left: a run that trains again has not ended."""
-        self.summary_json.unlink(missing_ok=True)
-        self.postmortem_json.unlink(missing_ok=True)
+        remove_file(self.summary_json)
+        remove_file(self.postmortem_json)
 
     @property
     def lock_file(self) -> Path:

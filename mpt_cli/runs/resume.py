@@ -16,7 +16,8 @@ from mpt_cli.runs.provenance import ENVIRONMENT, flatten
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.records import Event, Summary
+from mpt_cli.telemetry.records import Event, Snapshot, Summary
+from mpt_cli.telemetry.validation import misfit
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
@@ -252,8 +253,10 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int
     try:
         contents = [json.loads(line) for line in whole]
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
+    if wrong := next(filter(None, (misfit(Event if "kind" in line else Snapshot, line) for _, line in kept)), None):
+        raise DataError(f"{path} is damaged: {wrong}. Take out the damaged line, or start a new run.")
     return len(whole), kept
 
 
@@ -261,7 +264,7 @@ def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     lines = _whole_lines(path)
     try:
         kept = [line for line, row in zip(lines[1:], csv.DictReader(lines), strict=True) if keep(row)]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
     if len(kept) + 1 < len(lines):
         write_atomic(path, "".join([*lines[:1], *kept]))
@@ -270,5 +273,8 @@ def _truncate_csv(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
 def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
-    text = path.read_text(encoding="utf-8")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} is damaged: {error}. Bring it back, or start a new run.") from error
     return [line + "\n" for line in text.split("\n")[:-1]]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem
 
 MOST_BYTES = 2**20  # of a YAML file
 MOST_VALUES = 20_000  # of a YAML file, each use of an alias counted
@@ -56,6 +56,17 @@ def expanded(path: str | Path) -> Path:
         return Path(path).expanduser()
     except RuntimeError:
         return Path(path)
+
+
+def remove_file(path: Path) -> None:
+    """Take a file away that may be gone already; DataError where something else has its name and is not empty, or where
+    it can't be taken away."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            path.rmdir()
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path} can't be taken away: {error.strerror}.") from error
 
 
 def _shown(text: str) -> str:

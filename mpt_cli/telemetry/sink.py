@@ -10,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from mpt_cli.redaction import without_secrets
+from mpt_cli.errors import printable
 from mpt_cli.signals import Limit, unheard
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.signs import EventTally
@@ -168,7 +168,7 @@ class Telemetry:
 
     def message(self, text: str) -> None:
         for sink in self.sinks:
-            sink.message(without_secrets(text))
+            sink.message(printable(text))
 
     @contextmanager
     def busy(self, doing: str, limit: Limit | None = None, hint: str = "") -> Iterator[None]:
@@ -222,9 +222,9 @@ class Telemetry:
 
 
 def _redacted(record: R) -> R:
-    """A record with texts that may be shown."""
+    """A record with texts that may be shown: without secrets and control codes."""
     texts = {each.name: getattr(record, each.name) for each in fields(record)}
-    shown: dict[str, Any] = {name: without_secrets(text) for name, text in texts.items() if isinstance(text, str)}
+    shown: dict[str, Any] = {name: printable(text) for name, text in texts.items() if isinstance(text, str)}
     return replace(record, **shown)
 
 

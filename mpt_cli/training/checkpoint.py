@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.settings.limits import remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
@@ -29,7 +30,7 @@ from mpt_cli.training.progress import Progress, Stopwatch, monitored
 SCHEMA_VERSION = 1
 SPARE_BYTES = 2**16  # for the label and what the file system keeps for itself
 AGAIN = "-again"
-DAMAGED = (OSError, ValueError, KeyError, EOFError)  # whatever reading a file that is not whole can meet
+DAMAGED = (OSError, ValueError, KeyError, EOFError, RecursionError)  # whatever reading a damaged file can meet
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -267,7 +268,8 @@ class CheckpointStore:
         """
         kept = {_name(LATEST, step) for step in [step for step in self.steps() if step <= newest][-self.keep :]}
         kept |= {_name(BEST, step) for step in [step for step in self.steps(BEST) if step <= newest][-1:]}
-        for path in sorted(self.folder.iterdir()):  # .json before .npz: without its label data is no checkpoint
+        files = [path for path in self.folder.iterdir() if not path.is_dir()]
+        for path in sorted(files):  # .json before .npz: without its label data is no checkpoint
             is_ours = path.name.startswith((LATEST, BEST)) and path.suffix in (".json", ".npz")
             if (is_ours and name_of(path) not in kept) or path.suffix == ".partial":
                 path.unlink(missing_ok=True)
@@ -275,7 +277,7 @@ class CheckpointStore:
     def _drop(self, kind: str, steps: list[int]) -> None:
         for step in steps:
             for path in files_of(self.folder, _name(kind, step)):
-                path.unlink(missing_ok=True)
+                remove_file(path)
 
 
 class NoStore(CheckpointStore):

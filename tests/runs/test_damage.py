@@ -1,0 +1,138 @@
+"""Every file of a run directory, damaged in every way: what reads it says so, or reads the rest; never a traceback, a
+hang or a control code."""
+
+import json
+import os
+import random
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+from backends import only_on
+
+from mpt_cli.cli import main
+
+pytestmark = [pytest.mark.slow, only_on("tensorflow")]
+SECONDS = 60
+WRONG_TYPES = {"schema_version": 1, "step": "x", "epoch": [], "status": 5, "exit_code": {}, "metrics": 3, "versions": 3,
+               "attempts": 7, "kind": 2, "recipe": {}, "position": 1}  # fmt: skip
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flipped(path: Path) -> None:
+    content, drawn = bytearray(path.read_bytes()), random.Random(1)
+    for _ in range(5):
+        content[drawn.randrange(len(content))] ^= 1 << drawn.randrange(8)
+    path.write_bytes(content)
+
+
+def a_directory(path: Path) -> None:
+    path.unlink()
+    (path / "inside").mkdir(parents=True)
+
+
+def a_link_to_itself(path: Path) -> None:
+    path.unlink()
+    path.symlink_to(path.name)
+
+
+def of_a_later_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 99'))
+
+
+def with_control_codes(path: Path) -> None:
+    as_json = path.suffix in (".json", ".jsonl")
+    sign, coded = (b'": "', b'": "\\u001b[31m') if as_json else (b": ", b": \x1b[31m")
+    path.write_bytes(path.read_bytes().replace(sign, coded, 3))
+
+
+DAMAGES = {
+    "truncated": truncated, "flipped": flipped, "directory": a_directory, "loop": a_link_to_itself,
+    "gone": Path.unlink, "later version": of_a_later_version, "control codes": with_control_codes,
+    "empty": lambda path: path.write_bytes(b""), "nul": lambda path: path.write_bytes(bytes(1000)),
+    "latin": lambda path: path.write_bytes(b"\xff\xfe\xe9" * 100),
+    "null": lambda path: path.write_text("null\n"),
+    "deep": lambda path: path.write_text("[" * 100_000),
+    "types": lambda path: path.write_text(json.dumps(WRONG_TYPES)),
+}  # fmt: skip
+READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metrics.jsonl", "events.jsonl",
+        "preprocessing.json"]  # fmt: skip
+RESUMED = ["config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "metrics.csv",
+           "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]  # fmt: skip
+OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    words = ["conf=digits_mlp", "trainer.epochs=1", "loss_scale=dynamic", "loss_scale.initial_scale=2**22",
+             "loss_scale.growth_steps=10", "trainer.checkpoint_every_steps=10", "logger.csv=true",
+             "trainer.jit_compile=false"]  # fmt: skip
+    assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
+    assert (folder / "events.jsonl").stat().st_size > 0
+    return folder
+
+
+@pytest.fixture
+def copy(run: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(run, tmp_path / "run"))
+
+
+def check(capfd, *words: str) -> int:
+    """The exit code, which is one of those that are documented, within the time and without a traceback."""
+
+    def too_long(*_) -> None:
+        raise TimeoutError(f"{words} goes on after {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(SECONDS)
+    try:
+        code = main(list(words))
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+    captured = capfd.readouterr()
+    said = captured.out + captured.err
+    assert code in (0, 2, 3, 4, 143), said  # 143: of a run that left no end
+    assert "Traceback" not in said and "\x1b" not in said
+    assert code in (0, 143) or captured.err.strip(), "it ends without a word"
+    return code
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", READ)
+def test_who_follows_a_run_reads_the_rest_or_says_what_is_damaged(copy, capfd, name, damage):
+    DAMAGES[damage](copy / name)
+    for options in ([], ["--json"]):
+        check(capfd, "watch", str(copy), *options)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("damage", ["truncated", "directory", "deep", "types", "control codes"])
+def test_a_page_says_what_is_missing(copy, capfd, damage):
+    for name in READ:
+        whole = (copy / name).read_bytes()
+        DAMAGES[damage](copy / name)
+        check(capfd, "report", str(copy))
+        if (copy / "report.html").exists():
+            assert "\x1b" not in (copy / "report.html").read_text()
+        shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink(missing_ok=True)
+        (copy / name).write_bytes(whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_goes_on_from_what_is_whole_or_says_why_it_does_not(run, tmp_path, capfd, name):
+    for number, damage in enumerate(OF_RESUMED):
+        copy = Path(shutil.copytree(run, tmp_path / str(number)))
+        DAMAGES[damage](copy / name)
+        words = [f"resume={copy}", "trainer.epochs=2", "trainer.max_steps=25", "--quiet"]
+        code = check(capfd, "train", *words)
+        if code == 0:
+            summary = json.loads((copy / "summary.json").read_text())
+            assert (summary["status"], summary["steps_seen"]) == ("finished", 25), damage
+            assert not os.path.islink(copy / "summary.json")
