@@ -15,10 +15,23 @@ from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.gradient_samples import GradientSampler, Look
 from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.gradients import Float16Attention
 from mpt_cli.telemetry.records import ACTIVATIONS, WEIGHT_GRADIENTS
 from mpt_cli.training.assembly import build_metrics
 
 EXAMPLES, CLASSES = 32, 5
+
+
+@pytest.fixture(autouse=True)
+def attention_as_a_run_has_it(monkeypatch):
+    """On JAX's CPU its own has no float16 products."""
+    if BACKEND == "jax":
+        import jax
+
+        own = Float16Attention(jax.nn.dot_product_attention)
+        monkeypatch.setattr(jax.nn, "dot_product_attention", own)
+
+
 small = keras.initializers.RandomNormal(stddev=0.02, seed=3)
 
 
