@@ -85,8 +85,8 @@ class Nested(keras.Model):
         self.inside = keras.Sequential([layers.Dense(16, "gelu", name="a"), layers.BatchNormalization(name="b")])
         self.head = layers.Dense(CLASSES, dtype="float32", name="head")
 
-    def call(self, x: Any) -> Any:
-        return self.head(ops.multiply(self.inside(x), 2.0**-12))
+    def call(self, x: Any, training: bool | None = None) -> Any:
+        return self.head(ops.multiply(self.inside(x, training=training), 2.0**-12))
 
 
 SHAPES: dict[Any, tuple[int, ...]] = {
