@@ -22,7 +22,7 @@ from mpt_cli.errors import (
     did_you_mean,
     printable,
 )
-from mpt_cli.settings.search_path import config_directories
+from mpt_cli.settings.search_path import config_directories, has_working_directory
 from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
 from mpt_cli.verbs import LISTED_VERBS, VERBS
 from mpt_cli.verbs.parser import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
@@ -79,7 +79,7 @@ def _explain(error: Exception, arguments: list[str]) -> int:
         _silence_stdout()
         _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
         return BAD_DATA
-    if isinstance(error, FileNotFoundError) and not _has_working_directory():
+    if isinstance(error, FileNotFoundError) and not has_working_directory():
         _say(f"mpt {arguments[0]}: the working directory is gone. Change to one that exists.")
         return BAD_DATA
     _say("".join(traceback.format_exception(error)))
@@ -98,14 +98,6 @@ def _say(text: str) -> None:
         _silence(sys.stderr)
 
 
-def _has_working_directory() -> bool:
-    try:
-        os.getcwd()
-        return True
-    except FileNotFoundError:
-        return False
-
-
 def _run(arguments: list[str]) -> int:
     if not arguments:
         print(_top_parser().format_help(), file=sys.stderr)
@@ -115,13 +107,12 @@ def _run(arguments: list[str]) -> int:
         _top_parser().parse_args([verb])  # --help and --version end here
     if verb not in VERBS:
         _top_parser().error(_unknown_verb(verb))
-    if verb == "run":  # what stands behind the script is the script's own
-        return load_verb(verb).run(verb_parser(verb).parse_intermixed_args(rest))
-    folders, words = take_config_directories(rest)
-    parser = verb_parser(verb)
-    check_hydra_options(parser, words)
+    folders, parser = list[str](), verb_parser(verb)
+    if verb != "run":  # what stands behind the script is the script's own
+        folders, rest = take_config_directories(rest)
+        check_hydra_options(parser, rest)
     with config_directories(folders):
-        return load_verb(verb).run(parser.parse_intermixed_args(words))
+        return load_verb(verb).run(parser.parse_intermixed_args(rest))
 
 
 def _top_parser() -> argparse.ArgumentParser:

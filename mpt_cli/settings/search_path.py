@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -129,26 +128,30 @@ def _package_folder(text: str, key: str) -> Path:
     return next((root for root in roots if root.is_dir()), roots[0])
 
 
-def _named_folders() -> list[Path]:
-    """Those of the environment, then the recipe's."""
+def _environment_folders() -> list[Path]:
     given = re.split(r":(?!//)", os.environ.get(CONFIG_DIR, ""))
-    return [*(find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text), *_OF_THE_RECIPE.get()]
+    return [find_folder(text, CONFIG_DIR, Path.cwd()) for text in given if text]
+
+
+def _conf_of(folders: Sequence[Path]) -> list[Path]:
+    """Where the groups of folders may lie: in each itself, and in its conf."""
+    return [place for folder in folders for place in (folder, folder / "conf")]
 
 
 def own_conf_directories() -> list[Path]:
     """The folders with groups that are searched besides the shipped one, the first first."""
-    named = [folder for root in _named_folders() for folder in (root, root / "conf")]
-    cwd = [Path("conf")] if _has_working_directory() else []
-    split = len(named) - 2 * len(_OF_THE_RECIPE.get())
-    return _distinct([*named[:split], *cwd, *named[split:]], conf_directory())
+    here = [Path("conf")] if has_working_directory() else []
+    found = [*_conf_of(_environment_folders()), *here, *_conf_of(_OF_THE_RECIPE.get())]
+    return _distinct(found, conf_directory())
 
 
 def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     """Every recipe of the folders besides the shipped one, by its name there."""
-    for folder in _named_folders():
+    named = [*_environment_folders(), *_OF_THE_RECIPE.get()]
+    for folder in named:
         yield from ((path.stem, path) for path in sorted(folder.glob("*.yaml")) if path.stem != "config")
-    here = [Path("recipes")] if _has_working_directory() else []
-    for root in _distinct([*(folder / "recipes" for folder in _named_folders()), *here], recipes_directory()):
+    here = [Path("recipes")] if has_working_directory() else []
+    for root in _distinct([*(folder / "recipes" for folder in named), *here], recipes_directory()):
         for path in sorted(root.rglob("*.yaml")):
             inside = path.relative_to(root)
             if not any(part.startswith(".") for part in inside.parts):
@@ -161,7 +164,8 @@ def _distinct(folders: Sequence[Path], shipped: Path) -> list[Path]:
     return [folder for path, folder in reversed(found.items()) if path != shipped.resolve()]
 
 
-def _has_working_directory() -> bool:
+def has_working_directory() -> bool:
+    """Whether the folder one works in still exists."""
     try:
         Path.cwd()
         return True
@@ -236,13 +240,6 @@ def is_own_group(name: str) -> bool:
     return name not in group_names() and name.isidentifier() and bool(group_files(name))
 
 
-@dataclass(frozen=True)
-class _Pipe:
-    """What was read of a pipe, kept in a file as long as this process lives: a pipe can be read only once."""
-
-    path: Path
-
-
 @cache
 def _pipe_folder() -> Path:
     folder = tempfile.mkdtemp(prefix="mpt-")
@@ -251,7 +248,8 @@ def _pipe_folder() -> Path:
 
 
 @cache
-def _read_pipe(name: str) -> _Pipe:
+def _read_pipe(name: str) -> Path:
+    """A file with what a pipe held, kept as long as this process lives: a pipe can be read only once."""
     is_of_a_shell = name.startswith(("/dev/", "/proc/"))  # conf=<(…), whose name is a number
     file = _pipe_folder() / f"{'stdin' if name == STDIN else 'pipe' if is_of_a_shell else Path(name).stem}.yaml"
     if name == STDIN and (sys.stdin is None or sys.stdin.isatty()):
@@ -260,7 +258,7 @@ def _read_pipe(name: str) -> _Pipe:
         file.write_bytes(sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes())
     except OSError as error:
         raise ConfigError(Problem("conf", f"{name} cannot be read: {error.strerror}.")) from error
-    return _Pipe(file)
+    return file
 
 
 def is_pipe(name_or_path: str) -> bool:
@@ -286,7 +284,7 @@ def find_recipe(name_or_path: str) -> Path:
     something else: no file that lies about changes what a shipped name does.
     """
     if is_pipe(name_or_path):
-        return _read_pipe(name_or_path).path
+        return _read_pipe(name_or_path)
     known = recipe_paths()
     if name_or_path in known:
         _check_clash(name_or_path, known[name_or_path])

@@ -39,7 +39,7 @@ from mpt_cli.settings.search_path import (
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json
+from mpt_cli.verbs.parser import add_config_dir, add_json, add_overrides, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
@@ -56,7 +56,7 @@ _LIST_EXAMPLES = """examples:
 def configure_list(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=list(_LISTINGS), default="recipes", help="default: recipes")
     parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own")
+    add_config_dir(parser)
     add_json(parser)
     parser.epilog = _LIST_EXAMPLES
 

@@ -108,6 +108,11 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
         "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
         "fault)",
     )
+    add_config_dir(parser)
+
+
+def add_config_dir(parser: argparse.ArgumentParser) -> None:
+    """For the help; `take_config_directories` takes the words before the parser sees them."""
     parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own, searched "
                         "besides ./conf and ./recipes; also in MPT_CONFIG_DIR")  # fmt: skip
 

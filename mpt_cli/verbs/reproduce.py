@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.verbs.parser import TARGETS, add_json, print_json
+from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.collection import Request
@@ -45,7 +45,7 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retries", type=int, default=0, metavar="N", help="run what failed again, up to N times; "
                         "what passes then is reported as flaky")  # fmt: skip
     parser.add_argument("-x", "--exitfirst", action="store_true", help="begin no run after one that failed")
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own")
+    add_config_dir(parser)
     parser.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
