@@ -12,13 +12,13 @@ from typing import Any
 
 from mpt_cli.errors import DataError, Problem, did_you_mean
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.settings.checks import EXPECT_PARTS
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.references import is_object
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import GradientSample, Summary
 from mpt_cli.training.progress import falls
 
-RANGE_FIELDS = {"min", "max", "value", "tolerance", "rtol", "atol"}
 NEUTRAL_KEYS = (
     "conf",
     "run_dir",
@@ -106,7 +106,7 @@ def _format_wanted(wanted: Any) -> str:
 
 
 def _check_range(name: str, wanted: Mapping[str, Any], got: Any) -> ExpectationCheck:
-    unknown = sorted(str(word) for word in set(wanted) - RANGE_FIELDS)
+    unknown = sorted(str(word) for word in set(wanted) - set(EXPECT_PARTS))
     if unknown or not (set(wanted) & {"min", "max", "value"}):
         what = f"unknown {', '.join(unknown)}" if unknown else "nothing to hold it against"
         return ExpectationCheck(name, f"min, max or value with tolerance; {what}", got, False)
@@ -162,7 +162,7 @@ def format_expected_value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else "nothing" if value is None else str(value)
 
 
-_NUMBERS = ("int", "float", int, float, int | None, float | None)
+_NUMBERS = (int, float, int | None, float | None)
 _AUTOMATIC = ("accuracy", "mean_absolute_error")  # what trainer.metrics=auto can stand for
 _OF_THE_USER = ("builder", "saved")  # models that may have metrics of their own
 

@@ -48,7 +48,7 @@ def check_keras_dataset(settings: Settings) -> Iterator[Problem]:
             yield Problem(f"data.{name}", rule, getattr(data, name))
 
 
-_EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
+EXPECT_PARTS = ("min", "max", "value", "tolerance", "rtol", "atol")
 
 
 def check_expect(settings: Settings) -> Iterator[Problem]:
@@ -58,17 +58,17 @@ def check_expect(settings: Settings) -> Iterator[Problem]:
         if isinstance(entry, dict):
             yield from _check_expect_entry(path, entry)
         elif expected_number(entry) is None:
-            rule = f"must be a number (exact), or a mapping with {', '.join(_EXPECT_PARTS)}."
+            rule = f"must be a number (exact), or a mapping with {', '.join(EXPECT_PARTS)}."
             yield Problem(path, rule, "null" if entry is None else entry)
 
 
 def _check_expect_entry(path: str, entry: dict[str, Any]) -> Iterator[Problem]:
     if not entry:
-        yield Problem(path, f"must have at least one of {', '.join(_EXPECT_PARTS)}.", entry)
+        yield Problem(path, f"must have at least one of {', '.join(EXPECT_PARTS)}.", entry)
     for name, number in entry.items():
-        if name not in _EXPECT_PARTS:
+        if name not in EXPECT_PARTS:
             yield Problem(
-                f"{path}.{name}", f"must be one of {', '.join(_EXPECT_PARTS)}.", name, did_you_mean(name, _EXPECT_PARTS)
+                f"{path}.{name}", f"must be one of {', '.join(EXPECT_PARTS)}.", name, did_you_mean(name, EXPECT_PARTS)
             )
         elif expected_number(number) is None:
             yield Problem(f"{path}.{name}", "must be a finite number.", "null" if number is None else number)

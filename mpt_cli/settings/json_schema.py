@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 from mpt_cli import plugins
-from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, default_of, section_of_list
+from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section_of_list
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
@@ -36,7 +36,7 @@ def json_schema() -> Schema:
         elif is_dataclass(hint):
             properties[name] = _section(_class_of(hint), name)
         else:
-            properties[name] = _key_schema(_read_key(declared, hint, name))
+            properties[name] = _key_schema(read_key(declared, hint, name))
     properties["expect"] = {**properties["expect"], "additionalProperties": _expectation()}
     properties["defaults"] = _defaults()
     searchpath = {"type": "array", "items": {"type": "string"}, "description": "folders with groups and recipes"}
@@ -52,10 +52,6 @@ def json_schema() -> Schema:
 def _class_of(hint: Any) -> type:
     assert isinstance(hint, type)
     return hint
-
-
-def _read_key(declared: Any, hint: Any, path: str) -> Key:
-    return Key(path, hint, default_of(declared), **declared.metadata)
 
 
 def _section(cls: type, path: str) -> Schema:
@@ -78,7 +74,7 @@ def _properties(cls: type, path: str) -> Schema:
         name, hint = declared.name, hints[declared.name]
         inner = f"{path}.{name}"
         is_section = isinstance(hint, type) and is_dataclass(hint)
-        found[name] = _section(hint, inner) if is_section else _key_schema(_read_key(declared, hint, inner))
+        found[name] = _section(hint, inner) if is_section else _key_schema(read_key(declared, hint, inner))
     return found
 
 

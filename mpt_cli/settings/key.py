@@ -139,6 +139,11 @@ def default_of(declared: "Field[Any]") -> Any:
     return declared.default
 
 
+def read_key(declared: "Field[Any]", hint: Any, path: str) -> Key:
+    """The key that a field of a section declares."""
+    return Key(path, hint, default_of(declared), **declared.metadata)
+
+
 def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
     """The keys of one dataclass, those of nested sections after their own prefix, of lists of sections too."""
     hints = get_type_hints(cls)
@@ -147,7 +152,7 @@ def class_keys(cls: type, prefix: str = "") -> Iterator[Key]:
         if is_dataclass(hints[declared.name]):
             yield from class_keys(hints[declared.name], path)
             continue
-        yield Key(path, hints[declared.name], default_of(declared), **declared.metadata)
+        yield read_key(declared, hints[declared.name], path)
         if (section := section_of_list(hints[declared.name])) is not None:
             yield from class_keys(section, f"{path}.{INDEX}")
 

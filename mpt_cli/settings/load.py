@@ -22,7 +22,7 @@ from omegaconf.resolvers.oc import env as environment_resolver
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.checks import check_combinations, read_expect
-from mpt_cli.settings.key import BadValue, Key, default_of, format_type, read_value
+from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
 from mpt_cli.settings.recipes import (
@@ -217,8 +217,8 @@ def _build_section(
             inner = given.get(declared.name, {})
             values[declared.name] = _build_section(hint, get_type_hints(hint), f"{path}.", inner, problems, known)
             continue
-        key = Key(path, hint, default_of(declared), **declared.metadata)
-        read = _read_key if key.section is None else _read_sections
+        key = read_key(declared, hint, path)
+        read = _value_of if key.section is None else _read_sections
         values[declared.name] = read(key, given.get(declared.name, key.default), problems, known)
     unknown = [name for name in given if name not in values and f"{prefix}{name}" not in known]
     found = (_unknown_problem(cls, f"{prefix}{name}", given, given[name]) for name in unknown)
@@ -226,7 +226,7 @@ def _build_section(
     return cls(**values)
 
 
-def _read_key(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
+def _value_of(key: Key, value: Any, problems: list[Problem], known: set[str]) -> Any:
     if key.path in known:
         return key.default
     try:

@@ -129,13 +129,13 @@ def _paths_from(start: str) -> list[str]:
     return [f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}" for entry in entries]
 
 
-# By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 def _gpus(word: Word) -> list[str]:
     from mpt_cli.plan.device import device_names
 
     return [*(name for name in device_names() if name.startswith(word.written)), *_paths(word)]
 
 
+# By the metavar of an argument, which says what it takes. Of arguments with choices argcomplete offers those itself.
 OFFERS: dict[str, Callable[[Word], list[str]]] = {
     OVERRIDES: _overrides,
     TARGETS: _targets,
