@@ -28,6 +28,7 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_subnormal,
 )
+from mpt_cli.report.tables import plain_lines, text_columns
 from mpt_cli.telemetry.format import format_scale
 
 if TYPE_CHECKING:
@@ -78,10 +79,7 @@ def _print_point(found: Diagnosis, point: Point, console: Console) -> None:
     if console.is_terminal:
         console.print(_rich_table(title, titles, rows))
     else:
-        widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
-        for row in ([title], titles, *rows):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=False))
-            console.out(line.rstrip(), highlight=False)
+        console.out("\n".join([title, *plain_lines(text_columns(titles), rows)]), highlight=False)
     console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     if len(shown) < len(point.layers):
         console.print(f"and {len(point.layers) - len(shown)} more layers, which bind less, in diagnosis.json")

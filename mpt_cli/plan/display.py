@@ -11,6 +11,7 @@ from rich.text import Text
 from mpt_cli.diagnose.display import print_labelled
 from mpt_cli.plan.device import Device
 from mpt_cli.plan.plan import LAUNCH_SECONDS, Plan
+from mpt_cli.report.tables import plain_lines, text_columns
 from mpt_cli.telemetry.format import format_bytes, format_fraction, format_seconds
 
 MOST_LINES = 6  # of each kind of detail; `--json` has all
@@ -24,10 +25,7 @@ def print_plans(device: Device, plans: Sequence[Plan], console: Console) -> None
     if console.is_terminal:
         console.print(_rich_table(titles, rows))
     else:
-        widths = [max(map(len, cells)) for cells in zip(titles, *rows, strict=True)]
-        for row in (titles, *rows):
-            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-            console.out("  ".join(cells).rstrip(), highlight=False)
+        console.out("\n".join(plain_lines(text_columns(titles), rows)), highlight=False)
     for plan in plans:
         console.print(f"\n{_title(plan)}", highlight=False, soft_wrap=True)
         print_labelled(details(plan), console)

@@ -5,7 +5,6 @@ faster than its operations at the peak of their dtype, nor than its bytes at the
 "Roofline"); kernels follow each other, so that their bounds add up; and the host starts them one by one.
 """
 
-import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -17,6 +16,7 @@ from mpt_cli.plan.program import Compiled, Memory, Planned, Target, assemble_for
 from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.search_space import read_grid
 
 TILE = 8  # elements: matrix units multiply float16 in tiles of that many or multiples
@@ -168,10 +168,8 @@ def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list
     grid = read_grid(words)
     if grid.problems:
         raise ConfigError(grid.problems)
-    varied = [each for each in grid.assignments if each.is_varied]
-    for chosen in itertools.product(*(each.words for each in grid.assignments)):
-        by_key = dict(zip((each.key for each in grid.assignments), chosen, strict=True))
-        yield {each.key: by_key[each.key].partition("=")[2] for each in varied}, list(chosen)
+    for point in Block().with_words(grid).points():
+        yield {key: point.values[key] for key in grid.varied}, list(point.words)
 
 
 def _plan_one(overrides: dict[str, str], settings: Settings, target: Target, request: Request, say: Say) -> Plan:
@@ -217,21 +215,23 @@ def read_plan(planned: Planned, compiled: Compiled, plain: Compiled | None) -> P
     from mpt_cli.training.assembly import count_parameters
 
     parts, device = planned.parts, planned.target.device
+    has_tf32 = device is not None and device.has_tf32
     module = parse_module(compiled.text)
-    step = read_step(module, device is not None and device.has_tf32)
+    step = read_step(module, has_tf32)
     units = () if device is None else device.matrix_units
-    products = step.product_flops()
+    flops, products = step.flops(), step.product_flops()
+    on_units = sum(products.get(unit, 0.0) for unit in units)
     return Plan(
         overrides={}, policy=parts.settings.policy.name, batch_size=parts.settings.trainer.batch_size,
         devices=planned.target.count, parameters=count_parameters(parts.model), memory=compiled.memory,
         held_bytes=_held_bytes(planned), usable_bytes=0 if device is None else device.usable_bytes,
-        buffers=largest_buffers(_body(module), 8), kernels=len(step.kernels), flops=_flops_by_dtype(step),
-        product_flops=products, matrix_share=sum(products.get(unit, 0.0) for unit in units) / max(step.flops(), 1.0),
+        buffers=largest_buffers(_body(module), 8), kernels=len(step.kernels), flops=flops,
+        product_flops=products, matrix_share=on_units / max(sum(flops.values()), 1.0),
         bytes=step.bytes, moves=_moves(step), islands=_islands(step.products, parts.settings.policy.name),
         uneven=_uneven(step.products, units), traffic=_traffic(step), host_transfers=step.host_transfers,
         host_reads=step.host_reads, unknown_loops=step.unknown_loops,
         bound=None if device is None else bound_of(step, device, planned.target.count),
-        extra=None if plain is None else _extra(step, compiled, plain),
+        extra=None if plain is None else _extra(step, compiled, plain, has_tf32),
         compile_seconds=compiled.seconds, warnings=list(parts.warnings),
     )  # fmt: skip
 
@@ -273,14 +273,6 @@ def _sent(opcode: str, count: int, devices: int) -> float:
     return (2 if opcode == "all-reduce" else 1) * count * (devices - 1) / devices
 
 
-def _flops_by_dtype(step: Step) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for kernel in step.kernels:
-        for dtype, count in kernel.flops().items():
-            found[dtype] = found.get(dtype, 0.0) + count
-    return found
-
-
 def _moves(step: Step) -> list[Share]:
     """Kernels that do nothing but cast, transpose or copy."""
     kinds = sorted({kernel.move for kernel in step.kernels} - {""})
@@ -312,7 +304,8 @@ def _traffic(step: Step) -> list[Traffic]:
             for kind, group in zip(kinds, groups, strict=True)]  # fmt: skip
 
 
-def _extra(step: Step, compiled: Compiled, plain: Compiled) -> Extra:
-    other = read_step(parse_module(plain.text), True)
-    return Extra(len(step.kernels) - len(other.kernels), step.bytes - other.bytes, step.flops() - other.flops(),
+def _extra(step: Step, compiled: Compiled, plain: Compiled, has_tf32: bool) -> Extra:
+    other = read_step(parse_module(plain.text), has_tf32)
+    flops = sum(step.flops().values()) - sum(other.flops().values())
+    return Extra(len(step.kernels) - len(other.kernels), step.bytes - other.bytes, flops,
                  compiled.memory.peak - plain.memory.peak, len(other.kernels), other.bytes)  # fmt: skip

@@ -7,7 +7,7 @@ ours, that the gradients are finite, the step is applied, and the log has a line
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from mpt_cli.plan.hlo import Computation, Instruction, Module, Shape
@@ -91,10 +91,7 @@ class Kernel:
 
     def flops(self) -> dict[str, float]:
         """Floating-point operations by dtype; element-wise ones count one each."""
-        found = dict(self.arithmetic)
-        for product in self.products:
-            found[product.dtype] = found.get(product.dtype, 0.0) + product.flops
-        return found
+        return _by_dtype([self.arithmetic, *({product.dtype: product.flops} for product in self.products)])
 
 
 @dataclass
@@ -119,14 +116,20 @@ class Step:
 
     def product_flops(self) -> dict[str, float]:
         """Of matrix products and convolutions, by dtype."""
-        found: dict[str, float] = {}
-        for product in self.products:
-            found[product.dtype] = found.get(product.dtype, 0.0) + product.flops
-        return found
+        return _by_dtype({product.dtype: product.flops} for product in self.products)
 
-    def flops(self) -> float:
-        """Of everything."""
-        return sum(sum(kernel.flops().values()) for kernel in self.kernels)
+    def flops(self) -> dict[str, float]:
+        """Of everything, by dtype."""
+        return _by_dtype(kernel.flops() for kernel in self.kernels)
+
+
+def _by_dtype(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Their sums."""
+    found: dict[str, float] = {}
+    for part in parts:
+        for dtype, count in part.items():
+            found[dtype] = found.get(dtype, 0.0) + count
+    return found
 
 
 def read_step(module: Module, has_tf32: bool) -> Step:
@@ -209,17 +212,14 @@ class _Reader:
         return "tf32" if name == "float32" and self.has_tf32 and not raised else name
 
     def _arithmetic(self, computation: Computation, each: Instruction) -> dict[str, float]:
-        found: dict[str, float] = {}
         if each.opcode == "fusion":
             inner = self.computations[each.called["calls"]]
-            for one in inner:
-                for dtype, count in self._arithmetic(inner, one).items():
-                    found[dtype] = found.get(dtype, 0.0) + count
-        elif each.opcode in ARITHMETIC and each.shape.dtype:
-            found[each.shape.dtype] = float(each.shape.elements)
-        elif each.opcode in REDUCTIONS and each.shape.dtype:
-            found[each.shape.dtype] = float(computation.operand(each, 0).shape.elements)
-        return found
+            return _by_dtype(self._arithmetic(inner, one) for one in inner)
+        if each.opcode in ARITHMETIC and each.shape.dtype:
+            return {each.shape.dtype: float(each.shape.elements)}
+        if each.opcode in REDUCTIONS and each.shape.dtype:
+            return {each.shape.dtype: float(computation.operand(each, 0).shape.elements)}
+        return {}
 
     def _move(self, each: Instruction) -> str:
         """casts, transposes or copies for a kernel that does nothing else, the first of them that it does."""

@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Generic, TypeVar
 
 from rich import box
@@ -20,6 +21,11 @@ class TableColumn(Generic[R]):
     title: str
     cell: Callable[[R], str]
     is_number: bool = True
+
+
+def text_columns(titles: Sequence[str]) -> list[TableColumn[Sequence[str]]]:
+    """Of rows whose cells are texts already; all stand to the left."""
+    return [TableColumn(title, itemgetter(at), is_number=False) for at, title in enumerate(titles)]
 
 
 def plain_lines(columns: Sequence[TableColumn[R]], rows: Iterable[R]) -> list[str]:
