@@ -20,8 +20,8 @@ from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, name_of, owne
 from mpt_cli.errors import DataError
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.runs.provenance import ENVIRONMENT
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import format_number, format_scale
@@ -93,17 +93,10 @@ def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:
 
 
 def _check_data(run: RunDirectory, checkpoint: Checkpoint | None, now: str) -> None:
-    before = checkpoint.position["dataset"] if checkpoint else _environment(run).get("dataset_fingerprint", now)
+    before = checkpoint.position["dataset"] if checkpoint else known_environment(run).get("dataset_fingerprint", now)
     if before != now:
         raise DataError(f"{run.path} was trained on other data (fingerprint {str(before)[:12]}…, now {now[:12]}…). "
                         "Bring back the data of then.")  # fmt: skip
-
-
-def _environment(run: RunDirectory) -> dict[str, Any]:
-    try:
-        return read_json(run.environment_json, ENVIRONMENT)
-    except DataError:
-        return {}
 
 
 INPUT, OUTPUT, WEIGHTS = "input", "output", "weights"

@@ -4,7 +4,7 @@ import json
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,8 @@ import yaml
 from mpt_cli.errors import DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Event, Snapshot, Summary
-from mpt_cli.telemetry.validation import misfit
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, record_of
+from mpt_cli.telemetry.validation import misfit, required_fields
 
 _TAIL_BYTES = 8192
 
@@ -83,14 +83,8 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
         return None
     if not isinstance(found, dict):
         return None
-    record, required = (Event, _OF_EVENTS) if "kind" in found else (Snapshot, _OF_LINES)
-    return found if misfit(record, found, required if is_whole else ()) is None else None
-
-
-_OF_EVENTS, _OF_LINES = (
-    [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
-    for record in (Event, Snapshot)
-)
+    record = record_of(found)
+    return found if misfit(record, found, required_fields(record) if is_whole else ()) is None else None
 
 
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")

@@ -75,7 +75,8 @@ class Collection:
 
 @dataclass(frozen=True)
 class Request:
-    """The words of a command line. `keywords` is that of -k, `tags` those of --tag."""
+    """The words of a command line. `keywords` is that of -k, `tags` those of --tag; `rtol` is how far a metric may be
+    from that of an earlier run, relative to it."""
 
     names: Sequence[str] = ()
     changes: Sequence[str] = ()
@@ -150,17 +151,6 @@ def _read(name: str, request: Request) -> tuple[ReproduceTarget, str]:
         raise ConfigError(problems)
     reason = "" if settings.expect or request.is_update else NO_EXPECTATIONS
     return _of_recipe(name, words, settings), _left_out_reason(settings) or reason
-
-
-def find_target(word: str, overrides: list[str], rtol: float) -> ReproduceTarget:
-    """The target a word names; `rtol` is how far a metric may be from that of an earlier run, relative to it.
-
-    ConfigError where the word names nothing, its configuration is wrong or nothing is expected of it.
-    """
-    target, reason = _read(word, Request(changes=overrides, rtol=rtol))
-    if reason == NO_EXPECTATIONS:
-        raise ConfigError(_nothing_expected(word))
-    return target
 
 
 def _nothing_expected(name: str) -> Problem:

@@ -12,9 +12,9 @@ from mpt_cli.errors import BAD_DATA, DataError
 from mpt_cli.jobs.executor import Command, LocalExecutor, mpt_command
 from mpt_cli.jobs.queue import Ending, Limits, Queue
 from mpt_cli.reproduce.collection import ReproduceTarget
-from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_json, read_summary
+from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
-from mpt_cli.runs.provenance import ENVIRONMENT, environment_differences, format_attempts, thread_variables
+from mpt_cli.runs.provenance import environment_differences, format_attempts, known_environment, thread_variables
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.signals import raise_for
@@ -42,11 +42,7 @@ class FinishedProcess:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of its environment.json, empty where there is none."""
-        try:
-            return read_json(self.run.environment_json, ENVIRONMENT)
-        except DataError:
-            return {}
+        return known_environment(self.run)
 
 
 def run_command(

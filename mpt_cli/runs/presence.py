@@ -4,7 +4,7 @@ import json
 import os
 import platform
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar, Self, TextIO, get_type_hints
 
@@ -13,6 +13,7 @@ from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
 from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.telemetry.records import RunHeader, Scaling
+from mpt_cli.telemetry.validation import required_fields
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,9 @@ HEADER = {  # the types of what stands in header.json
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
     known = {declared.name for declared in fields(RunHeader)}
-    lacking = [each.name for each in fields(RunHeader) if each.default is MISSING and each.name not in tree]
-    if lacking:
-        raise DataError(f"header.json is damaged: {lacking[0]} is missing.")
+    lacking = next((name for name in required_fields(RunHeader) if name not in tree), None)
+    if lacking is not None:
+        raise DataError(f"header.json is damaged: {lacking} is missing.")
     found: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in tree.items() if name in known
     }

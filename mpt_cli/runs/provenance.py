@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import mpt_cli
+from mpt_cli.errors import DataError
+from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.machine import machine_facts
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
@@ -155,6 +157,14 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
     "command_line": list[str] | None, "started_at": str,
 }  # fmt: skip
+
+
+def known_environment(run: RunDirectory) -> dict[str, Any]:
+    """The content of environment.json; empty where it is missing or damaged."""
+    try:
+        return read_json(run.environment_json, ENVIRONMENT)
+    except DataError:
+        return {}
 
 
 def format_environment(environment: Mapping[str, Any]) -> str:

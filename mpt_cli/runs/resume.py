@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.runs.directory import RunDirectory, default_parent, read_json, read_summary, write_atomic
-from mpt_cli.runs.provenance import ENVIRONMENT, flatten
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
+from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.records import Event, Snapshot, Summary
+from mpt_cli.telemetry.records import Event, Summary, record_of
 from mpt_cli.telemetry.validation import misfit
 from mpt_cli.training.checkpoint import Checkpoint
 
@@ -66,7 +66,7 @@ def stored_settings(run: RunDirectory) -> Settings:
     from mpt_cli.settings import load_settings
 
     settings = load_settings([f"conf={run.config_yaml}"])
-    resolved = _environment(run).get("jit_compile")
+    resolved = known_environment(run).get("jit_compile")
     if settings.trainer.jit_compile == "auto" and isinstance(resolved, bool):
         return replace(settings, trainer=replace(settings.trainer, jit_compile=resolved))
     return settings
@@ -161,15 +161,7 @@ def format_changes(changed: dict[str, tuple[Any, Any]], idle: Iterable[str], mod
 
 def past_attempts(run: RunDirectory) -> list[dict[str, Any]]:
     """What environment.json tells of the attempts so far, oldest first."""
-    return list(_environment(run).get("attempts", []))
-
-
-def _environment(run: RunDirectory) -> dict[str, Any]:
-    """The content of environment.json; empty where it is missing or damaged."""
-    try:
-        return read_json(run.environment_json, ENVIRONMENT)
-    except DataError:
-        return {}
+    return list(known_environment(run).get("attempts", []))
 
 
 def finished_summary(run: RunDirectory, settings: Settings) -> Summary | None:
@@ -232,7 +224,7 @@ def truncate_telemetry(run: RunDirectory, step: int, epochs_completed: int) -> l
 
 
 def events_before(run: RunDirectory, step: int, epochs_completed: int) -> list[Event]:
-    """The events that `cut_back` would leave; nothing is changed. DataError for a damaged file."""
+    """The events that `truncate_telemetry` would leave; nothing is changed. DataError for a damaged file."""
     names = Event.__dataclass_fields__
     _, kept = _kept_lines(run.events_jsonl, _before(step, epochs_completed))
     return [Event(**{name: value for name, value in event.items() if name in names}) for _, event in kept]
@@ -255,7 +247,7 @@ def _kept_lines(path: Path, keep: Callable[[dict[str, Any]], bool]) -> tuple[int
         kept = [(line, content) for line, content in zip(whole, contents, strict=True) if keep(content)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}. Take out the damaged line, or start a new run.") from error
-    if wrong := next(filter(None, (misfit(Event if "kind" in line else Snapshot, line) for _, line in kept)), None):
+    if wrong := next(filter(None, (misfit(record_of(line), line) for _, line in kept)), None):
         raise DataError(f"{path} is damaged: {wrong}. Take out the damaged line, or start a new run.")
     return len(whole), kept
 

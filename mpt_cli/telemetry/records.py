@@ -3,6 +3,7 @@
 The trainer makes records and events, console and files show them; limits and logged steps tell a call where to end.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -216,6 +217,11 @@ class Snapshot:
     memory_bytes: int | None = None  # device memory in use (GPU) or resident memory of the process (CPU)
     gradients: GradientSample | None = None  # on the lines at which they were sampled
     phase: int | None = None  # its number, from 1, in a run of several
+
+
+def record_of(line: Mapping[str, Any]) -> type:
+    """Of a line of events.jsonl or metrics.jsonl: only an event has a kind."""
+    return Event if "kind" in line else Snapshot
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Whether what stands in a file of a run has the types that its record says: such a file may be damaged, or hostile."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -12,6 +12,12 @@ NUMBERS_AS_TEXT = ("NaN", "Infinity", "-Infinity")  # of strict JSON
 @cache
 def _hints_of(record: type) -> Mapping[str, Any]:
     return get_type_hints(record)
+
+
+@cache
+def required_fields(record: type) -> tuple[str, ...]:
+    """Those of a dataclass that have no default."""
+    return tuple(each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING)
 
 
 def misfit(record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()) -> str | None:

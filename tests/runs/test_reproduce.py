@@ -15,11 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.errors import ConfigError
 from mpt_cli.jobs.executor import Command, Share
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import collection, reproduction
-from mpt_cli.reproduce.collection import Request, collect, expected_of, find_target
+from mpt_cli.reproduce.collection import Request, collect, expected_of
 from mpt_cli.reproduce.reproduction import read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
@@ -255,8 +254,8 @@ def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier
 
 def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
     earlier.rename("digits_mlp")
-    assert find_target("digits_mlp", [], 0.0).recipe == recipe_paths()["digits_mlp"]
-    assert find_target("./digits_mlp", [], 0.0).expect["steps_seen"] == 345
+    assert [target.recipe for target in collect(Request(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
+    assert [target.expect["steps_seen"] for target in collect(Request(["./digits_mlp"])).targets] == [345]
     assert main(["reproduce", "./digits_mlp", "--update"]) == 2
     assert main(["reproduce", "./digits_mlp"]) == 0
     assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
@@ -321,8 +320,9 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.Mo
 
 def test_what_says_nothing_to_hold_it_against_is_refused(recipe: Path) -> None:
     recipe.write_text(RECIPE.partition("expect:")[0])
-    with pytest.raises(ConfigError, match=r"expect: \./mine.yaml has no expect: block"):
-        find_target("./mine.yaml", [], 0.0)
+    found = collect(Request(["./mine.yaml"]))
+    assert not found.targets
+    assert "expect: ./mine.yaml has no expect: block" in str(*found.errors)
 
 
 def test_wrong_usage_is_two(capsys, earlier: Path) -> None:
