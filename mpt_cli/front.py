@@ -1,9 +1,10 @@
 """Runs from Python: a compiled model trained in mpt's own loop, and sweeps, comparisons and diagnoses as values."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from os import devnull
 from pathlib import Path
 from signal import SIGINT, SIGTERM
@@ -245,6 +246,11 @@ def compare(
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
 
+def _teller(quiet: bool) -> Callable[[str], None]:
+    """What is done with a sentence on how far it has come."""
+    return (lambda text: None) if quiet else partial(print, flush=True)
+
+
 def diagnose(
     *what: Any, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1, quiet: bool = False,
     epochs: int = 1, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
@@ -258,10 +264,7 @@ def diagnose(
 
     With overrides it prepares the backend as a run does, so Keras must not be loaded on another one.
     """
-    def say(text: str) -> None:
-        if not quiet:
-            print(text, flush=True)
-
+    say = _teller(quiet)
     if what and not isinstance(what[0], (str, Mapping)):
         program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
     elif (epochs, batch_size, policy, loss_scale) != (1, None, None, None):
@@ -307,8 +310,4 @@ def plan(
     from mpt_cli.plan.plan import Request
     from mpt_cli.plan.plan import plan as make_plans
 
-    def say(text: str) -> None:
-        if not quiet:
-            print(text, flush=True)
-
-    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), say)[1]
+    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), _teller(quiet))[1]

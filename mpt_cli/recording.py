@@ -7,6 +7,7 @@ by: there they are taken beside the loop, which waits for nothing.
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class Subject:
     jit_compile: bool = False
 
 
-class Recording:
+class Recording(ABC):
     """One training on record. A subclass says what is trained (`variables`, `header`) and when records are taken."""
 
     def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory, missing: list[str]) -> None:
@@ -65,13 +66,13 @@ class Recording:
         self.stack = ExitStack()
 
     @property
+    @abstractmethod
     def variables(self) -> Sequence[Any]:
         """Those that the optimizer trains, in the order of its gradients."""
-        raise NotImplementedError
 
+    @abstractmethod
     def header(self) -> RunHeader:
         """What is known before the first step."""
-        raise NotImplementedError
 
     def ring(self) -> tuple[list[Any], Any]:
         """The values of the step log and the optimizer's tally."""

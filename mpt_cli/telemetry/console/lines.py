@@ -1,6 +1,7 @@
 """What is said, the same on screen and in console.log: header, skipped steps, the end of a run."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -335,7 +336,7 @@ def _format_bad_values(event: Event) -> str:
     return " and ".join(kinds) or "not finite"
 
 
-class EpochConsole(Sink):
+class EpochConsole(Sink, ABC):
     """What every console keeps, wherever it shows it: the table of epochs, the sentences beside it, and since when the
     epoch runs. A subclass says how lines are shown, and how wide they may be.
     """
@@ -350,8 +351,9 @@ class EpochConsole(Sink):
         """A file or a pipe has no width; the heading comes again for those who read it in pages."""
         return Extent()
 
+    @abstractmethod
     def _print(self, lines: Sequence[Line]) -> None:
-        raise NotImplementedError
+        """Shows them, below what was shown before."""
 
     def _begin(self, header: RunHeader, table: EpochTable) -> None:
         self._table = table
