@@ -13,7 +13,7 @@ from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.errors import BAD_DATA, OK, DataError
 from mpt_cli.runs.directory import RunDirectory, summary_dict, write_atomic, write_json, write_summary
-from mpt_cli.runs.expectations import expectation_lines, keeps_expectations
+from mpt_cli.runs.expectations import expectation_lines, with_own_expectations
 from mpt_cli.runs.kept_directory import KeptDirectory
 from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
@@ -80,8 +80,10 @@ class Reporters:
 
 
 def train(settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters()) -> Summary:
-    """The run that `settings` say in full, from start to end; `command_line` is for the record. See `train_program`."""
-    return train_program(SettingsProgram(settings), command_line, reporters)
+    """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
+    the recipe's expectations are about this run. See `train_program`."""
+    own = with_own_expectations(settings, command_line)
+    return train_program(SettingsProgram(own), command_line, reporters)
 
 
 def train_program(
@@ -151,7 +153,7 @@ def _train_from(start: Start, command_line: Sequence[str], reporters: Reporters)
             telemetry.start(header)
             kept = KeptDirectory(start.run, telemetry)
             telemetry.sinks = (kept, *telemetry.sinks)
-            return _run(session, kept, telemetry, command_line)
+            return _run(session, kept, telemetry)
 
 
 def _cut_short(session: "Session", run: RunDirectory, telemetry: Telemetry, end: ForcedEnd) -> None:
@@ -258,7 +260,7 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 
-def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry, command_line: Sequence[str]) -> Summary:
+def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry) -> Summary:
     run = kept.run
     try:
         outcome = session.fit()
@@ -276,7 +278,7 @@ def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry, command_
     summary = summarise(session, run.path, outcome)
     if kept.was_lost and summary.exit_code == OK:
         summary = replace(summary, exit_code=BAD_DATA, explanation=f"{summary.explanation} {LOST_DIRECTORY}".strip())
-    if summary.status == "finished" and keeps_expectations(command_line):
+    if summary.status == "finished":
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)

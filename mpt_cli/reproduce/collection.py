@@ -34,7 +34,8 @@ _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "a
           "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
 NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
-_NOT_RECIPES = ("conf", "runs")  # folders of a project, and what lies under a dot
+_NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
+NOT_ENDED = "has not ended, so that there is no summary to hold it against"
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def collect(request: Request) -> Collection:
     for word in request.names:
         files = list(_expand(word))
         for name in files:
-            _add(found, name, request, is_named=files == [word])
+            _add(found, name, request, is_named=files == [word] or names_run(word))
         if not files:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
     found.targets = [target for target in found.targets if _is_chosen(target, request)]
@@ -106,9 +107,11 @@ def collect(request: Request) -> Collection:
 
 
 def _expand(word: str) -> Iterator[str]:
-    """The recipes that a pattern or a folder stands for; any other word itself."""
+    """The recipes and runs that a pattern or a folder stands for; any other word itself."""
     path = expanded(word)
-    if word in recipe_paths() or names_run(word):
+    if names_run(word):
+        yield explicit_path(path.parent) if path.is_file() else word
+    elif word in recipe_paths():
         yield word
     elif any(sign in word for sign in "*?["):
         yield from fnmatch.filter(recipe_paths(), word)
@@ -118,7 +121,7 @@ def _expand(word: str) -> Iterator[str]:
         for file in sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]):
             inside = file.relative_to(path).parts[:-1]
             if not any(part in _NOT_RECIPES or part.startswith(".") for part in inside):
-                yield explicit_path(file)
+                yield explicit_path(file.parent if _is_of_run(file) else file)
     else:
         yield word
 
@@ -126,7 +129,7 @@ def _expand(word: str) -> Iterator[str]:
 def _add(found: Collection, name: str, request: Request, is_named: bool) -> None:
     """What the name means: something to run, to leave out, or an error."""
     try:
-        target, reason = _read(name, request)
+        target, reason = _read(name, request, is_named)
     except (ConfigError, DataError) as error:
         problems = error.problems if isinstance(error, ConfigError) else [Problem("run", str(error))]
         found.errors.append(Unreadable(name, problems))
@@ -139,9 +142,11 @@ def _add(found: Collection, name: str, request: Request, is_named: bool) -> None
         found.targets.append(target)
 
 
-def _read(name: str, request: Request) -> tuple[ReproduceTarget, str]:
+def _read(name: str, request: Request, is_named: bool) -> tuple[ReproduceTarget, str]:
     """The target, and why it would be left out where nobody named it."""
     if names_run(name):
+        if not is_named and not RunDirectory(expanded(name)).summary_json.is_file():
+            return ReproduceTarget(name, [], {}), NOT_ENDED
         return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     check_no_pipe(words)
@@ -159,13 +164,22 @@ def _nothing_expected(name: str) -> Problem:
 
 
 def names_run(word: str) -> bool:
-    """Whether the word means a run directory; the name of a recipe never does, whatever folder lies about. A folder
-    without a run and without any YAML is asked for as one all the same, to be told what it lacks.
+    """Whether the word means a run directory, or the configuration in one; the name of a recipe never does, whatever
+    folder lies about. A folder without a run and without any YAML is asked for as one all the same, to be told what it
+    lacks.
     """
     path = expanded(word)
     if word in recipe_paths() or not path.is_dir():
-        return False
-    return RunDirectory(path).summary_json.is_file() or next(path.rglob("*.y*ml"), None) is None
+        return word not in recipe_paths() and _is_of_run(path)
+    return _is_of_run(RunDirectory(path).config_yaml) or next(path.rglob("*.y*ml"), None) is None
+
+
+def _is_of_run(file: Path) -> bool:
+    """Whether it is what a run was made with: that is held against what the run came to, not against its recipe's
+    expect: block.
+    """
+    run = RunDirectory(file.parent)
+    return file == run.config_yaml and (run.summary_json.is_file() or run.environment_json.is_file())
 
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:

@@ -6,7 +6,7 @@ import difflib
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +19,8 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import GradientSample, Summary
 from mpt_cli.training.progress import falls
 
-NEUTRAL_KEYS = (
-    "conf",
-    "run_dir",
-    "resume",
-    "seed",
-    "logger",
-    "backend",
-    "distribute",
-)  # keys that leave a recipe as it is
+# keys that leave a recipe as it is, or that say anew what is expected of it
+NEUTRAL_KEYS = ("conf", "run_dir", "resume", "seed", "logger", "backend", "distribute", "expect", "description", "tags")
 
 
 @dataclass(frozen=True)
@@ -52,9 +45,16 @@ class ExpectationCheck:
         return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
 
 
-def keeps_expectations(command_line: Sequence[str]) -> bool:
-    """Whether no key on the command line changes what the recipe was expected to reach."""
-    return all(text.partition("=")[0].split(".")[0] in NEUTRAL_KEYS for text in command_line if "=" in text)
+def with_own_expectations(settings: Settings, command_line: Sequence[str]) -> Settings:
+    """`settings` as they are run, shown and kept in the record: an expect: block is about the recipe's own settings,
+    and goes where the command line changes one. So a run, its repetition and `mpt reproduce` say the same of it.
+
+    >>> with_own_expectations(Settings(expect={"steps_seen": 3}), ["conf=digits_mlp", "trainer.epochs=3"]).expect
+    {}
+    """
+    given = [text.lstrip("+~") for text in command_line if "=" in text or text.startswith("~")]
+    is_changed = any(text.partition("=")[0].split(".")[0] not in NEUTRAL_KEYS for text in given)
+    return replace(settings, expect={}) if is_changed else settings
 
 
 def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:

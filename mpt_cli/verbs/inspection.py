@@ -266,9 +266,11 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have, but for secrets, of which the record
     of a run holds where they come from. Nothing is imported or run."""
+    from mpt_cli.runs.expectations import with_own_expectations
     from mpt_cli.settings import resolved_yaml
 
     settings, variables = _settings_of(arguments)
+    settings = with_own_expectations(settings, arguments.overrides)
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})

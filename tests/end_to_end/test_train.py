@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from preloaded import mpt, start_mpt
 
+from mpt_cli.settings import load_settings
+
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow
 RUN_FILES = {"config.yaml", "environment.json", "metrics.jsonl", "metrics.csv", "events.jsonl", "summary.json",
@@ -73,8 +75,11 @@ def test_the_opening_lines_say_which_loss_float_labels_got(words, loss, tmp_path
 
 def test_the_written_configuration_repeats_the_run_bit_for_bit(tmp_path):
     words = ["trainer.max_steps=30", "policy=mixed_bfloat16", "seed=null", "--json"]
-    first = json.loads(mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path).stdout)
-    again = json.loads(mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path, fresh=True).stdout)
+    done = mpt("train", "conf=digits_mlp", "run_dir=a", *words, cwd=tmp_path)
+    repeated = mpt("train", "conf=a/config.yaml", "run_dir=b", "--json", cwd=tmp_path, fresh=True)
+    first, again = json.loads(done.stdout), json.loads(repeated.stdout)
+    assert "expect" not in done.stderr + repeated.stderr  # 30 steps are not what the recipe's block is about
+    assert load_settings([f"conf={tmp_path}/a/config.yaml"]).expect == {}
     assert first["applied_steps"] == again["applied_steps"] == 30
     assert first["metrics"] == again["metrics"]
 

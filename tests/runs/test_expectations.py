@@ -2,7 +2,9 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.runs.expectations import check_expectations, expectation_lines
+from mpt_cli.cli import main
+from mpt_cli.runs.expectations import check_expectations, expectation_lines, with_own_expectations
+from mpt_cli.settings.schema import Settings
 
 SUMMARY = {
     "status": "finished",
@@ -73,6 +75,24 @@ def test_checks_come_in_the_order_of_the_recipe_and_read_as_lines() -> None:
 
 def test_no_expectation_is_no_check() -> None:
     assert check_expectations(SUMMARY, {}) == []
+
+
+@pytest.mark.parametrize(("words", "is_kept"), [
+    (["run_dir=a", "seed=3", "backend=jax", "logger.console=quiet"], True), (["expect.val_loss.max=0.5"], True),
+    (["trainer.epochs=3"], False), (["+trainer.max_steps=3"], False), (["~trainer.epochs"], False),
+    (["optimizer=sgd", "seed=3"], False),
+])  # fmt: skip
+def test_expectations_are_about_the_recipes_own_settings(words: list[str], is_kept: bool) -> None:
+    settings = Settings(expect={"steps_seen": 345})
+    kept = with_own_expectations(settings, ["mpt", "train", "conf=digits_mlp", *words]).expect
+    assert kept == ({"steps_seen": 345} if is_kept else {})
+
+
+def test_what_is_shown_of_a_changed_recipe_has_no_expectations_of_another(capsys) -> None:
+    assert main(["show", "conf=digits_mlp", "trainer.epochs=3"]) == 0
+    assert "\nexpect: {}\n" in capsys.readouterr().out
+    assert main(["show", "conf=digits_mlp", "seed=3"]) == 0
+    assert "\nexpect:\n  val_accuracy:" in capsys.readouterr().out
 
 
 def test_the_end_of_a_run_says_in_one_line_that_all_is_met():

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import signal
 import sys
 import time
@@ -250,6 +251,23 @@ def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier
     assert "what is different from the first run:" in shown
     assert "versions.keras: 3.12 -> 3.15" in shown
     assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "3"]) == 0
+
+
+def test_runs_in_a_folder_and_their_configuration_are_held_against_their_own_summaries(outcome, earlier: Path) -> None:
+    named("all/mine.yaml")
+    for name in ("first", "second"):
+        shutil.copytree(earlier, Path("all") / name)
+    Path("all/second/summary.json").unlink()
+    found = collect(Request(["all"]))
+    assert [(target.name, target.recipe is None) for target in found.targets] == [("first", True),
+                                                                                  ("all/mine.yaml", False)]  # fmt: skip
+    assert found.left_out == {"all/second": collection.NOT_ENDED}
+    for word in ("all/first", "all/first/config.yaml", "all/*/config.yaml"):
+        (target,) = collect(Request([word])).targets
+        assert (target.recipe, target.expect["val_loss"], target.words[0]) == (None, 0.1, "conf=all/first/config.yaml")
+    assert main(["reproduce", "all/first/config.yaml", "--update"]) == 2
+    assert main(["reproduce", "all", "--output", "out"]) == 0 and len(outcome["words"]) == 2
+    assert main(["reproduce", "all/second"]) == 2
 
 
 def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
