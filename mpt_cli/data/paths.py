@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
+from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.references import missing_problem
-from mpt_cli.settings.variants import Csv, DataSettings, Images, Loader, Npz, Text, TFRecord
+from mpt_cli.settings.references import imported_names, missing_problem
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.variants import Builder, Csv, DataSettings, Images, Loader, Npz, Saved, Text, TFRecord
 
 
 def readable_file(path: str, key: str = "data.path") -> Path:
@@ -68,6 +70,19 @@ def _nearest_name(path: Path) -> str:
     folder = path.parent
     listable = folder.is_dir() and os.access(folder, os.R_OK | os.X_OK)
     return did_you_mean(path.name, sorted(os.listdir(folder)) if listable else [])
+
+
+def check_run_present(settings: Settings) -> None:
+    """ConfigError for all functions of the user's that a run names and that are nowhere, DataError for a file of its
+    data or its model that can't be read. None of them is loaded.
+    """
+    named = [] if not isinstance(settings.model, Builder) else [("model.builder", settings.model.builder)]
+    named += [found for key, value in object_keys(settings) for found in imported_names(key, value)]
+    if problems := [problem for key, name in named if (problem := missing_problem(name, key))]:
+        raise ConfigError(problems)
+    check_present(settings.data)
+    if isinstance(settings.model, Saved):
+        readable_file(settings.model.path, "model.path")
 
 
 def check_present(settings: DataSettings) -> None:

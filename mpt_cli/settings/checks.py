@@ -538,3 +538,14 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_expect, ("expect",)),
     (check_phases, ("phases", "trainer.epochs", "optimizer.learning_rate", "optimizer.schedule")),
 )
+
+
+def object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
+    """The keys that name Python objects, and what they name."""
+    for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
+        yield f"trainer.{name}", getattr(settings.trainer, name)
+    named: list[tuple[Any, str]] = [(settings.optimizer, "optimizer"), (settings.optimizer.schedule,
+                                                                        "optimizer.schedule")]  # fmt: skip
+    for section, key in named:
+        if getattr(section, "object", None) is not None:
+            yield key, {"object": section.object, "kwargs": section.kwargs}

@@ -9,14 +9,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.data.paths import check_present
+from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
-from mpt_cli.settings.variants import DataSettings
 from mpt_cli.sweep.block import Block, Point, check_known, first_seed
 from mpt_cli.sweep.search_space import Grid, Words, read_grid
 from mpt_cli.training.progress import MONITORED, falls
@@ -151,7 +151,7 @@ def make_plan(
 ) -> SweepPlan:  # fmt: skip
     """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
 
-    Where the jobs run on this machine (`is_here`) their data must be on it; `objective` must be one they can report.
+    Where the jobs run on this machine (`is_here`) their files must be on it, else DataError; `objective` must be one they can report.
     `block` is what the recipe varies beside the words.
     """
     grid = read_grid(words)
@@ -170,7 +170,7 @@ def make_plan(
     loaded = _load_all([list(point.words) for point in points])
     check_objective(objective, [settings for _, settings in loaded])
     if is_here:
-        check_sources([settings.data for _, settings in loaded])
+        check_files([settings for _, settings in loaded])
     return _distinct(spanned.varied, points, loaded)
 
 
@@ -208,22 +208,25 @@ def _configuration(settings: Settings) -> str:
     return repr(asdict(settings))
 
 
-def check_sources(sources: Sequence[DataSettings]) -> None:
-    """ConfigError with what is not there of the data of the jobs; each source is looked for once."""
+def check_files(settings: Sequence[Settings]) -> None:
+    """DataError with what is not there of the data and models of the jobs, ConfigError where a function is missing;
+    what several jobs name is looked for once.
+    """
     numbers: dict[str, list[int]] = {}
-    for number, source in enumerate(sources, 1):
-        numbers.setdefault(repr(source), []).append(number)
-    problems = []
+    for number, each in enumerate(settings, 1):
+        numbers.setdefault(repr((each.data, each.model, *object_keys(each))), []).append(number)
+    problems, is_of_data = list[Problem](), True
     for of_one in numbers.values():
         try:
-            check_present(sources[of_one[0] - 1])
+            check_run_present(settings[of_one[0] - 1])
         except ConfigError as error:
-            problems += [_with_jobs(problem, of_one, len(sources)) for problem in error.problems]
+            is_of_data = False
+            problems += [_with_jobs(problem, of_one, len(settings)) for problem in error.problems]
         except DataError as error:
-            problem = Problem("data.path", str(error).removeprefix("data.path: "))
-            problems.append(_with_jobs(problem, of_one, len(sources)))
+            key, _, rule = str(error).partition(": ")
+            problems.append(_with_jobs(Problem(key, rule), of_one, len(settings)))
     if problems:
-        raise ConfigError(problems)
+        raise DataError("\n  ".join(map(str, problems))) if is_of_data else ConfigError(problems)
 
 
 def _problems_of_the_rest(grid: Grid) -> list[Problem]:

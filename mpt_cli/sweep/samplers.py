@@ -16,8 +16,8 @@ from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import (
     Job,
     SweepPlan,
+    check_files,
     check_objective,
-    check_sources,
     duplicate_lines,
     job_count,
     make_plan,
@@ -155,7 +155,7 @@ class SearchSettings(SamplerSettings):
         settings, *others = check_space(space)
         check_objective(options.objective, [settings, *others])
         if options.launcher.is_here:
-            check_sources([settings.data])
+            check_files([settings])
         return SweepPlan(space.keys, [], settings.recipe)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:

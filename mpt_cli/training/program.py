@@ -40,7 +40,7 @@ class Program(ABC):
 
     @abstractmethod
     def check_present(self) -> None:
-        """DataError where the data can't be there; before seconds are spent on importing Keras."""
+        """MptError where data, model or functions can't be there; before seconds are spent on importing Keras."""
 
     @abstractmethod
     def prepare_backend(self) -> Platform:
@@ -89,9 +89,9 @@ class SettingsProgram(Program):
             ])  # fmt: skip
 
     def check_present(self) -> None:
-        from mpt_cli.data.paths import check_present
+        from mpt_cli.data.paths import check_run_present
 
-        check_present(self.settings.data)
+        check_run_present(self.settings)
 
     def prepare_backend(self) -> Platform:
         return prepare_backend(self.settings)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem, printable
 from mpt_cli.redaction import watched_environment
+from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import expanded
@@ -293,21 +294,10 @@ def imported_functions(settings: Settings) -> dict[str, str]:
         named[f"{section}.{choosing_key(section)}"] = chosen.reference if chosen else None
     sinks = plugins.installed(plugins.SINKS).values()
     named |= {f"logger.{sink.name}": sink.reference for sink in sinks if getattr(settings.logger, sink.name, False)}
-    for key, value in _object_keys(settings):
+    for key, value in object_keys(settings):
         for place, name in imported_names(key, value):
             named[place] = f"{named[place]}, {name}" if place in named else name
     return {key: reference for key, reference in named.items() if reference}
-
-
-def _object_keys(settings: Settings) -> Iterator[tuple[str, Any]]:
-    """The keys that name Python objects, and what they name."""
-    for name in ("loss", "metrics", "weighted_metrics", "callbacks"):
-        yield f"trainer.{name}", getattr(settings.trainer, name)
-    named: list[tuple[Any, str]] = [(settings.optimizer, "optimizer"), (settings.optimizer.schedule,
-                                                                        "optimizer.schedule")]  # fmt: skip
-    for section, key in named:
-        if getattr(section, "object", None) is not None:
-            yield key, {"object": section.object, "kwargs": section.kwargs}
 
 
 _CHECK_EXAMPLES = """examples:

@@ -6,7 +6,10 @@ import pytest
 
 from mpt_cli.data.paths import check_present
 from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.job import train
+from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import Csv, Digits, Images, Loader, Npz, Synthetic, Text, TFRecord
+from mpt_cli.training.program import SettingsProgram
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +59,15 @@ def test_a_loader_that_is_nowhere(loader, words) -> None:
     with pytest.raises(ConfigError) as caught:
         check_present(Loader(loader=loader))
     assert str(caught.value) == f"data.loader: {words}"
+
+
+def test_what_else_a_run_names_is_looked_for_before_keras_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All functions that are nowhere at once; then files."""
+    monkeypatch.setattr(SettingsProgram, "prepare_backend", lambda self: pytest.fail("Keras would be imported"))
+    own = ["model.builder=./nets.py:build", "trainer.loss=losses:mine", "optimizer.object=optims:Own"]
+    with pytest.raises(ConfigError) as caught:
+        train(load_settings(["conf=digits_mlp", *own]))
+    assert [problem.key for problem in caught.value.problems] == ["model.builder", "trainer.loss", "optimizer"]
+    with pytest.raises(DataError, match=r"model.path: there is no file net.keras"):
+        train(load_settings(["conf=digits_mlp", "model=saved", "model.path=net.keras"]))
+    assert not Path("runs").exists()
