@@ -49,6 +49,7 @@ from mpt_cli.settings.search_path import (
     conf_directory,
     find_recipe,
     group_files,
+    is_pipe,
     own_conf_directories,
     recipe_paths,
     searching,
@@ -307,12 +308,22 @@ def _redacted(tree: Any, path: str) -> Iterator[Problem]:
 
 def _read_recipe(given: ParsedOverrides) -> tuple[Recipe, list[Problem]]:
     """The recipe, or an empty one with the reason, so that the other overrides are checked all the same."""
+    path = None
     try:
         if given.conf is None:
             raise ConfigError(_no_recipe())
-        return _read_with_bases(find_recipe(given.conf), given.own_groups), []
+        path = find_recipe(given.conf)
+        return _read_with_bases(path, given.own_groups), []
     except ConfigError as error:
-        return Recipe(Path("custom"), unreadable=True), error.problems
+        is_kept = path is not None and given.conf is not None and is_pipe(given.conf)
+        problems = [_of_pipe(problem, str(path)) for problem in error.problems] if is_kept else error.problems
+        return Recipe(Path("custom"), unreadable=True), problems
+
+
+def _of_pipe(problem: Problem, path: str) -> Problem:
+    """Without the name of the file that keeps what the pipe held, which says nothing to the user."""
+    received = None if problem.received == path else problem.received
+    return replace(problem, rule=problem.rule.replace(path, "standard input or pipe"), received=received)
 
 
 def _no_recipe() -> Problem:

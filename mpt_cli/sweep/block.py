@@ -22,7 +22,8 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import read_recipe
-from mpt_cli.settings.search_path import find_recipe
+from mpt_cli.settings.schema import unknown_key_problem
+from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
 from mpt_cli.sweep.search_space import Assignment, Grid, Words, read_grid
 
 PARTS = ("grid", "zip", "exclude", "conditional", "seeds")
@@ -113,17 +114,44 @@ def _without(axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 def read_block(words: Sequence[str]) -> Block:
     """The block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
     confs = next((part.values or (part.value(0),) for part in read_grid(words).assignments if part.key == "conf"), ())
-    given = [(conf, read_recipe(find_recipe(conf)).sweep_block()) for conf in confs]
-    blocks = [(conf, content) for conf, content in given if content is not None]
+    given = [(conf, read_recipe(find_recipe(conf))) for conf in confs]
+    blocks = [(conf, recipe) for conf, recipe in given if recipe.sweep_block() is not None]
     if not blocks:
         return Block()
+    (conf, recipe), *_ = blocks
     if len(given) > 1:
         rule = "must be one recipe where it has a sweep: block."
-        raise ConfigError(Problem("conf", rule, blocks[0][0], "Name it alone, or take its block out."))
-    block = _read(blocks[0][1])
+        raise ConfigError(Problem("conf", rule, conf, "Name it alone, or take its block out."))
+    with searching(recipe.searchpath):
+        block = _read(recipe.sweep_block())
     if block.problems:
         raise ConfigError(block.problems)
     return block
+
+
+def with_more_values(words: Sequence[str], grown_by: Sequence[Sequence[str]]) -> list[str]:
+    """The words of a sweep with the values that it has grown by: each key with all it has had, those of the recipe's
+    block too.
+
+    >>> with_more_values(["conf=digits_mlp", "seed=0,1"], [["seed=2"], ["trainer.epochs=3", "seed='range(1,4)'"]])
+    ['conf=digits_mlp', 'seed=0,1,2,3', 'trainer.epochs=3']
+    """
+    added = [part for more in grown_by for part in read_grid(more).assignments]
+    if not added:
+        return [*words]
+    block, keys = read_block(words), {part.key for part in added}
+    of_block = [axis[0] for axis in block.axes if len(axis) == 1 and axis[0].key in keys]
+    if block.seeds and "seed" in keys:
+        first = first_seed(words)
+        of_block.append(_assignment("seed", list(range(first, first + block.seeds))))
+    found: dict[str, dict[str, None]] = {}
+    for part in [*read_grid(words).assignments, *of_block, *added]:
+        found.setdefault(part.key, {}).update(dict.fromkeys(part.words))
+    return [_joined([*each]) for each in found.values()]
+
+
+def _joined(words: Sequence[str]) -> str:
+    return ",".join([words[0], *(word.partition("=")[2] for word in words[1:])])
 
 
 def first_seed(words: Sequence[str]) -> int:
@@ -209,9 +237,17 @@ def _assignments(place: str, content: Any, problems: list[Problem]) -> list[Assi
         grid = read_grid([f"{key}={values}"]) if isinstance(values, str) else Grid([_assignment(str(key), values)])
         problems += [replace(problem, key=f"{place}.{problem.key}") for problem in grid.problems]
         found += [part for part in grid.assignments if part.words]
+        problems += [replace(problem, key=f"{place}.{key}", received=None) for problem in _unknown(str(key))]
         if values == []:
             problems.append(Problem(f"{place}.{key}", "must have at least one value."))
     return found
+
+
+def _unknown(key: str) -> list[Problem]:
+    """What is wrong with the name of a key: told also where nothing is swept, by `mpt check`."""
+    name = key.lstrip("+~")
+    problem = None if name == "conf" or "@" in name or is_own_group(name) else unknown_key_problem(name, {})
+    return [problem] if problem else []
 
 
 def _assignment(key: str, values: Any) -> Assignment:

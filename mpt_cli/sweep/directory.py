@@ -25,7 +25,7 @@ from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.paired import Lead, read_lead
-from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, plan_dict
 from mpt_cli.telemetry.format import format_seconds
 
 
@@ -112,9 +112,9 @@ class SweepDirectory:
 
     def write_plan(self, plan: SweepPlan, facts: dict[str, Any]) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
-        jobs = [{**asdict(job), "command": job.command} for job in plan.jobs]
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
-        content = {**facts, "recipe": plan.recipe, "varied": plan.varied, "jobs": jobs, "duplicates": duplicates}
+        content = {**facts, "recipe": plan.recipe, "varied": plan.varied, **plan_dict(plan),
+                   "duplicates": duplicates}  # fmt: skip
         write_json(self.plan_json, content)
 
     def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:

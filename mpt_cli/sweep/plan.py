@@ -149,10 +149,10 @@ def make_plan(
     words: Sequence[str], tell: Callable[[str], None] = lambda sentence: None, is_here: bool = True,
     objective: str | None = None, block: Block | None = None,
 ) -> SweepPlan:  # fmt: skip
-    """The jobs in Hydra's order, the last key varied fastest. ConfigError with the problems of all of them at once.
+    """The jobs in Hydra's order, the last key varied fastest; ConfigError with the problems of all at once.
 
-    Where the jobs run on this machine (`is_here`) their files must be on it, else DataError; `objective` must be one they can report.
-    `block` is what the recipe varies beside the words.
+    Where the jobs run on this machine (`is_here`) their files must be on it, else DataError; `objective` must be one
+    they can report. `block` is what the recipe varies beside the words.
     """
     grid = read_grid(words)
     spanned = (block or Block()).with_words(grid, first_seed(words) if block and block.seeds else 0)
@@ -174,8 +174,8 @@ def make_plan(
     return _distinct(spanned.varied, points, loaded)
 
 
-def grow_plan(plan: SweepPlan, more: SweepPlan) -> tuple[SweepPlan, int]:
-    """The plan with those jobs of `more` whose configuration none of its own has, and how many these are."""
+def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
+    """The plan with those jobs of `more` whose configuration none of its own has."""
     known = {_configuration(load_settings(job.words)) for job in plan.jobs}
     varied = list(dict.fromkeys([*plan.varied, *more.varied, *_differing([*plan.jobs, *more.jobs])]))
     old = [replace(job, overrides=_overrides_of(job, varied)) for job in plan.jobs]
@@ -184,7 +184,7 @@ def grow_plan(plan: SweepPlan, more: SweepPlan) -> tuple[SweepPlan, int]:
         if _configuration(load_settings(job.words)) not in known:
             number, overrides = len(old) + len(new) + 1, _overrides_of(job, varied)
             new.append(replace(job, number=number, name=job_name(number, overrides), overrides=overrides))
-    return replace(plan, varied=varied, jobs=[*old, *new]), len(new)
+    return replace(plan, varied=varied, jobs=[*old, *new])
 
 
 def _differing(jobs: Sequence[Job]) -> list[str]:
@@ -310,6 +310,11 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 
 
+def plan_dict(plan: SweepPlan) -> dict[str, Any]:
+    """The jobs for --json, each with its command."""
+    return {"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]}
+
+
 def plan_lines(plan: SweepPlan) -> list[str]:
     """The jobs with their overrides, as --dry-run lists them."""
     lines = [f"{job.name}  {' '.join(f'{key}={value}' for key, value in job.overrides.items())}".rstrip()
@@ -336,8 +341,18 @@ def wanted_gpus(settings: Settings) -> int:
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:
-    parts = [f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()]
-    return f"{number:03d}-{'_'.join(parts) or 'only'}"[:_NAME_LENGTH].rstrip("-_.")
+    """What it varies, cut to a length that is fit for a folder; a seed stays whole.
+
+    >>> job_name(7, {"description": "a" * 100, "seed": "12"})[-12:]
+    'aaaa_seed-12'
+    """
+    parts = {key: f"{key.rpartition('.')[2]}-{_plain(key, value)}" for key, value in overrides.items()}
+    name = f"{number:03d}-{'_'.join(parts.values()) or 'only'}"
+    if len(name) > _NAME_LENGTH and "seed" in parts:
+        seed = parts.pop("seed")
+        head = f"{number:03d}-{'_'.join(parts.values())}"[: _NAME_LENGTH - len(seed) - 1]
+        name = f"{head.rstrip('-_.')}_{seed}"
+    return name[:_NAME_LENGTH].rstrip("-_.")
 
 
 def _plain(key: str, value: str) -> str:

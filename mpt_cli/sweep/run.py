@@ -18,6 +18,7 @@ from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
+from mpt_cli.sweep.block import with_more_values
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
@@ -30,7 +31,7 @@ from mpt_cli.sweep.directory import (
     read_results,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective, grow_plan, job_count
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective, grow_plan, job_count, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
@@ -114,32 +115,63 @@ def resume_sweep(
         return _run(sweep, options, screen)
 
 
+def dry_run_of_resume(
+    path: str, options: Options, trials: int | None = None, words: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:  # fmt: skip
+    """What `resume_sweep` would run, for --json and as lines; nothing is written."""
+    sweep = SweepDirectory.open(path)
+    plan, facts = sweep.read_plan()
+    plan = _grown(plan, facts, words, options)[0] if words else plan
+    settings_from_facts(facts).check()
+    if trials is not None:
+        _check_search(facts, trials)
+        plan = replace(plan, trials=trials)
+    left = [job for job in plan.jobs if read_job(sweep, job).status not in GOOD]
+    shown = replace(plan, jobs=left, duplicates=[])
+    lines = [*plan_lines(shown), *([f"and {plan.missing} more trials"] if plan.missing else [])]
+    return {**plan_dict(shown), "trials": plan.missing}, lines
+
+
 def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
     """Adds the jobs that the words make of the sweep's own, where none with their configuration is there."""
     plan, facts = sweep.read_plan()
+    grown, asked = _grown(plan, facts, words, options, screen.say)
+    shared = options.environment_of_jobs(options.limits(grown.jobs).workers)
+    count = len(grown.jobs) - len(plan.jobs)
+    jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
+    sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
+    screen.say(f"{job_count(count)} more, {asked - count} there already")
+
+
+def _grown(
+    plan: SweepPlan, facts: dict[str, Any], words: Sequence[str], options: Options,
+    say: Callable[[str], None] = lambda line: None,
+) -> tuple[SweepPlan, int]:  # fmt: skip
+    """The plan with what the words add to it, and how many jobs they ask for."""
     if "search" in facts:
         rule = "must be given without other words where the sweep is a search."
         raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
     given = {word.partition("=")[0].lstrip("+~") for word in words}
-    own = split_overrides(facts["command_line"][2:])[0]
-    kept = [word for word in own if not word.startswith("-") and word.partition("=")[0].lstrip("+~") not in given]
-    more = GRID.make_plan([*kept, *words], options, screen.say)
-    grown, count = grow_plan(plan, more)
-    shared = options.environment_of_jobs(options.limits(grown.jobs).workers)
-    jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
-    sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
-    screen.say(f"{job_count(count)} more, {len(more.jobs) - count} there already")
+    own = [word for word in split_overrides(facts["command_line"][2:])[0] if not word.startswith("-")]
+    known = with_more_values(own, facts.get("grown_by", []))
+    kept = [word for word in known if word.partition("=")[0].lstrip("+~") not in given]
+    more = GRID.make_plan([*kept, *words], options, say)
+    return grow_plan(plan, more), len(more.jobs)
+
+
+def _check_search(facts: dict[str, Any], trials: int) -> None:
+    if "search" not in facts:
+        raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
 
 
 def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
     """What may be said anew of a search that is resumed."""
     plan, facts = sweep.read_plan()
-    if "search" not in facts:
-        if trials is not None:
-            raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
-        return
     if trials is not None:
+        _check_search(facts, trials)
         facts["search"]["trials"] = trials
+    if "search" not in facts:
+        return
     if objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
         facts["objective"] = objective
     sweep.write_plan(plan, facts)

@@ -21,6 +21,7 @@ from mpt_cli.sweep.plan import (
     duplicate_lines,
     job_count,
     make_plan,
+    plan_dict,
     plan_lines,
 )
 from mpt_cli.sweep.search_space import check_space, read_space
@@ -121,7 +122,7 @@ class GridSettings(SamplerSettings):
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
         plan = self.make_plan(overrides, options)
-        return {"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]}, plan_lines(plan)
+        return plan_dict(plan), plan_lines(plan)
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         return {}

@@ -161,9 +161,13 @@ def _groups() -> list[dict[str, str]]:
 
 
 def _heading(path: Path) -> str:
-    """The comment a group file opens with."""
-    first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
-    return first.removeprefix("# ") if first.startswith("#") else ""
+    """The comment a group file opens with, to the first line that ends a sentence."""
+    words = list[str]()
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        if not line.startswith("#") or "@package" in line or (words and words[-1].endswith((".", "!", "?"))):
+            break
+        words.append(line.removeprefix("#").strip())
+    return " ".join(words)
 
 
 def _keys() -> list[dict[str, Any]]:
@@ -259,9 +263,12 @@ def _add_untrusted(parser: argparse.ArgumentParser) -> None:
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
     from mpt_cli.settings import load_settings
+    from mpt_cli.sweep.block import read_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
-        return load_settings(arguments.overrides), [*variables]
+        settings = load_settings(arguments.overrides)
+        read_block(arguments.overrides)  # what is wrong with what only `mpt sweep` reads
+        return settings, [*variables]
 
 
 def run_show(arguments: argparse.Namespace) -> int:

@@ -124,9 +124,13 @@ def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Scre
 
 
 def _dry_run(arguments: argparse.Namespace, words: list[str], options: "Options") -> int:
-    from mpt_cli.sweep.run import split_overrides
+    from mpt_cli.sweep.run import dry_run_of_resume, split_overrides
 
-    content, lines = _sampler(arguments).dry_run(split_overrides(words)[0], options)
+    content, lines = (
+        dry_run_of_resume(arguments.resume, options, arguments.trials, words)
+        if arguments.resume
+        else _sampler(arguments).dry_run(split_overrides(words)[0], options)
+    )
     print_json(content) if arguments.json else print("\n".join(lines))
     return OK
 
@@ -137,8 +141,6 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
     if arguments.timeout is not None and not arguments.timeout > 0:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
-    if arguments.resume is not None and arguments.dry_run:
-        problems.append(Problem("--dry-run", "must be left out with --resume."))
     if arguments.trials is not None and arguments.trials < 1:
         problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
     for name, value in (("--sampler", arguments.sampler), ("--sampler-seed", arguments.sampler_seed)):

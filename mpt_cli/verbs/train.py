@@ -48,9 +48,14 @@ def run_train(arguments: argparse.Namespace) -> int:
     from mpt_cli import job
     from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
+    from mpt_cli.sweep.block import Block, read_block
 
     command = ["mpt", "train", *overrides]
+    is_swept = read_block(overrides) != Block()
     with _stream_of(arguments) as stream, launch.others_released(settings):
+        if is_swept:
+            line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
+            print(line, file=stream or sys.stdout, flush=True)
         summary = job.train(settings, command, job.Reporters(stream))
     if arguments.json:
         print_json(summary_dict(summary))

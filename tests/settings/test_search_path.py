@@ -42,6 +42,14 @@ def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     assert line.split(maxsplit=1)[1] == "for my net (conf/loss_scale/mine.yaml)"
 
 
+def test_groups_are_described_to_the_end_of_a_sentence(capsys) -> None:
+    write("conf/loss_scale/mine.yaml", "# for my net,\n# in two lines\n# @package _group_\n" + MINE.partition("\n")[2])
+    assert main(["list", "groups"]) == 0
+    lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
+    assert lines["loss_scale=mine"] == "for my net, in two lines (conf/loss_scale/mine.yaml)"
+    assert all(line.endswith((".", "(conf/loss_scale/mine.yaml)")) for line in lines.values())
+
+
 def test_a_sweep_takes_them(capsys) -> None:
     write("conf/loss_scale/mine.yaml", MINE)
     write("conf/loss_scale/yours.yaml", MINE.replace("128", "256"))
@@ -158,6 +166,12 @@ def test_a_recipe_comes_from_standard_input_or_a_pipe(folder, monkeypatch, capsy
     writer.join()
     assert main(["sweep", "conf=-", "seed=1,2"]) == 2
     assert "conf: must be a file here: a pipe can be read only once" in capsys.readouterr().err
+    for text, said in (("", "must hold keys, and it is empty"), ("a: [1\n", "is not valid YAML"), ("1\n", "must hold")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+        _read_pipe.cache_clear()
+        assert main(["show", "conf=-"]) == 2
+        shown = capsys.readouterr().err
+        assert f"conf: standard input or pipe {said}" in shown and "stdin.yaml" not in shown
 
 
 def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:

@@ -1,14 +1,18 @@
 """A sweep in a file, what words make of it, and a finished sweep that grows."""
 
+import json
 from pathlib import Path
 
 import pytest
+from finished_run import FINISHED
 
+from mpt_cli import job
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.block import read_block
+from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.plan import SweepPlan, make_plan
+from mpt_cli.telemetry.records import Summary
 
 BASE = "defaults: [{model: mlp}, {data: digits}]\ntrainer: {epochs: 1}\n"
 
@@ -81,6 +85,9 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds. Received: [1]."),
         ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds. Did you mean "
                                   "grid?"),
+        ("  grid: {trainer.epoch: [1]}\n", "sweep.grid.trainer.epoch: there is no such key. Did you mean "
+                                           "trainer.epochs?"),
+        ("  conditional: {when: {seed: 1}, grid: {sed: [1]}}\n", "sweep.conditional.0.grid.sed: there is no such key."),
         ("  grid: [1]\n", "sweep.grid: must map keys to their values. Received: [1]."),
         ("  grid: {seed: []}\n", "sweep.grid.seed: must have at least one value."),
         ("  grid: {seed: 'interval(0,1)'}\n", "sweep.grid.seed: must be a list of values: interval() has no values"),
@@ -101,6 +108,19 @@ def test_what_is_wrong_with_a_block_is_said(block, said) -> None:
     assert str(caught.value).startswith(said)
 
 
+def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monkeypatch) -> None:
+    Path("mine.yaml").write_text(f"{BASE}sweep: {{gird: {{seed: [1]}}, grid: {{trainer.epoch: [1, 2]}}}}\n")
+    for verb in ("train", "check", "show", "sweep"):
+        assert main([verb, "conf=./mine.yaml"]) == 2
+        assert "sweep.gird: must be one of" in (said := capsys.readouterr().err) and "sweep.grid.trainer.epoch" in said
+    plan_of("  grid: {seed: [1, 2], policy: glob(mixed_*), policy.overrides.head: [float32]}\n")
+    assert main(["check", "conf=./mine.yaml"]) == main(["show", "conf=./mine.yaml"]) == 0
+    monkeypatch.setattr(job, "train", lambda *_: Summary(**FINISHED, run_dir="r"))
+    capsys.readouterr()
+    assert main(["train", "conf=./mine.yaml"]) == 0
+    assert capsys.readouterr().out == "mine: this is one run; what its sweep: block varies, `mpt sweep` runs\n"
+
+
 def test_a_block_goes_with_one_recipe_and_no_search(capsys) -> None:
     plan_of("  grid: {seed: [1, 2]}\n")
     assert main(["sweep", "conf=./mine.yaml,digits_mlp", "--dry-run"]) == 2
@@ -118,7 +138,7 @@ def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
         make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,3,0"])
 
 
-def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path) -> None:
+def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
     words = ["conf=digits_mlp", "seed=1,2", "loss_scale.initial_scale=256,512", f"sweep_dir={tmp_path}/s"]
     stubs.start(words)
     found, code = stubs.resume(tmp_path / "s", ["seed=2,3"])
@@ -129,9 +149,24 @@ def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path) -> None:
         {"seed": "3", "loss_scale.initial_scale": "256"}, {"seed": "3", "loss_scale.initial_scale": "512"}
     ]  # fmt: skip
     assert not [name for name in started if name.startswith(("001", "002", "003", "004"))]
+    plan = (tmp_path / "s" / "sweep.json").read_text()
+    assert main(["sweep", "--resume", "s", "trainer.batch_size=16", "--dry-run"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) == 7 and shown[0].split()[0] == "007-seed-1_initial_scale-256_batch_size-16"
+    assert (tmp_path / "s" / "sweep.json").read_text() == plan
     found, _ = stubs.resume(tmp_path / "s", ["trainer.batch_size=16"])  # what was the same for all is varied now
     assert found.plan.varied == ["seed", "loss_scale.initial_scale", "trainer.batch_size"]
-    assert sorted(len(row.results) for row in found.configurations) == [2, 2, 3, 3]
+    assert sorted(len(row.results) for row in found.configurations) == [3, 3, 3, 3]  # of the seed that was added too
+    assert main(["sweep", "--resume", "s", "--dry-run", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["jobs"] == []
+
+
+def test_a_sweep_grows_from_all_the_values_that_it_has_had() -> None:
+    plan_of("  grid: {trainer.batch_size: [8, 16]}\n  seeds: 2\n")
+    words = ["conf=./mine.yaml", "trainer.epochs=2"]
+    assert with_more_values(words, [["seed=7"], ["trainer.batch_size=32", "trainer.epochs=2,3"]]) == [
+        "conf=./mine.yaml", "trainer.epochs=2,3", "trainer.batch_size=8,16,32", "seed=0,1,7"
+    ]  # fmt: skip
 
 
 def test_the_block_of_the_readme_is_what_it_says() -> None:

@@ -48,7 +48,6 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, caps
     [
         (["conf=digits_mlp", "seed=0,1", "-j", "0"], "mpt sweep: -j: must be >= 1. Received: 0."),
         (["conf=digits_mlp", "seed=0,1", "--timeout", "nan"], "mpt sweep: --timeout: must be > 0 seconds."),
-        (["--resume", "s", "--dry-run"], "mpt sweep: --dry-run: must be left out with --resume."),
         (["conf=digits_mlp", "sweep_dir=a", "sweep_dir=b"], "mpt sweep: sweep_dir: must be given once."),
         (["conf=digits_mlp", "seed=0,-1"], "seed: must be >= 0 and <= 4294967295. Received: -1. (job 2 of 2)"),
         (["conf=digits_mlp", "seed=0,1", "--objective", "loss:up"], "mpt sweep: --objective: must end in :min or :max"),
