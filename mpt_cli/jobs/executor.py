@@ -2,19 +2,38 @@
 that is this machine. Light: nothing here knows of Keras, NumPy or a cluster.
 """
 
+import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, Generic, Protocol, Self, TypeVar
+from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
+
+from mpt_cli.errors import OK, TERMINATED
+from mpt_cli.runs.presence import note_holder, read_holder
 
 Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What tells whether a command still runs that a process before this one started: it holds `lock` itself as long
+    as it lives. `outcome` is the exit code with which it came to its end, None where it did not.
+    """
+
+    lock: Path
+    outcome: Callable[[], int | None]
+
+    @property
+    def is_held(self) -> bool:
+        with ExitStack() as stack:
+            return self.lock.exists() and _take(self.lock, stack) is None
 
 
 @dataclass(frozen=True)
@@ -23,7 +42,8 @@ class Command(Generic[Subject]):
 
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
     `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
-    `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most.
+    `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most. With a `standing`
+    it never runs twice at a time on this machine: where it does already, its end is waited for.
     """
 
     name: str
@@ -35,6 +55,7 @@ class Command(Generic[Subject]):
     gpus: int = 0
     attempt: int = 1
     is_heard: bool = False
+    standing: Standing | None = None
 
 
 @dataclass(frozen=True)
@@ -172,17 +193,45 @@ class LocalExecutor:
             self._guard.close()
             self._guard = None
 
-    def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> "LocalHandle":
+    def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> Handle:
+        if command.standing is None:
+            return self.start_process(command, share)
+        return self.start_alone(command, command.standing, share) or SuccessorHandle(self, command, share)
+
+    def start_alone(self, command: Command[Any], standing: Standing, share: Share) -> "LocalHandle | None":
+        """None where the command still runs that a process before this one started, or came to a good end by now."""
+        with ExitStack() as stack:
+            lock = _take(standing.lock, stack)
+            return None if lock is None or standing.outcome() == OK else self.start_process(command, share, lock)
+
+    def start_process(
+        self, command: Command[Any], share: Share = WHOLE_MACHINE, lock: TextIO | None = None
+    ) -> "LocalHandle":  # fmt: skip
+        """Whatever else may run of it; it holds `lock` as long as it lives."""
         assert self._guard is not None or not self._is_guarded, "used outside of its with statement"
         environment = {**os.environ, **command.environment, **share.variables}
         try:
             with ExitStack() as stack, _kept_to(share.cores):
                 process = subprocess.Popen(
-                    command.arguments, cwd=command.cwd, env=environment, process_group=0, **_streams(command, stack)
-                )
+                    command.arguments, cwd=command.cwd, env=environment, process_group=0,
+                    pass_fds=[lock.fileno()] if lock else [], **_streams(command, stack),
+                )  # fmt: skip
         except OSError as error:
             raise CannotStart(str(error)) from error
-        return LocalHandle(process, self._guard)
+        handle = LocalHandle(process, self._guard)
+        if lock is not None:
+            note_holder(lock, process.pid)
+        return handle
+
+
+def _take(lock: Path, stack: ExitStack) -> TextIO | None:
+    """The lock file, locked until the stack is closed and whoever was given it has ended; None where it is taken."""
+    file = stack.enter_context(lock.open("a", encoding="utf-8"))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None
+    return file
 
 
 def _streams(command: Command[Any], stack: ExitStack) -> dict[str, Any]:
@@ -243,6 +292,51 @@ class LocalHandle:
     def _signal_group(self, number: signal.Signals) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
+
+
+class SuccessorHandle:
+    """A command that still runs for a process that was killed, and is watched to its end; where it did not come to one
+    (it was killed too), it is started again.
+    """
+
+    def __init__(self, executor: LocalExecutor, command: Command[Any], share: Share) -> None:
+        assert command.standing is not None
+        self._executor, self._command, self._share, self._standing = executor, command, share, command.standing
+        self._handle: LocalHandle | None = None
+        self._is_asked = False
+
+    @property
+    def has_begun(self) -> bool:
+        return self._handle is not None
+
+    def poll(self) -> int | None:
+        if self._handle is not None:
+            return self._handle.poll()
+        if self._standing.is_held:
+            return None
+        code = self._standing.outcome()
+        if code is not None or self._is_asked:
+            return TERMINATED if code is None else code
+        try:
+            self._handle = self._executor.start_alone(self._command, self._standing, self._share)
+        except CannotStart as error:
+            raise Lost(f"it could not be started: {error}") from error
+        return None
+
+    def terminate(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _end(self, number: signal.Signals) -> None:
+        self._is_asked = True
+        holder = read_holder(self._standing.lock)
+        if self._handle is not None:
+            self._handle.terminate() if number == signal.SIGTERM else self._handle.kill()
+        elif holder is not None and holder.is_gone is False:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(holder.pid, number)
 
 
 @contextmanager

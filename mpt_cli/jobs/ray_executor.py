@@ -142,7 +142,7 @@ class RayExecutor:
         wanted = self._launcher
         environment = {**wanted.inherited_variables(), **command.environment, **share.variables}
         own = replace(
-            command, subject=None, log=command.log and command.log.resolve(), environment=environment,
+            command, subject=None, standing=None, log=command.log and command.log.resolve(), environment=environment,
             cwd=(command.cwd or Path()).resolve(), attempt=1,
         )  # fmt: skip
         actor = self._ray.remote(CommandActor).options(

@@ -46,7 +46,7 @@ class RemoteCommand:
             # Slurm ends what a job leaves behind; here the handle does it
             executor = LocalExecutor(is_guarded=False)
             with held_back(signal.SIGUSR2):  # which Slurm sends to every process of a job, and is for submitit
-                self._handle = executor.start(self.command)
+                self._handle = executor.start_process(self.command)
             self.began.write_text(str(self._handle.pid))
             return self._wait(self._handle)
 
@@ -206,7 +206,7 @@ class SubmititExecutor:
         assert command.log is not None
         log = command.log.resolve()
         own = replace(
-            command, subject=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
+            command, subject=None, standing=None, log=log, cwd=(command.cwd or Path()).resolve(), attempt=1,
             environment=own_environment(self._launcher.inherited_variables(), command, share),
         )  # fmt: skip
         remote = RemoteCommand(own, log.with_suffix(".began"), log.with_suffix(".stop"))

@@ -28,9 +28,9 @@ class Holder:
     started: str
 
     @classmethod
-    def here(cls) -> Self:
-        """This process."""
-        return cls(os.getpid(), platform.node(), _namespace(), _start_of(os.getpid()) or "")
+    def of(cls, pid: int) -> Self:
+        """A process of this machine."""
+        return cls(pid, platform.node(), _namespace(), _start_of(pid) or "")
 
     @property
     def is_gone(self) -> bool | None:
@@ -40,10 +40,10 @@ class Holder:
         return _start_of(self.pid) != self.started
 
 
-def note_holder(lock_file: TextIO) -> None:
-    """Write this process into the lock file, which it holds."""
+def note_holder(lock_file: TextIO, pid: int | None = None) -> None:
+    """Write the process that holds it into the lock file; by default this one."""
     forget_holder(lock_file)
-    lock_file.write(json.dumps(asdict(Holder.here())))
+    lock_file.write(json.dumps(asdict(Holder.of(pid or os.getpid()))))
     lock_file.flush()
 
 

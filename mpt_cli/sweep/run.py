@@ -188,6 +188,8 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options
 def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
     """What is not good yet; what a failed job left behind is set aside."""
     left = []
+    for job in plan.jobs:
+        sweep.catch_up(job)
     for result in (read_job(sweep, job) for job in plan.jobs):
         if result.status not in GOOD:
             left.append(result.job)
@@ -285,7 +287,7 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
     attempt = earlier.attempt + 1 if earlier else 1
     return Command(job.name, options.launch(job, path / job.name), job, sweep.log(job), cwd, job.environment, job.gpus,
-                   attempt)  # fmt: skip
+                   attempt, standing=sweep.standing(job))  # fmt: skip
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

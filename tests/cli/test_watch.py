@@ -239,7 +239,7 @@ def test_the_holder_is_known_while_it_holds_and_after_it_was_killed(tmp_path) ->
     run = RunDirectory(tmp_path)
     with run.lock():
         holder = read_holder(run.lock_file)
-        assert holder == Holder.here() and holder.is_gone is False
+        assert holder == Holder.of(os.getpid()) and holder.is_gone is False
     assert read_holder(run.lock_file) is None
     assert Holder(os.getpid(), holder.host, holder.namespace, "1").is_gone is True  # another process of this number
     assert Holder(os.getpid(), "elsewhere", holder.namespace, holder.started).is_gone is None

@@ -44,6 +44,10 @@ def main(manner: str, run_dir: Path, value: float) -> None:
         write(run_dir, status="stopped", exit_code=4, verdict="never trained", applied_steps=0, skipped_steps=100,
               explanation="Stopped: every step was skipped.", metrics={})  # fmt: skip
         sys.exit(4)
+    if manner == "once":
+        if (run_dir / "summary.json").exists():
+            (run_dir.parent / "twice.txt").write_text(run_dir.name)
+        time.sleep(value)
     if manner == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     if manner == "hangs" or (manner == "goes on" and not run_dir.exists()):

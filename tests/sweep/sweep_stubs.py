@@ -2,6 +2,7 @@
 
 import io
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -77,7 +78,7 @@ from sweep_stubs import Stubs
 from mpt_cli.jobs.launchers import choose_launcher
 manner, name, *settings = sys.argv[1:]
 words = ["conf=digits_mlp", "seed=0,1", f"sweep_dir={os.getcwd()}/s"]
-Stubs({1: manner, 2: manner}).start(words, launcher=choose_launcher(name, settings))
+Stubs({1: manner, 2: manner}, {1: 3.0, 2: 4.0}).start(words, launcher=choose_launcher(name, settings))
 """
 
 
@@ -91,3 +92,32 @@ def begun_sweep(folder: Path, count: int, *arguments: str) -> "subprocess.Popen[
         time.sleep(0.05)
     time.sleep(0.5)  # until they do
     return process
+
+
+def kill_sweep(pid: int, with_guard: bool) -> None:
+    """As `kill -9`; also of the process that ends the jobs with the sweep, so that they go on."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    commands = {int(child): Path("/proc", child, "cmdline") for child in children}
+    guards = [child for child, path in commands.items() if path.exists() and path.read_bytes().startswith(b"sh\0-c\0")]
+    for number in [*(guards if with_guard else []), pid]:
+        os.kill(number, signal.SIGKILL)
+
+
+def kill_and_go_on(folder: Path, kills: int, jobs: int) -> int:
+    """A sweep that is killed at random times, every other time without an end of its jobs, and at once gone on with;
+    the exit code of the last one, which is left alone. Each is a fork of this process, which has no threads.
+    """
+    chance = random.Random(0)
+    stubs = Stubs(dict.fromkeys(range(1, jobs + 1), "once"), {n: chance.uniform(0.05, 1.0) for n in range(1, jobs + 1)})
+    words = ["conf=digits_mlp", f"seed=range({jobs})", f"sweep_dir={folder}"]
+    for number in range(kills + 1):
+        pid = os.fork()
+        if pid == 0:
+            is_begun = (folder / "sweep.json").exists()
+            _, code = stubs.resume(folder, workers=3) if is_begun else stubs.start(words, workers=3)
+            os._exit(code)
+        if number < kills:
+            time.sleep(chance.uniform(0.1, 1.0) + (2.0 if number == 0 else 0.0))
+            kill_sweep(pid, with_guard=bool(number % 2))
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    return code

@@ -4,16 +4,18 @@ import importlib.util
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from sweep_stubs import begun_sweep, signal_when, started
+from sweep_stubs import begun_sweep, kill_sweep, signal_when, started
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
-from mpt_cli.jobs.executor import Command, Lost, Share
+from mpt_cli.jobs.executor import Command, Lost, Share, SuccessorHandle
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher, launcher_from_facts
 from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.sweep.directory import SweepDirectory
@@ -158,6 +160,41 @@ def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_pat
     assert len(summaries) == (0 if name == "local" else 2)
     _, code = stubs.resume(tmp_path / "s", launcher=launcher(name))
     assert code == 0 and len(started(tmp_path / "s")) == 2
+
+
+@pytest.mark.slow
+def test_a_job_that_outlived_its_sweep_is_watched_to_its_end_and_not_run_again(stubs, tmp_path):
+    sweep = begun_sweep(tmp_path, 2, "once", "local")
+    kill_sweep(sweep.pid, with_guard=True)
+    sweep.wait()
+    found, code = stubs.resume(tmp_path / "s")
+    assert code == 0 and [result.status for result in found.results] == ["finished", "finished"]
+    assert started(tmp_path / "s") == [] and "failed" not in stubs.said
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_jobs_that_outlived_an_earlier_sweep(stubs, tmp_path, monkeypatch):
+    is_watched, poll = threading.Event(), SuccessorHandle.poll
+    monkeypatch.setattr(SuccessorHandle, "poll", lambda self: is_watched.set() or poll(self))
+    sweep = begun_sweep(tmp_path, 2, "hangs", "local")
+    kill_sweep(sweep.pid, with_guard=True)
+    sweep.wait()
+    threading.Thread(target=lambda: is_watched.wait(60) and os.kill(os.getpid(), signal.SIGINT), daemon=True).start()
+    found, code = stubs.resume(tmp_path / "s", grace_seconds=20.0)
+    assert code == 130 and {result.status for result in found.results} == {"interrupted"}
+    assert none_is_left(tmp_path / "s") and len(list((tmp_path / "s").glob("*/summary.json"))) == 2
+
+
+@pytest.mark.long
+def test_no_finished_job_runs_twice_and_none_is_lost_after_twenty_random_kills_of_the_sweep(tmp_path):
+    script = ("import sys; from pathlib import Path; from mpt_cli.sweep import report; import sweep_stubs as own; "
+              "report.pictures = lambda found: []; sys.exit(own.kill_and_go_on(Path('s'), 20, 60))")  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "s" / "results.json").read_text())["jobs"]
+    assert [job["status"] for job in results] == ["finished"] * 60
+    assert not (tmp_path / "s" / "twice.txt").exists() and none_is_left(tmp_path / "s")
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import threading
 import pytest
 from sweep_stubs import signal_when, started
 
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs import capacity, launchers
 from mpt_cli.settings import load_settings
@@ -114,8 +115,9 @@ def test_a_sweep_whose_parent_was_killed_goes_on(stubs, tmp_path):
     sweep.ending_json(plan.jobs[2]).unlink()  # as it stands before the job's end is on record
     (tmp_path / "s" / "results.json").unlink()
     assert statuses(read_results(sweep)) == {3: "not run"}
-    _, code = stubs.resume(tmp_path / "s")
-    assert code == 0 and [name[:3] for name in started(tmp_path / "s")] == ["003"]
+    assert main(["sweep", "--resume", "s", "--dry-run"]) == 0
+    found, code = stubs.resume(tmp_path / "s")
+    assert code == 0 and started(tmp_path / "s") == [] and statuses(found) == {}  # all finished, none runs again
 
 
 def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
