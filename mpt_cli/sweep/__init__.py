@@ -3,4 +3,5 @@
 `search_space` reads the overrides, a sampler chooses values, `run` is the story, `directory` knows what lies on disk.
 """
 
-SAMPLERS = ("tpe", "random")  # of a search; here, so that `mpt sweep --help` starts without the rest of the room
+# of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
+SAMPLERS = {"tpe": (), "random": (), "gp": ("scipy", "torch"), "cmaes": ("cmaes",), "nsgaii": ()}

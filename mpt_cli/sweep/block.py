@@ -6,6 +6,7 @@
       conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0, 0.9]}}]
       exclude: [{policy: mixed_bfloat16, loss_scale.initial_scale: 2**8}]
       seeds: 3
+      objectives: [val_accuracy, "seconds:min"]
 
 Every combination of the grid is a point, and keys of a zip take their values together. A condition multiplies the
 points that it holds for; exclude takes points away. A key given on the command line is that, whatever the block says.
@@ -26,7 +27,7 @@ from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
 from mpt_cli.sweep.search_space import Assignment, Grid, Words, read_grid
 
-PARTS = ("grid", "zip", "exclude", "conditional", "seeds")
+PARTS = ("grid", "zip", "exclude", "conditional", "seeds", "objectives")
 Axis = tuple[Assignment, ...]  # keys that take their values together
 
 
@@ -46,6 +47,7 @@ class Block:
     conditions: list[Condition] = field(default_factory=list)
     excluded: list[Mapping[str, str]] = field(default_factory=list)
     seeds: int | None = None
+    objective: str | None = None  # as --objective has it
     problems: list[Problem] = field(default_factory=list)
 
     def with_words(self, grid: Grid, first_seed: int = 0) -> "Block":
@@ -183,6 +185,10 @@ def _read(content: Any) -> Block:
     block.seeds = content.get("seeds")
     if block.seeds is not None and not (type(block.seeds) is int and block.seeds >= 1):
         block.problems.append(Problem("sweep.seeds", "must be a whole number >= 1.", block.seeds))
+    objectives = _listed(content.get("objectives"))
+    if not all(isinstance(each, str) and each for each in objectives):
+        block.problems.append(Problem("sweep.objectives", "must be names, as --objective takes them.", objectives))
+    block.objective = ",".join(map(str, objectives)) or None
     return block
 
 

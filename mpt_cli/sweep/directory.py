@@ -26,7 +26,7 @@ from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.paired import Lead, read_lead
-from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective, plan_dict
+from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objectives, plan_dict
 from mpt_cli.telemetry.format import format_seconds
 
 
@@ -322,7 +322,7 @@ class Configuration:
 class SweepResults:
     """A whole sweep as it stands on disk; `configurations` are in order of their rank.
 
-    `complaint` says why they are not ranked by what was asked for.
+    `complaint` says why they are not ranked by what was asked for. `others` are objectives beside the one that ranks.
     """
 
     sweep: SweepDirectory
@@ -331,6 +331,27 @@ class SweepResults:
     results: list[JobResult]
     configurations: list[Configuration]
     complaint: str = ""
+    others: Sequence[Objective] = ()
+
+    @property
+    def objectives(self) -> list[Objective]:
+        return [self.objective, *self.others]
+
+    def means(self, row: Configuration) -> list[float | None]:
+        """What the finished jobs of the configuration came to, by objective; None where one has no such number."""
+        return [_mean_of(row.finished, objective) for objective in self.objectives]
+
+    @cached_property
+    def front(self) -> list[Configuration]:
+        """Where there are several objectives, the configurations that no other is as good as in all of them and better
+        than in one (the Pareto front), by rank.
+        """
+        if not self.others:
+            return []
+        keys = [(row, [each.sort_key(mean) for each, mean in zip(self.objectives, self.means(row), strict=True)])
+                for row in self.ranked]  # fmt: skip
+        whole = [(row, key) for row, key in keys if all(map(math.isfinite, key))]
+        return [row for row, key in whole if not any(_dominates(other, key) for _, other in whole)]
 
     @property
     def best(self) -> JobResult | None:
@@ -367,6 +388,21 @@ class SweepResults:
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
+def _mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
+    values = [objective.value(result.summary) for result in results]
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known and len(known) == len(values) else None
+
+
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Both in ascending order, the best first.
+
+    >>> _dominates([1.0, 2.0], [1.0, 3.0]), _dominates([1.0, 2.0], [1.0, 2.0]), _dominates([0.0, 3.0], [1.0, 2.0])
+    (True, False, False)
+    """
+    return one != other and all(mine <= theirs for mine, theirs in zip(one, other, strict=True))
+
+
 def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: bool = False) -> SweepResults:
     """Everything about a sweep from its directory alone; `objective` where not the one it was started with.
 
@@ -377,12 +413,13 @@ def read_results(sweep: SweepDirectory, objective: str | None = None, is_final: 
     results = [read_job(sweep, job) for job in plan.jobs]
     finished = [result.summary for result in results if result.status == FINISHED]
     try:
-        chosen, complaint = choose_objective(objective or facts.get("objective"), finished), ""
+        chosen, complaint = choose_objectives(objective or facts.get("objective"), finished), ""
     except ConfigError as error:
         if objective and not is_final:
             raise
-        chosen, complaint = choose_objective(None, finished), str(error)
-    return SweepResults(sweep, plan, chosen, results, rank(results, chosen), complaint)
+        chosen, complaint = choose_objectives(None, finished), str(error)
+    first, *others = chosen
+    return SweepResults(sweep, plan, first, results, rank(results, first), complaint, others)
 
 
 def check_reported(sweep: SweepDirectory, objective: str | None) -> None:

@@ -5,7 +5,7 @@ results told to it. Imports optuna, an extra.
 import math
 import random
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -15,9 +15,10 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.sweep.directory import (
     FINISHED,
     GOOD,
@@ -28,7 +29,7 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     read_job,
 )
-from mpt_cli.sweep.plan import Job, Objective, choose_objective, job_name, make_plan, wanted_gpus
+from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, wanted_gpus
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
 from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
 
@@ -37,24 +38,30 @@ if TYPE_CHECKING:
 
 STUDY_NAME = "mpt"
 _JOB = "job"  # the attribute of a trial that says which job it became
+NSGAII_POPULATION = 12  # Optuna's 50 would leave a search of tens of trials random
 _MOST_COMBINATIONS = 10_000  # that are looked through for one that has not been tried
 
 
 class OptunaStudy:
     """Proposes values and is told what came of them.
 
-    `objective` gives the study its direction. Where it is not known before the first job has ended, the study
+    `objectives` give the study its directions. Where none is known before the first job has ended, the study
     minimizes, and an objective that should rise is told negated.
     """
 
-    def __init__(self, journal: Path, space: Space, search: SearchSettings, objective: Objective | None) -> None:
+    def __init__(
+        self, journal: Path, space: Space, search: SearchSettings, objectives: Sequence[Objective] = ()
+    ) -> None:  # fmt: skip
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._search = space, search
         self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
         self._study = optuna.create_study(
             storage=JournalStorage(JournalFileBackend(str(journal))), study_name=STUDY_NAME, load_if_exists=True,
-            direction="maximize" if objective is not None and not objective.falls else "minimize",
+            directions=["minimize" if each.falls else "maximize" for each in objectives] or ["minimize"],
         )  # fmt: skip
+        if objectives and len(objectives) != len(self._study.directions):
+            rule = f"must be as many as the search began with: {len(self._study.directions)}."
+            raise ConfigError(Problem("--objective", rule, ",".join(each.name for each in objectives)))
 
     @property
     def trials(self) -> list[FrozenTrial]:
@@ -78,19 +85,20 @@ class OptunaStudy:
         """Whether all combinations have been tried; not where they are too many to list."""
         return self._untried() == []
 
-    def tell(self, job: int, objective: Objective, value: float | None) -> None:
+    def tell(self, job: int, objectives: Sequence[Objective], values: Sequence[float | None]) -> None:
         """What a job reached. A number that is none is a failure; a failed job that was repeated is a trial anew."""
-        if value is None or not math.isfinite(value):
+        known = [value for value in values if value is not None and math.isfinite(value)]
+        if len(known) < len(values):
             self.tell_failure(self._trial(job).number)
             return
-        is_maximized = self._study.direction == optuna.study.StudyDirection.MAXIMIZE
-        told = value if is_maximized != objective.falls else -value
+        told = [value if (direction == StudyDirection.MAXIMIZE) != objective.falls else -value
+                for direction, objective, value in zip(self._study.directions, objectives, known, strict=True)]
         trial = self._trial(job)
         if trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, told)
         elif trial.state == TrialState.FAIL:
             self._study.add_trial(optuna.create_trial(
-                params=trial.params, distributions=trial.distributions, value=told, user_attrs={_JOB: job}
+                params=trial.params, distributions=trial.distributions, values=told, user_attrs={_JOB: job}
             ))  # fmt: skip
 
     def tell_pruned(self, job: int) -> None:
@@ -160,12 +168,19 @@ def _distribution(dimension: Dimension) -> BaseDistribution:
 
 
 def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    """TPE counts the trials that are running as bad ones, so that several at a time don't crowd in one place."""
-    if name == "random":
-        return optuna.samplers.RandomSampler(seed=seed)
+    """A new one for each proposal: all that it goes by stands in the study."""
+    samplers = optuna.samplers
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        builders: dict[str, Callable[[], optuna.samplers.BaseSampler]] = {
+            # counts the trials that are running as bad ones, so that several at a time don't crowd in one place
+            "tpe": lambda: samplers.TPESampler(seed=seed, constant_liar=True),
+            "random": lambda: samplers.RandomSampler(seed=seed),
+            "gp": lambda: samplers.GPSampler(seed=seed),
+            "cmaes": lambda: samplers.CmaEsSampler(seed=seed, warn_independent_sampling=False),
+            "nsgaii": lambda: samplers.NSGAIISampler(seed=seed, population_size=NSGAII_POPULATION),
+        }
+        return builders[name]()
 
 
 def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options") -> "OptunaSampler":
@@ -176,7 +191,7 @@ def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options
     count = sum(result.status not in GOOD for result in (read_job(sweep, job) for job in plan.jobs)) + plan.missing
     shared = options.environment_of_jobs(options.limits([first], most=max(count, 1)).workers)
     named = facts["objective"]
-    study = OptunaStudy(sweep.study, space, search, choose_objective(named, []) if named else None)
+    study = OptunaStudy(sweep.study, space, search, choose_objectives(named, []) if named else ())
     return OptunaSampler(sweep, plan, facts, space, study, replace(first, environment=shared))
 
 
@@ -233,21 +248,21 @@ class OptunaSampler(Sampler):
         """One that was interrupted is not told: it goes on when the search is resumed."""
         number = result.job.number
         if result.status == FINISHED:
-            objective = self._objective(result)
-            self.study.tell(number, objective, objective.value(result.summary))
+            objectives = self._objectives(result)
+            self.study.tell(number, objectives, [each.value(result.summary) for each in objectives])
         elif result.status == STOPPED_EARLY:
             self.study.tell_pruned(number)
         elif result.status not in (INTERRUPTED, NOT_RUN):
             self.study.tell_failure(self.study.trial_of(number))
 
-    def _objective(self, result: JobResult) -> Objective:
-        """That of the sweep; where none was named, the first usual one that the first job had."""
+    def _objectives(self, result: JobResult) -> list[Objective]:
+        """Those of the sweep; where none was named, the first usual one that the first job had."""
         search = self.facts["search"]
         if search.get("objective") is None:
-            chosen = choose_objective(self.facts["objective"], [result.summary])
-            search["objective"] = f"{chosen.name}:{chosen.direction}"
+            chosen = choose_objectives(self.facts["objective"], [result.summary])
+            search["objective"] = ",".join(f"{each.name}:{each.direction}" for each in chosen)
             self.sweep.write_plan(self.plan, self.facts)
-        return choose_objective(search["objective"], [])
+        return choose_objectives(search["objective"], [])
 
     def _settle_for(self, trials: int) -> None:
         self.facts["search"]["trials"] = trials

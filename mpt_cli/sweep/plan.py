@@ -68,16 +68,27 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     return objective
 
 
+def choose_objectives(word: str | None, summaries: Iterable[Mapping[str, Any]]) -> list[Objective]:
+    """Those that `word` names with commas between them, the first of which ranks; else the usual one."""
+    known = list(summaries)
+    found = [choose_objective(each, known) for each in (word.split(",") if word else [None])]
+    if len({each.name for each in found}) < len(found):
+        raise ConfigError(Problem("--objective", "must name each objective once.", word))
+    return found
+
+
 def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
     """ConfigError for a name that no run of these settings can have, before any has begun.
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
     summaries = [summary for each in settings if (summary := reportable(each)) is not None]
-    choose_objective(word, summaries if len(summaries) == len(settings) else [])
+    choose_objectives(word, summaries if len(summaries) == len(settings) else [])
 
 
 def _read(word: str) -> Objective:
+    if "," in word:
+        raise ConfigError(Problem("--objective", "must be one here; several are for `mpt sweep`.", word))
     name, colon, direction = word.rpartition(":")
     if not colon:
         return Objective(word, falls(word))

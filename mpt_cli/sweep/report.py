@@ -57,9 +57,13 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     """All columns for these results: rank, varied keys, objective, then the numerics and the cost."""
     keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
     objective = [TableColumn(found.objective.name, _format_objective)]
+    others = [TableColumn(each.name, partial(_format_other, found, place)) for place, each in enumerate(found.others)]
+    front = [TableColumn("front", lambda row: "yes" if row in found.front else "", is_number=False)] if others else []
+    numerics = [column for column in _NUMERICS if column.title not in {each.name for each in found.others}]
     seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
     behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
-    return [TableColumn("rank", lambda row: str(row.rank or "-")), *keys, *objective, *seeds, *behind, *_NUMERICS]
+    return [TableColumn("rank", lambda row: str(row.rank or "-")), *keys, *objective, *others, *front, *seeds,
+            *behind, *numerics]  # fmt: skip
 
 
 def narrow(
@@ -94,6 +98,11 @@ def _format_objective(row: Configuration) -> str:
     if row.mean is None:
         return "-"
     return format_number(row.mean) + (f" ± {format_number(row.deviation)}" if row.deviation is not None else "")
+
+
+def _format_other(found: SweepResults, place: int, row: Configuration) -> str:
+    mean = found.means(row)[place + 1]
+    return "-" if mean is None else format_number(mean)
 
 
 def _format_count(row: Configuration) -> str:
@@ -200,7 +209,8 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.show(rich_table(narrow(wanted, rows, screen.live.width), rows, _style))
     for line in [] if screen.live is not None else plain_lines(wanted, rows):
         screen.say(line)
-    said = [*objective_lines(found), *best_lines(found), *failure_lines(found)]
+    front = [_line("front", front_sentence(found))] if found.front else []
+    said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
     for line in [*said, _line("files", str(found.sweep.report_html))]:
         screen.say(line)
 
@@ -244,6 +254,15 @@ def lead_sentence(found: SweepResults) -> str:
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell ('seed=range({lead.seeds})')."
+
+
+def front_sentence(found: SweepResults) -> str:
+    """Between which configurations the objectives leave the choice."""
+    names = " and ".join(each.name for each in found.objectives)
+    labels = [_label(row.results[0], SEED) or row.results[0].job.name for row in found.front]
+    rest = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
+    return (f"{len(labels)} of {len(found.configurations)} configurations, which no other beats in {names}: "
+            f"{'; '.join(labels[:MOST_NAMED])}{rest}")  # fmt: skip
 
 
 def failure_lines(found: SweepResults) -> list[str]:
@@ -290,7 +309,8 @@ def counts_sentence(found: SweepResults) -> str:
     counted = ", ".join(f"{statuses.count(status)} {status}" for status in dict.fromkeys(statuses))
     better = "the lower the better" if found.objective.falls else "the higher the better"
     sentence = f"{len(statuses)} jobs: {counted}. Ranked by {found.objective.name}, {better}."
-    return f"{sentence} {found.complaint}".rstrip()
+    front = f"Front: {front_sentence(found)}." if found.front else ""
+    return " ".join(part for part in (sentence, front, found.complaint) if part)
 
 
 def _not_good(found: SweepResults) -> list[JobResult]:
@@ -306,9 +326,10 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """Objective and skips over the key that is varied in numbers, then the curves of the runs."""
+    """The front of several objectives, objective and skips over the key that is varied in numbers, then the curves of the runs."""
     key = _horizontal_key(found)
-    own = [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
+    own = [_front_picture(found, place) for place in range(1, len(found.objectives))]
+    own += [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
     return [*(picture for picture in own if picture.curves), *run_pictures.run_pictures(run_stories(found))]
 
 
@@ -344,6 +365,20 @@ def _objective_picture(found: SweepResults, key: str) -> Picture:
 
     title = f"{found.objective.name} over {key.rpartition('.')[2]}"
     return _picture("objective", title, found.objective.name, (found, key, value))
+
+
+def _front_picture(found: SweepResults, place: int) -> Picture:
+    """A point per configuration over the objective at this place, and a line along the front."""
+    curves = []
+    beaten = [row for row in found.ranked if row not in found.front]
+    for number, (label, rows) in enumerate({"front": found.front, "beaten": beaten}.items()):
+        means = [(values[place], values[0]) for values in map(found.means, rows)]
+        points = sorted((x, y) for x, y in means if x is not None and y is not None and math.isfinite(x + y))
+        style = distinct_style(number)
+        look = replace(style, marker="o", style=style.style if label == "front" else "")
+        curves += [Curve(label, [x for x, _ in points], [y for _, y in points], look)] if points else []
+    first, other = found.objective.name, found.objectives[place].name
+    return Picture(f"front-{place}", f"{first} against {other}", first, curves, x_label=other)
 
 
 def _skips_picture(found: SweepResults, key: str) -> Picture:
@@ -476,6 +511,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     return {
         "sweep_dir": str(found.sweep.path),
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
+        "objectives": [{"name": each.name, "direction": each.direction} for each in found.objectives],
         "varied": found.plan.varied,
         "is_complete": found.is_complete,
         "counts": _counts(found),
@@ -483,7 +519,7 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
         "best_is_shown": best is not None and found.lead.is_shown,
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
         "seeds_to_decide": found.lead.seeds,
-        "configurations": [_configuration_dict(row) for row in found.configurations],
+        "configurations": [_configuration_dict(found, row) for row in found.configurations],
         "jobs": [{**_job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
         "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],
     }
@@ -505,8 +541,11 @@ def _counts(found: SweepResults) -> dict[str, int]:
     return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
-def _configuration_dict(row: Configuration) -> dict[str, Any]:
+def _configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
+    several = {"means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
+               "is_on_front": row in found.front}  # fmt: skip
     return {
+        **(several if found.others else {}),
         "rank": row.rank, "overrides": row.overrides, "mean": row.mean, "deviation": row.deviation,
         "finished": len(row.finished), "jobs": [result.job.number for result in row.results],
     }  # fmt: skip
@@ -519,7 +558,7 @@ def _job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
         "name": result.job.name,
         "status": result.status,
         "exit_code": result.exit_code,
-        found.objective.name: found.objective.value(result.summary),
+        **{each.name: each.value(result.summary) for each in found.objectives},
         "skipped_share": result.skipped_share,
         **{name: result.summary.get(name) for name in _NUMBERS},
         "settled_step": result.settled_step,

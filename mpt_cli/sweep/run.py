@@ -18,7 +18,7 @@ from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
-from mpt_cli.sweep.block import with_more_values
+from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
@@ -31,7 +31,7 @@ from mpt_cli.sweep.directory import (
     read_results,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objective, grow_plan, job_count, plan_dict, plan_lines
+from mpt_cli.sweep.plan import Job, SweepPlan, choose_objectives, grow_plan, job_count, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
@@ -90,6 +90,7 @@ def start_sweep(
     kind.check()
     own, path = split_overrides(overrides)
     plan = kind.make_plan(own, options, screen.say)
+    options = replace(options, objective=options.objective or read_block(own).objective)
     sweep = SweepDirectory.create(path, plan.recipe)
     with sweep.lock():
         begin(sweep, plan, {**plan_facts(["mpt", "sweep", *overrides], options), **kind.facts(own)}, options)
@@ -224,7 +225,7 @@ def median_observers(sweep: SweepDirectory, plan: SweepPlan, options: Options) -
     if not options.stop_behind_median:
         return []
     objective = options.objective or sweep.read_plan()[1]["objective"]
-    return [MedianStopping(sweep, plan.jobs, choose_objective(objective, []) if objective else None)]
+    return [MedianStopping(sweep, plan.jobs, choose_objectives(objective, [])[0] if objective else None)]
 
 
 def run_jobs(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer
+from mpt_cli.sweep import SAMPLERS
 from mpt_cli.sweep.block import Block, read_block
 from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import (
@@ -118,7 +119,8 @@ class GridSettings(SamplerSettings):
     def make_plan(
         self, overrides: Sequence[str], options: "Options", say: Callable[[str], None] = lambda sentence: None
     ) -> SweepPlan:
-        return make_plan(overrides, say, options.launcher.is_here, options.objective, read_block(overrides))
+        block = read_block(overrides)
+        return make_plan(overrides, say, options.launcher.is_here, options.objective or block.objective, block)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
         plan = self.make_plan(overrides, options)
@@ -146,6 +148,10 @@ class SearchSettings(SamplerSettings):
     def check(self) -> None:
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError(Problem("--trials", "optuna is not installed.", None, install_command("optuna")))
+        missing = [name for name in SAMPLERS.get(self.sampler, ()) if importlib.util.find_spec(name) is None]
+        if missing:
+            rule = f"{self.sampler} needs {' and '.join(missing)}, not installed here."
+            raise ConfigError(Problem("--sampler", rule, None, f"pip install {' '.join(missing)}"))
 
     def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> SweepPlan:
         """The edges of the space are checked; the configurations inside it by the jobs themselves."""
@@ -154,6 +160,9 @@ class SearchSettings(SamplerSettings):
             raise ConfigError(Problem("--trials", "must be left out with a recipe's sweep: block.", None, remedy))
         space = read_space(overrides)
         settings, *others = check_space(space)
+        if self.sampler == "cmaes" and "," in (options.objective or ""):
+            remedy = "Take nsgaii, tpe or gp."
+            raise ConfigError(Problem("--sampler", "cmaes is for one objective.", options.objective, remedy))
         check_objective(options.objective, [settings, *others])
         if options.launcher.is_here:
             check_files([settings])

@@ -39,6 +39,8 @@ examples:
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
+  mpt sweep conf=digits_mlp policy=float32,mixed_float16 trainer.batch_size=32,256 \\
+      --objective val_accuracy,examples_per_second      the front of those that no other beats in both
   mpt sweep conf=digits_cnn 'seed=range(20)' --launcher submitit launcher.partition=gpu launcher.timeout_min=30 \\
       launcher.gpus_per_node=1 launcher.cpus_per_task=8      a Slurm job each; launcher.cluster=local to try it here
 
@@ -61,13 +63,15 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dry-run", action="store_true", help="check all configurations, list the jobs, run none")
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
-                        "first of val_accuracy, val_loss, accuracy, loss that they have")  # fmt: skip
+                        "first of val_accuracy, val_loss, accuracy, loss that they have. Several, with commas between "
+                        "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
     parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
                         "the median of at least 3 others at the same step")  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="search: N jobs, each with values chosen by Optuna; "
                         "with --resume, so many in all")  # fmt: skip
-    parser.add_argument("--sampler", choices=SAMPLERS, help="how a search chooses; default: tpe, whose first 10 are "
-                        "random")  # fmt: skip
+    parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
+                        "default: tpe, whose first 10 are random. gp needs scipy and torch, cmaes a package of that "
+                        "name")  # fmt: skip
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.add_argument(
         "--launcher",
@@ -112,7 +116,7 @@ def _sampler(arguments: argparse.Namespace) -> "SamplerSettings":
 
     if arguments.trials is None:
         return GridSettings()
-    return SearchSettings(arguments.trials, arguments.sampler or SAMPLERS[0], arguments.sampler_seed or 0)
+    return SearchSettings(arguments.trials, arguments.sampler or next(iter(SAMPLERS)), arguments.sampler_seed or 0)
 
 
 def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Screen") -> Launcher:

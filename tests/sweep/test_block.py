@@ -11,6 +11,7 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.block import read_block, with_more_values
+from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import SweepPlan, make_plan
 from mpt_cli.telemetry.records import Summary
 
@@ -82,8 +83,8 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds. Received: [1]."),
-        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds. Did you mean "
+        ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds, objectives. Received: [1]."),
+        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds, objectives. Did you mean "
                                   "grid?"),
         ("  grid: {trainer.epoch: [1]}\n", "sweep.grid.trainer.epoch: there is no such key. Did you mean "
                                            "trainer.epochs?"),
@@ -95,6 +96,7 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
                                                        "seed has 2, optimizer has 1."),
         ("  conditional: {when: {seed: 1}}\n", "sweep.conditional.0: must be {when: {key: value}, grid: "),
         ("  exclude: 3\n", "sweep.exclude.0: must map keys to one value each. Received: 3."),
+        ("  objectives: [1]\n", "sweep.objectives: must be names, as --objective takes them. Received: [1]."),
         ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
         ("  grid: {seed: [1]}\n  exclude: [{sed: 1}]\n", "sweep.exclude: must name keys that the sweep gives, not sed. "
                                                          "Did you mean seed?"),
@@ -167,6 +169,15 @@ def test_a_sweep_grows_from_all_the_values_that_it_has_had() -> None:
     assert with_more_values(words, [["seed=7"], ["trainer.batch_size=32", "trainer.epochs=2,3"]]) == [
         "conf=./mine.yaml", "trainer.epochs=2,3", "trainer.batch_size=8,16,32", "seed=0,1,7"
     ]  # fmt: skip
+
+
+def test_a_block_says_what_is_ranked_by(stubs) -> None:
+    plan_of("  grid: {seed: [1, 2]}\n  objectives: [val_accuracy, 'skipped_steps']\n")
+    found, code = stubs.start(["conf=./mine.yaml", "sweep_dir=s"])
+    assert code == 0 and [each.name for each in found.objectives] == ["val_accuracy", "skipped_steps"]
+    assert [each.name for each in read_results(found.sweep).objectives] == ["val_accuracy", "skipped_steps"]
+    plan_of("  grid: {seed: [1, 2]}\n  objectives: val_acuracy\n")
+    assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
 
 
 def test_the_block_of_the_readme_is_what_it_says() -> None:

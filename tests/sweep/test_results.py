@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from mpt_cli.cli import main
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
@@ -45,6 +46,32 @@ def test_a_failed_seed_is_counted_and_named(stubs):
     assert (shown["n"], shown["rank"]) == ("2 of 3", "2")
     assert shown["verdict"] == "1 failed: never trained, 2 healthy"
     assert found.best is not None and found.best.job.overrides["loss_scale.initial_scale"] == "2**15"
+
+
+def test_several_objectives_have_a_front_in_table_files_and_picture(stubs, tmp_path, capsys):
+    """Of accuracies 0.7, 0.9, 0.8, 0.6 and speeds 400, 100, 200, 300 the last is beaten by the first."""
+    stubs.values = {1: 0.7, 2: 0.9, 3: 0.8, 4: 0.6}
+    stubs.manners = {number: f"speed={speed}" for number, speed in enumerate((400, 100, 200, 300), 1)}
+    words = ["conf=digits_mlp", "loss_scale.growth_steps=1,2,3,4", "sweep_dir=s"]
+    found, code = stubs.start(words, objective="val_accuracy,examples_per_second:max")
+    assert code == 0 and [row.results[0].job.number for row in found.front] == [2, 3, 1]
+    titles = [column.title for column in columns(found)]
+    assert titles[:5] == ["rank", "growth_steps", "val_accuracy", "examples_per_second", "front"]
+    assert [columns(found)[4].cell(row) for row in found.configurations] == ["yes", "yes", "yes", ""]
+    picture = pictures(found)[0]
+    front, beaten = picture.curves
+    assert (picture.name, front.xs, front.ys) == ("front-1", [100.0, 200.0, 400.0], [0.9, 0.8, 0.7])
+    assert (beaten.xs, beaten.ys) == ([300.0], [0.6])
+    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [each["name"] for each in content["objectives"]] == ["val_accuracy", "examples_per_second"]
+    assert [row["is_on_front"] for row in content["configurations"]] == [True, True, True, False]
+    assert content["configurations"][0]["means"] == {"val_accuracy": 0.9, "examples_per_second": 100.0}
+    assert main(["report", "s"]) == 0
+    shown, page = capsys.readouterr().out, (tmp_path / "s" / "report.html").read_text()
+    assert "front      3 of 4 configurations, which no other beats in val_accuracy and examples_per_second: " in shown
+    assert "growth_steps 2; growth_steps 3; growth_steps 1\n" in shown and "Front: 3 of 4" in page
+    assert main(["sweep", *words[:2], "--objective", "loss,loss:max", "--dry-run"]) == 2
+    assert main(["compare", "conf=digits_mlp", "--objective", "loss,val_loss"]) == 2
 
 
 def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import shlex
 import signal
 import threading
@@ -14,6 +15,7 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import TrialState
 from sweep_stubs import Stubs, signal_when, started, stub_command
 
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
@@ -35,6 +37,10 @@ def value_of(job: Job) -> float:
     return 1.0 - abs(float(job.overrides["optimizer.learning_rate"]) - 0.01) - 0.5 * (
         job.overrides.get("optimizer.name") == "sgd"
     )
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(importlib.util.find_spec(package) is None, reason=f"{package} is not installed")
 
 
 class SearchStubs(Stubs):
@@ -99,13 +105,50 @@ def proposals(journal: Path, sampler: str, count: int) -> list[dict[str, object]
     made = []
     for number in range(1, count + 1):
         study = OptunaStudy(
-            journal, space, SearchSettings(count, sampler, 1), objective
+            journal, space, SearchSettings(count, sampler, 1), [objective]
         )  # anew each time, as after an interruption
         values = study.propose(number)
         assert values is not None
-        study.tell(number, objective, value_of(Job(number, "", space.overrides(values), [])))
+        study.tell(number, [objective], [value_of(Job(number, "", space.overrides(values), []))])
         made.append(values)
     return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [
+    "nsgaii", pytest.param("gp", marks=needs("torch")), pytest.param("cmaes", marks=needs("cmaes"))
+])  # fmt: skip
+def test_the_other_samplers_repeat_themselves_though_each_proposal_has_one_anew(tmp_path, sampler):
+    made = proposals(tmp_path / "one", sampler, 30)
+    rates = [abs(math.log10(float(str(values["optimizer.learning_rate"]))) + 2) for values in made]
+    assert proposals(tmp_path / "again", sampler, 14) == made[:14]
+    assert len({str(values) for values in made}) == 30 and sum(rates[15:]) < sum(rates[:15])
+
+
+def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
+    spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cmaes" else spec(name))
+    assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes"]) == 2
+    assert "--sampler: cmaes needs cmaes, not installed here. pip install cmaes" in capsys.readouterr().err
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec("optuna"))
+    several = ["--objective", "val_accuracy,examples_per_second"]
+    assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes", *several]) == 2
+    assert "--sampler: cmaes is for one objective." in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_search_for_two_objectives_is_a_study_with_two_directions(searches, tmp_path):
+    searches.manners = {number: f"speed={100 * number}" for number in range(1, 7)}
+    several = "val_accuracy,examples_per_second"
+    found, code = searches.search([*WORDS, "sweep_dir=s"], 4, objective=several, sampler="nsgaii")
+    study = study_in(tmp_path / "s")
+    assert code == 0 and [each.name for each in study.directions] == ["MAXIMIZE", "MAXIMIZE"]
+    fronts = {trial.user_attrs["job"] for trial in study.best_trials}
+    assert {row.results[0].job.number for row in found.front} == fronts
+    found, code = searches.resume_search(tmp_path / "s", 6)
+    assert code == 0 and len(study_in(tmp_path / "s").trials) == len(found.results) == 6
+    with pytest.raises(ConfigError, match="--objective: must be as many as the search began with: 2"):
+        OptunaStudy(tmp_path / "s" / "study.journal", read_space(WORDS), SearchSettings(6), [found.objective])
 
 
 def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):

@@ -68,7 +68,7 @@ def test_a_dry_run_lists_the_space(tmp_path, monkeypatch, capsys):
 def texts(journal: Path, words: list[str], count: int) -> tuple[list[tuple[str, ...]], OptunaStudy]:
     """What is proposed for jobs 1 to `count`, as the jobs would be told it, as far as there is anything."""
     space = read_space(words)
-    study = OptunaStudy(journal, space, SearchSettings(count, "random"), None)
+    study = OptunaStudy(journal, space, SearchSettings(count, "random"))
     found = [study.propose(number) for number in range(1, count + 1)]
     return [tuple(space.overrides(values).values()) for values in found if values is not None], study
 
