@@ -244,8 +244,6 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
     if flat or empty:
         return flat + empty
-    if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1 and examples.x.dtype.kind != "S":
-        return [f"x needs a dimension beside the examples: x[:, None] makes (n, 1) of {examples.x.shape}"]
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]

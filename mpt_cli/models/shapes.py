@@ -75,6 +75,8 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
     shape = shapes.input_shape
     if isinstance(shape, Mapping) or not all(isinstance(size, int) for size in shape):
         raise unfit("a shipped model needs one input of fixed shape", shapes)
+    if not shape:
+        raise unfit("a shipped model needs a dimension beside the examples, which x[:, None] gives", shapes)
     if math.prod(shape) == 0:
         raise unfit("an input needs at least one element", shapes)
     return tuple(shape)

@@ -61,6 +61,22 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
 
 
 @pytest.mark.slow
+def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(tmp_path):
+    """Of several optimizers that of the first: what it lost spoils the others."""
+    gan = BACKEND == "tensorflow"
+    train(tmp_path, *(GAN if gan else ()), "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
+    event = lines(tmp_path, "events")[0]
+    done = mpt("diagnose", "run", "--step", "1", "--json", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(done.stdout)
+    assert (content["step"], content["overflowed_again"], content["status"]) == (1, True, "ok")
+    assert content["layer"] == event["layer"] and content["loss_scale"] == content["loss_scale_in_the_run"] == 2.0**32
+    said = " ".join(content["explanation"])
+    assert f"the gradient of {event['variable']} was the first that was not finite, as the run noted" in said
+    assert ("of d_optimizer" in said) == gan
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
