@@ -150,8 +150,9 @@ class OverflowDiagnosis:
 
     @property
     def layer(self) -> str | None:
-        """The one that did it; None where none could be named."""
-        return self.first.part if self.first is not None else self.overflow.layer if self.own_step_of else None
+        """The one that did it, as it is seen or, of a step that overflowed again out of sight, as the run noted it;
+        None where none could be named."""
+        return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
     @property
     def before(self) -> list[Sighting]:
@@ -182,7 +183,7 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
 
 
 def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], bool]:
-    """The loss, and what the probes see, compiled like the run; where all is finite so, with float16 rounded everywhere."""
+    """The loss and what the probes see, compiled like the run; where all is finite so, with float16 rounded always."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
     step_wrapper = injector.wrap_step if injector else None
@@ -303,10 +304,8 @@ def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
 
 def _layer_sentences(found: OverflowDiagnosis) -> list[str]:
     first = found.first
-    if found.own_step_of and found.layer:
-        return [_own_step_sentence(found)]
     if first is None:
-        return [_not_found_sentence(found)]
+        return [_noted_sentence(found) if found.layer else _not_found_sentence(found)]
     dtype = f" ({first.kind}, {first.dtype})" if first.dtype else f" ({first.kind})"
     counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
     texts = [f"{first.part}{dtype}: {_place_phrase(first)} holds {counts}"]
@@ -331,10 +330,12 @@ def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
     return "no layer did it: what it was given was not finite"
 
 
-def _own_step_sentence(found: OverflowDiagnosis) -> str:
-    overflow = found.overflow
-    return (f"{found.layer}: the gradient of {overflow.variable} was the first that was not finite, as the run noted. "
-            f"{found.own_step_of} has a train_step of its own, whose gradients can't be looked into from outside")
+def _noted_sentence(found: OverflowDiagnosis) -> str:
+    own = found.own_step_of
+    why = (f"{own} has a train_step of its own, whose gradients can't be looked into from outside" if own else
+           "with probes in its layers the step is finite: compiled otherwise")  # fmt: skip
+    variable = found.overflow.variable
+    return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
 
 
 def _not_found_sentence(found: OverflowDiagnosis) -> str:

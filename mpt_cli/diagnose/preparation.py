@@ -16,7 +16,6 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION
 
@@ -58,7 +57,7 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
         more = f" … {steps[-1]}" if len(steps) > MOST_STEPS_NAMED else ""
         they_are = f"They are {', '.join(steps[:MOST_STEPS_NAMED])}{more}." if steps else "None of the run did."
         raise ConfigError(Problem("--step", "must be a step that overflowed.", step, they_are))
-    last = chosen[-1]  # of the attempt that was gone on with; of several optimizers the first may have spoilt the others
+    last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
     line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = tuple(e["step"] - 1 for e in events if e.get("kind") == PHASE and e["step"] <= line["step"])
     return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
