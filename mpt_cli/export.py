@@ -14,7 +14,9 @@ from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.evaluation import TrainedModel, check_model, load_trained, model_file
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.training.checkpoint import CheckpointStore
+from mpt_cli.training.program import SettingsProgram
 
 EXPORT_SUFFIXES = {"keras": ".keras", "onnx": ".onnx"}  # without it Keras would not read the file again
 EXPORTERS = {"keras": [], "savedmodel": ["tensorflow"], "onnx": ["onnx", "tf2onnx"]}
@@ -60,9 +62,10 @@ def export_model(trained: TrainedModel, kind: str, output: Path) -> None:
 
     model = load_trained(trained)
     _check_exportable(model, trained, kind)
+    inputs = None if kind == "keras" else _inputs_of(model, trained.settings)
     with _whole_or_nothing(output) as draft, policy_of(trained.settings).scope():
         if kind != "keras":
-            model.export(draft, format={"savedmodel": "tf_saved_model"}.get(kind, kind), verbose=False)
+            _write_exported(model, kind, draft, inputs)
         elif trained.best is None and trained.is_whole:
             shutil.copyfile(trained.path, draft)
         else:
@@ -80,6 +83,36 @@ def _check_exportable(model: Any, trained: TrainedModel, kind: str) -> None:
     if kind == "keras" and not trained.is_whole:
         raise ConfigError(Problem("--format", f"{name} can't be written as a .keras file, for want of a get_config.",
                                   kind, "Use --format savedmodel, or give its class one."))
+
+
+def _inputs_of(model: Any, settings: Settings) -> Any:
+    """The signature of what is exported; None where the model's own inputs are known.
+
+    Those of a subclassed model are the run's: Keras would have all of them, identifiers as well, in float16.
+    """
+    import keras
+
+    from mpt_cli.models.shapes import symbolic_inputs
+
+    if not isinstance(model, keras.Model) or getattr(model, "inputs", None):
+        return None
+    data = SettingsProgram(settings).load_data()
+    return [symbolic_inputs(data.input_shape, data.input_dtypes or data.input_dtype)]
+
+
+def _write_exported(model: Any, kind: str, draft: Path, inputs: Any) -> None:
+    """ConfigError for a model whose `call` does not take the inputs of the run's data."""
+    kind = {"savedmodel": "tf_saved_model"}.get(kind, kind)
+    try:
+        model.export(draft, format=kind, verbose=False, input_signature=inputs)
+    except (ValueError, TypeError) as error:
+        from mpt_cli.models.shapes import plain_message
+
+        if inputs is None:
+            raise
+        raise ConfigError(Problem(
+            "model", f"{type(model).__name__} can't be exported: its call does not take the inputs of the run's data.",
+            None, f"Keras says: {plain_message(error)}")) from error  # fmt: skip
 
 
 @contextmanager

@@ -162,7 +162,9 @@ def _check_alike(parts: list[Examples], title: str) -> None:
     kinds = [(input_shape(part.x), input_dtype(part.x), input_shape(part.y)) for part in parts]
     if kinds[0] != kinds[-1]:
         raise DataError(f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
-                        f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}.")
+                        f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}. "
+                        "Two pairs are those of training and of validation; several inputs or targets go into a list "
+                        "or a dict.")
 
 
 def _standardise(raw: RawArrays, columns: Array, target: TargetSpec) -> RawArrays:

@@ -18,7 +18,7 @@ from mpt_cli.data.own_batches import (
     open_batches,
     warn_of_workers,
 )
-from mpt_cli.data.prepare import weighted_by_class
+from mpt_cli.data.prepare import missing_targets, weighted_by_class
 from mpt_cli.data.rows import as_rows
 from mpt_cli.data.tf_data import (
     as_tf_dataset,
@@ -30,7 +30,7 @@ from mpt_cli.data.tf_data import (
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of
-from mpt_cli.settings.references import call_user, load_function
+from mpt_cli.settings.references import call_user, imported_names, load_function
 from mpt_cli.settings.schema import Settings, TrainerSettings
 from mpt_cli.settings.variants import DataSettings, Loader
 
@@ -232,6 +232,8 @@ def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
     assert settings.seed is not None
     trainer = settings.trainer
     data = load_data(settings.data, settings.seed, as_given or trainer.loss != "auto")
+    if data.targets_as_given:
+        data = _with_missing_targets(data, trainer.loss)
     if isinstance(data.train, BatchStream):
         _check_own_batches(trainer, data.train)
     if trainer.class_weight is not None:
@@ -249,6 +251,28 @@ def load_data_of_run(settings: Settings, as_given: bool = False) -> DataSet:
             raise ConfigError(Problem("trainer.validation_steps", rule, trainer.validation_steps))
         data = replace(data, validation=in_epochs_of(data.validation, trainer.validation_steps))
     return data
+
+
+def _with_missing_targets(data: DataSet, loss: Any) -> DataSet:
+    """NaN among targets as they came is for a loss of the user's to leave out, which is said; DataError where the loss
+    is Keras's, which would be NaN."""
+    parts = [part for part in (data.train, data.validation) if isinstance(part, Examples)]
+    missing = [problem for part in parts for problem in missing_targets(part)]
+    if loss in (None, "auto") or any(imported_names("trainer.loss", loss)):
+        leave_out = f"data: {'; '.join(missing)}: the loss must leave them out."
+        return replace(data, warnings=(*data.warnings, leave_out)) if missing else data
+
+    def checked(batch: Examples, number: int) -> Examples:
+        if found := missing_targets(batch):
+            raise DataError(f"data, batch {number}: {'; '.join(found)}.")
+        return batch
+
+    if missing:
+        raise DataError(f"data: {'; '.join(missing)}. Only a loss of your own (trainer.loss=module:name) can leave "
+                        "them out.")
+    if isinstance(data.validation, Stream):
+        data = replace(data, validation=data.validation.mapped(checked))
+    return replace(data, train=data.train.mapped(checked)) if isinstance(data.train, Stream) else data
 
 
 def _check_own_batches(trainer: TrainerSettings, batches: BatchStream) -> None:

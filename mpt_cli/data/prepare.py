@@ -225,7 +225,8 @@ def check_examples(examples: Examples, target: TargetSpec, where: str, is_batch:
     `where` opens the message: the file, or the key that names the source. Targets are as `to_numbers` left them. A
     single batch may have weights that are all zero, a whole set may not.
     """
-    problems = shape_problems(examples, is_batch) or [*value_problems(examples), *label_problems(examples.y, target)]
+    problems = shape_problems(examples, is_batch) or [
+        *value_problems(examples, target.as_given), *label_problems(examples.y, target)]  # fmt: skip
     weights = leaves(examples.sample_weight, "sample_weight")
     if not problems and not is_batch and weights and not any(weight.any() for _, weight in weights):
         problems = ["sample_weight is all zeros, so nothing would be learned"]
@@ -244,8 +245,6 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
     empty = [f"{name} is empty: shape {array.shape}" for name, array in arrays if array.ndim and array.size == 0]
     if flat or empty:
         return flat + empty
-    if isinstance(examples.x, np.ndarray) and examples.x.ndim == 1 and examples.x.dtype.kind != "S":
-        return [f"x needs a dimension beside the examples: x[:, None] makes (n, 1) of {examples.x.shape}"]
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1 and not (is_batch and not isinstance(examples.y, np.ndarray)):
         return ["the numbers of examples differ: " + ", ".join(f"{name} {n:,}" for name, n in lengths.items())]
@@ -253,9 +252,18 @@ def shape_problems(examples: Examples, is_batch: bool = False) -> list[str]:
             for problem in _weight_problems(name, weight)]  # fmt: skip
 
 
-def value_problems(examples: Examples) -> list[str]:
-    """NaN and inf in inputs, targets and weights: how many, and where the first one is."""
-    return [problem for name, array in all_arrays(examples) for problem in _not_finite(name, array)]
+def value_problems(examples: Examples, may_lack_targets: bool = False) -> list[str]:
+    """NaN and inf in inputs, targets and weights: how many, and where the first one is. With `may_lack_targets` NaN
+    among targets is left to `missing_targets`."""
+    lacking = missing_targets(examples) if may_lack_targets else []
+    return [problem for name, array in all_arrays(examples) for problem in _not_finite(name, array)
+            if problem not in lacking]  # fmt: skip
+
+
+def missing_targets(examples: Examples) -> list[str]:
+    """NaN among targets, as some have them for what is not known."""
+    nan = {"NaN": np.isnan}
+    return [problem for name, array in leaves(examples.y, "y") for problem in _not_finite(name, array, nan)]
 
 
 def label_problems(y: Array, target: TargetSpec) -> list[str]:
@@ -294,13 +302,17 @@ def _gap_problems(y: Array, largest: int) -> list[str]:
     return [f"labels run up to {largest:,} but only {distinct:,} of them occur: number the classes from 0 without gaps"]
 
 
-def _not_finite(name: str, array: Array) -> list[str]:
+_KINDS = {"NaN": np.isnan, "infinite (or beyond float32)": np.isinf}
+
+
+def _not_finite(name: str, array: Array, kinds: Mapping[str, Any] = _KINDS) -> list[str]:
     if array.dtype.kind != "f" or (np.isfinite(array.min()) and np.isfinite(array.max())):
         return []  # min and max pass NaN on, so that no mask as large as the array is needed
     if isinstance(array, Rows):
         name, array = f"{name} (its values, row after row)", array.values
     found = []
-    for word, mask in (("NaN", np.isnan(array)), ("infinite (or beyond float32)", np.isinf(array))):
+    for word, is_so in kinds.items():
+        mask = is_so(array)
         count = int(mask.sum())
         if count:
             first = ", ".join(str(place) for place in np.argwhere(mask)[0])

@@ -94,7 +94,7 @@ class RunStepper:
             if len(_whole(batches, self.parts) if whole else batches) >= count:
                 break
             piece = self._next_piece(count)
-            batches += [batch_of(piece, i) for i in range(piece.count)]
+            batches += [self.parts.engine.batch(piece.source, row) for row in piece.batch_indices[: piece.count]]
             self.step_in_epoch += piece.count
         self.epoch, self.step_in_epoch = here
         return ((_whole(batches, self.parts) if whole else None) or batches)[:count]
@@ -121,15 +121,9 @@ class RunStepper:
         self.parts.train_feed.start(self.epoch)
 
 
-def batch_of(piece: Piece, index: int) -> Any:
-    """The examples of one step, as tensors of the backend."""
-    wanted = keras.ops.convert_to_tensor(piece.batch_indices[index])
-    return keras.tree.map_structure(lambda a: None if a is None else keras.ops.take(a, wanted, axis=0), piece.source)
-
-
 def _whole(batches: list[Any], parts: Assembly) -> list[Any]:
     size = parts.settings.trainer.batch_size
-    return [batch for batch in batches if np.shape(keras.tree.flatten(batch.x)[0])[0] == size]
+    return [batch for batch in batches if keras.tree.flatten(batch.x)[0].shape[0] == size]
 
 
 FLOAT32 = PolicySettings("float32", head=None)

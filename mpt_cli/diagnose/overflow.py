@@ -4,7 +4,7 @@ not finite in the order of time, and what to do about it.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 import keras
@@ -18,8 +18,10 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, name_of, owners_of_weights, parts_of, weights_of
 from mpt_cli.errors import DataError
+from mpt_cli.precision import has_own_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.own_step import optimizers_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings
@@ -144,6 +146,13 @@ class OverflowDiagnosis:
     bad_weights: list[str]
     bad_inputs: bool
     largest_input: float
+    own_step_of: str | None = None  # the class of the model
+
+    @property
+    def layer(self) -> str | None:
+        """The one that did it, as it is seen or, of a step that overflowed again out of sight, as the run noted it;
+        None where none could be named."""
+        return self.first.part if self.first is not None else self.overflow.layer if self.overflowed_again else None
 
     @property
     def before(self) -> list[Sighting]:
@@ -158,21 +167,23 @@ def examine_overflow(replayed: ReplayedRun) -> OverflowDiagnosis:
     """Train the step again, then look at it with probes in every layer; the run's state is that before the step."""
     parts, model = replayed.parts, replayed.parts.model
     batch = replayed.stepper.peek_batches(1, whole=False)[0]
-    scale, state = float(parts.optimizer.loss_scale), collect_state(model)
+    optimizer = optimizers_of(model).get(replayed.overflow.optimizer or "", parts.optimizer)
+    scale, state = float(optimizer.loss_scale), collect_state(model)
     again = not replayed.stepper.train_step()
     restore_state(model, state)
     bad_weights = [v.path for v in weights_of(model) if not np.isfinite(_on_host(v.value)).all()]
-    counted, sightings, in_run_mode = _look(replayed, batch)
-    inputs = [_on_host(x) for x in keras.tree.flatten(batch.x)]
-    first = _first(sightings, isfinite(counted.losses[0]))
+    own = type(model).__name__ if has_own_train_step(model) else None
+    loss, sightings, in_run_mode = _look(replayed, batch) if own is None else (nan, [], True)
+    numbers = [_on_host(x) for x in keras.tree.flatten(batch.x) if _is_number(x)]
     return OverflowDiagnosis(
-        replayed.overflow, again, counted.losses[0], scale, sightings, first, in_run_mode, bad_weights,
-        not all(np.isfinite(x).all() for x in inputs), max((float(np.abs(x).max()) for x in inputs), default=0.0),
+        replayed.overflow, again, loss, scale, sightings, _first(sightings, isfinite(loss)), in_run_mode, bad_weights,
+        not all(np.isfinite(x).all() for x in numbers), max((float(np.abs(x).max()) for x in numbers), default=0.0),
+        own,
     )  # fmt: skip
 
 
-def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], bool]:
-    """What the probes see, compiled like the run; where all is finite so, with float16 rounded everywhere."""
+def _look(replayed: ReplayedRun, batch: Any) -> tuple[float, list[Sighting], bool]:
+    """The loss and what the probes see, compiled like the run; where all is finite so, with float16 rounded always."""
     parts, model = replayed.parts, replayed.parts.model
     injector = build_injector(parts.settings.fault, model, parts.data, 1)
     step_wrapper = injector.wrap_step if injector else None
@@ -182,7 +193,7 @@ def _look(replayed: ReplayedRun, batch: Any) -> tuple[Counted, list[Sighting], b
         sightings = [*_forward(model, probes, counted), *_backward(model, probes, counted)]
         if _first(sightings, isfinite(counted.losses[0])) is not None:
             break
-    return counted, sightings, jit_compile == parts.jit_compile
+    return counted.losses[0], sightings, jit_compile == parts.jit_compile
 
 
 def _first(sightings: Sequence[Sighting], loss_is_finite: bool) -> Sighting | None:
@@ -232,6 +243,10 @@ def _sighting(phase: str, part: Any, dtype: str, place: str, counts: Counts) -> 
     return Sighting(phase, name_of(part), type(part).__name__, dtype, place, largest_exponent(counts), infs, nans)
 
 
+def _is_number(value: Any) -> bool:
+    return bool(keras.backend.standardize_dtype(value.dtype) != "string")
+
+
 def _on_host(value: Any) -> NDArray[Any]:
     is_float = keras.backend.is_float_dtype(keras.backend.standardize_dtype(value.dtype))
     return np.asarray(keras.ops.convert_to_numpy(keras.ops.cast(value, "float32") if is_float else value))
@@ -249,12 +264,12 @@ def overflow_content(replayed: ReplayedRun, found: OverflowDiagnosis) -> dict[st
     """`layer` is None where none could be named; `sightings` are all places looked at, in the order of time."""
     first = found.first
     return {
-        "status": "ok" if first is not None or found.bad_weights else "not_found", "kind": "overflow",
+        "status": "ok" if found.layer is not None or found.bad_weights else "not_found", "kind": "overflow",
         "recipe": replayed.parts.settings.recipe, "run_dir": str(replayed.run.path),
         "step": found.overflow.step, "replayed_from_step": replayed.from_step,
         "overflowed_again": found.overflowed_again, "seen_as_compiled_in_the_run": found.in_run_mode,
         "loss": found.loss, "loss_scale": found.loss_scale, "loss_scale_in_the_run": found.overflow.loss_scale,
-        "layer": None if first is None else first.part, "first": None if first is None else _sighting_content(first),
+        "layer": found.layer, "first": None if first is None else _sighting_content(first),
         "before": [_sighting_content(seen) for seen in found.before], "bad_weights": found.bad_weights,
         "bad_inputs": found.bad_inputs, "explanation": [text for _, text in overflow_sentences(replayed, found)],
         "sightings": [_sighting_content(seen) for seen in found.sightings],
@@ -276,7 +291,9 @@ def overflow_sentences(replayed: ReplayedRun, found: OverflowDiagnosis) -> list[
 
 def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
     text = f"{found.overflow.step} of {replayed.run.path}, trained again from step {replayed.from_step}, at loss scale "
-    text += f"{format_scale(found.loss_scale)}, loss {format_number(found.loss)}: "
+    text += format_scale(found.loss_scale)
+    text += f" of {found.overflow.optimizer}" if found.overflow.optimizer else ""
+    text += ": " if found.own_step_of else f", loss {format_number(found.loss)}: "
     text += "it overflowed again" if found.overflowed_again else "it did NOT overflow again"
     if found.loss_scale != found.overflow.loss_scale:
         text += (
@@ -288,7 +305,7 @@ def _step_sentence(replayed: ReplayedRun, found: OverflowDiagnosis) -> str:
 def _layer_sentences(found: OverflowDiagnosis) -> list[str]:
     first = found.first
     if first is None:
-        return [_not_found_sentence(found)]
+        return [_noted_sentence(found) if found.layer else _not_found_sentence(found)]
     dtype = f" ({first.kind}, {first.dtype})" if first.dtype else f" ({first.kind})"
     counts = ", ".join(f"{n} {name}" for n, name in ((first.infs, "inf"), (first.nans, "nan")) if n)
     texts = [f"{first.part}{dtype}: {_place_phrase(first)} holds {counts}"]
@@ -313,6 +330,14 @@ def _origin_sentence(found: OverflowDiagnosis, first: Sighting) -> str:
     return "no layer did it: what it was given was not finite"
 
 
+def _noted_sentence(found: OverflowDiagnosis) -> str:
+    own = found.own_step_of
+    why = (f"{own} has a train_step of its own, whose gradients can't be looked into from outside" if own else
+           "with probes in its layers the step is finite: compiled otherwise")  # fmt: skip
+    variable = found.overflow.variable
+    return f"{found.layer}: the gradient of {variable} was the first that was not finite, as the run noted. {why}"
+
+
 def _not_found_sentence(found: OverflowDiagnosis) -> str:
     named = f" The run named the gradient of {found.overflow.variable}." if found.overflow.variable else ""
     if not found.overflowed_again:
@@ -323,8 +348,11 @@ def _not_found_sentence(found: OverflowDiagnosis) -> str:
 
 def _remedy_sentences(run: RunDirectory, found: OverflowDiagnosis) -> list[str]:
     first = found.first
-    if first is None or found.bad_weights or found.bad_inputs:
+    if found.layer is None or found.bad_weights or found.bad_inputs:
         return []
+    if first is None:
+        lowers = "a lower loss scale, which dynamic scaling finds by skipping such steps"
+        return [f"{lowers}; where skips don't end, keep a layer in float32: policy.overrides={{NAME: float32}}"]
     if first.phase == FORWARD:
         keep = f"Keep it in float32: policy.overrides={{{first.part}: float32}}, or use policy=mixed_bfloat16"
         return [f"no loss scale mends the forward pass. {keep}"]

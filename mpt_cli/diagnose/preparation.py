@@ -16,7 +16,6 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import conf_override, shell_command
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION
 
@@ -41,25 +40,28 @@ class OverflowEvent:
     variable: str | None
     cause: str | None
     borders: tuple[int, ...] = ()  # the last step of each phase that was over by then
+    layer: str | None = None  # nearest to the fault, as the run itself found it
+    optimizer: str | None = None  # whose gradients they were; None where it is the only one, or its search came after
 
 
-def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent:
-    """The last step of the run that overflowed, or the given one; DataError or ConfigError where there is none."""
+def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
+    """The last step of the run that overflowed, or the given one; None where no step did, ConfigError where that one
+    did not."""
     events = _read_events(run.events_jsonl)
     found = [line for line in events if line.get("kind") == OVERFLOW]
-    if not found:
-        measures = shell_command("diagnose", conf_override(run.config_yaml))
-        raise DataError(f"no step of {run.path} overflowed: {run.events_jsonl.name} has none, so no layer is bad; "
-                        f"{measures} measures how far away an overflow is.")  # fmt: skip
+    if not found and step is None:
+        return None
     chosen = [line for line in found if step is None or line["step"] == step]
     if not chosen:
         steps = [str(line["step"]) for line in found]
         more = f" … {steps[-1]}" if len(steps) > MOST_STEPS_NAMED else ""
-        raise ConfigError(Problem("--step", "must be a step that overflowed.", step,
-                                  f"They are {', '.join(steps[:MOST_STEPS_NAMED])}{more}."))  # fmt: skip
-    line = chosen[-1]
+        they_are = f"They are {', '.join(steps[:MOST_STEPS_NAMED])}{more}." if steps else "None of the run did."
+        raise ConfigError(Problem("--step", "must be a step that overflowed.", step, they_are))
+    last = chosen[-1]  # of the last attempt; of several optimizers the first may have spoilt the others
+    line = next(line for line in chosen if all(line.get(key) == last.get(key) for key in ("step", "attempt")))
     borders = tuple(e["step"] - 1 for e in events if e.get("kind") == PHASE and e["step"] <= line["step"])
-    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders)
+    return OverflowEvent(line["step"], float(line["scale_before"]), line.get("variable"), line.get("cause"), borders,
+                         line.get("layer"), line.get("optimizer"))
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
-from mpt_cli.errors import ConfigError, DataError, MptError, Problem, install_command
+from mpt_cli.errors import ConfigError, DataError, MptError, Problem, UserCodeError, install_command
 from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import unheard
 
@@ -392,13 +393,18 @@ _UNSUPPORTED = re.compile(r"precision '(\w+)' is not supported by dot_general on
 
 @contextmanager
 def framework_errors(several_processes: bool) -> Iterator[None]:
-    """ConfigError or DataError in place of a framework's own, where it can only mean one thing."""
+    """ConfigError or DataError in place of a framework's own, where it can only mean one thing; UserCodeError for what
+    comes out of the user's code, as of a `call` that fails in training alone."""
     try:
         yield
     except MptError:
         raise
     except Exception as error:
         explained = _explain_framework_error(str(error), several_processes)
+        if explained is None and (place := place_in_user_code(error)):
+            from mpt_cli.models.shapes import plain_message
+
+            explained = UserCodeError(f"{place}: {type(error).__name__}: {plain_message(error)}")
         if explained is None:
             raise
         raise explained from error

@@ -75,6 +75,8 @@ def single_shape(shapes: Shapes) -> tuple[int, ...]:
     shape = shapes.input_shape
     if isinstance(shape, Mapping) or not all(isinstance(size, int) for size in shape):
         raise unfit("a shipped model needs one input of fixed shape", shapes)
+    if not shape:
+        raise unfit("a shipped model needs a dimension beside the examples, which x[:, None] gives", shapes)
     if math.prod(shape) == 0:
         raise unfit("an input needs at least one element", shapes)
     return tuple(shape)
@@ -90,7 +92,8 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     """The model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
 
     UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
-    that has a train_step instead of a `call` is taken as it is.
+    that has a train_step of its own is taken as it is where it has no `call`, or one that is for other inputs, as of a
+    GAN whose call generates.
     """
     own_step = has_own_train_step(model)
     if own_step and not can_be_called(model):
@@ -99,6 +102,9 @@ def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
     try:
         outputs = _call_symbolically(model, shapes)
     except ValueError as error:
+        if own_step:
+            model.built = True
+            return model
         raise ConfigError(Problem(
             key, "the model must take the data's examples.", shapes.input_shape,
             f"The data gives {shapes}. Keras says: {plain_message(error)}")) from error
@@ -115,15 +121,15 @@ def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
     with warnings.catch_warnings():
         # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
         warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
-        return model(_symbolic(shapes.input_shape, shapes.input_dtypes or shapes.input_dtype))
+        return model(symbolic_inputs(shapes.input_shape, shapes.input_dtypes or shapes.input_dtype))
 
 
-def _symbolic(shape: Any, dtype: Any) -> Any:
+def symbolic_inputs(shape: Any, dtype: Any) -> Any:
     """Symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
     if isinstance(shape, Mapping):
-        return {name: _symbolic(part, _part_of(dtype, name)) for name, part in shape.items()}
+        return {name: symbolic_inputs(part, _part_of(dtype, name)) for name, part in shape.items()}
     if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
-        return [_symbolic(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
+        return [symbolic_inputs(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
     return symbol((None, *shape), "float32" if "+" in dtype else dtype)
 
 

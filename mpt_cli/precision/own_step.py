@@ -38,6 +38,15 @@ def has_own_test_step(model: Any) -> bool:
     return bool(type(model).test_step is not keras.Model.test_step)
 
 
+def has_own_compute_loss(model: Any) -> bool:
+    """Whether the model's class overrides Keras's `compute_loss`.
+
+    >>> has_own_compute_loss(keras.Sequential())
+    False
+    """
+    return bool(type(model).compute_loss is not keras.Model.compute_loss)
+
+
 def can_be_called(model: Any) -> bool:
     """Whether the model's class has a `call`; one that lives by its `train_step` alone need not.
 

@@ -8,6 +8,7 @@ import importlib.util
 import inspect
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -303,6 +304,23 @@ def user_traceback(error: BaseException) -> str:
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+
+
+def place_in_user_code(error: BaseException) -> str:
+    """The innermost line of the user's own code that led to an exception, as "nets.py, line 3, in call".
+
+    Empty where none did, or where the exception is raised by mpt. What is installed is not the user's.
+    """
+    frames = list(traceback.walk_tb(error.__traceback__))
+    if not frames or frames[-1][0].f_code.co_filename.startswith(_OUR_FILES):
+        return ""
+    theirs = [(frame.f_code, line) for frame, line in frames if _is_of_user(frame.f_code.co_filename)]
+    return f"{Path(theirs[-1][0].co_filename).name}, line {theirs[-1][1]}, in {theirs[-1][0].co_name}" if theirs else ""
+
+
+def _is_of_user(file: str) -> bool:
+    installed = "site-packages" in file or "dist-packages" in file or file.startswith((_OUR_FILES, "<"))
+    return not installed and not file.startswith(sysconfig.get_path("stdlib"))
 
 
 def _is_ours(frame: TracebackType) -> bool:

@@ -23,7 +23,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, has_own_train_step, layers_of
 from mpt_cli.precision.keras_internals import compiled_loss_weights
-from mpt_cli.precision.own_step import can_be_called, optimizers_in, unwrapped
+from mpt_cli.precision.own_step import can_be_called, has_own_compute_loss, optimizers_in, unwrapped
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
@@ -155,7 +155,7 @@ def check_trainable(model: Any) -> None:
 
 def check_targets(model: Any, given: DataArguments) -> None:
     """ConfigError for arrays without targets where the model is compiled with a loss that reads them."""
-    own = has_own_train_step(model) or type(model).compute_loss is not keras.Model.compute_loss
+    own = has_own_train_step(model) or has_own_compute_loss(model)
     if given.y is None and model.loss is not None and not own and not is_batched_source(given.x):
         raise ConfigError(Problem("y", "must be given with arrays: the model is compiled with a loss.", None,
                                   "Compile it with loss=None where add_loss says it all."))

@@ -17,6 +17,7 @@ from mpt_cli.precision.own_step import (
     OptimizerUse,
     build_own_steps,
     can_be_called,
+    has_own_compute_loss,
     has_own_test_step,
     log_names,
     optimizers_in,
@@ -155,7 +156,7 @@ def _trace_testing(model: Any, batch: Any, lack: Problem) -> Any:
     """None where Keras's own test_step has what it needs; ConfigError with `lack` where there is nothing to test with.
     """
     if not has_own_test_step(model):
-        has_loss = getattr(model, "loss", None) is not None or type(model).compute_loss is not keras.Model.compute_loss
+        has_loss = getattr(model, "loss", None) is not None or has_own_compute_loss(model)
         if can_be_called(model) and (has_loss or model.losses):
             return None
         raise ConfigError(lack)

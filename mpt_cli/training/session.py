@@ -18,7 +18,7 @@ from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
-from mpt_cli.precision.own_step import optimizers_of, own_steps, trained_by
+from mpt_cli.precision.own_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
@@ -259,7 +259,10 @@ def _describe_own_loss(parts: Assembly) -> str:
     if own is not None and own.optimizers:
         return f"{own.train_loss} of the model's own train_step"
     name = getattr(loss, "name", None) or getattr(loss, "__name__", None) or loss
-    return f"{name} (as the model was compiled)"
+    if parts.author_compiled and loss is not None:
+        return f"{name} (as the model was compiled)"
+    computed = has_own_compute_loss(parts.model)
+    return "compute_loss of the model" if computed else "what layers of the model add (add_loss)"
 
 
 def _describe_device(parts: Assembly) -> str:
@@ -290,7 +293,9 @@ def _describe_optimizer(parts: Assembly) -> str:
         return _describe_own_optimizers(parts)
     own = Reference(optimizer.object, optimizer.kwargs) if isinstance(optimizer, OwnOptimizer) else optimizer.name
     every_phase_has_one = parts.settings.phases and all(phase.learning_rate for phase in parts.settings.phases)
-    rate = None if every_phase_has_one else optimizer.learning_rate
+    its_own = optimizer.schedule.object is not None and not hasattr(
+        configured_rate(parts.optimizer.inner_optimizer), "initial_learning_rate")  # a schedule that takes none
+    rate = None if every_phase_has_one or its_own else optimizer.learning_rate
     notes = [] if rate is None else [f"learning rate {rate:g}"]
     if optimizer.schedule.object is not None:
         notes.append(f"schedule {optimizer.schedule.object}")

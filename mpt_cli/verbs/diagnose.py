@@ -106,6 +106,18 @@ def _measure(
     return found, content
 
 
+def _say_no_overflow(run_dir: str, arguments: argparse.Namespace) -> int:
+    """The answer for a run of which no step overflowed; no directory is made for it."""
+    text = (f"no step of {run_dir} overflowed, so no layer is bad; {_of_configuration(run_dir)} measures how far away "
+            "an overflow is")  # fmt: skip
+    if arguments.json:
+        print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
+                    "explanation": [text]})  # fmt: skip
+    else:
+        print(text)
+    return OK
+
+
 def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
     """Where progress is said: on standard output, or beside the JSON on standard error."""
     stream = sys.stderr if arguments.json else sys.stdout
@@ -168,6 +180,8 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
 
     run = RunDirectory.open(run_dir)
     overflow = find_overflow(run, arguments.step)
+    if overflow is None:
+        return _say_no_overflow(run_dir, arguments)
     settings = on_one_device(stored_settings(run), say)
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)

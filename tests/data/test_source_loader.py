@@ -2,14 +2,16 @@
 
 import sys
 import textwrap
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mpt_cli.data import tf_data
 from mpt_cli.data.examples import Stream
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
+from mpt_cli.settings import load_settings
 from mpt_cli.settings.variants import Loader
 
 ARRAYS = "import numpy as np\nx, y = np.arange(40.0).reshape(20, 2), np.arange(20) % 4\n"
@@ -211,3 +213,34 @@ def test_a_batch_of_a_stream_may_have_no_weight_and_a_whole_set_may_not(returnin
     data = returning("d", prelude=padded, num_classes=4, validation_fraction=0)
     weights = [weight.tolist() for _, _, weight in data.train.batches(20, 0, 0, shuffle=False)]
     assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]
+
+
+LACKING = ARRAYS + """
+import tensorflow as tf
+z = np.where(np.arange(20) % 5 == 1, np.nan, 1.0)
+batched = tf.data.Dataset.from_tensor_slices((x, z)).batch(8)
+"""
+
+
+def loaded_for(loss, expression, returning):
+    Path("mine.py").write_text(f"{LACKING}def load():\n    return {expression}\ndef own(t, p):\n    return p\n")
+    sys.modules.pop("mine", None)
+    recipe = "data: {loader: mine.py:load, validation_fraction: 0}\nmodel: {builder: mine.py:own}\n"
+    Path("mine.yaml").write_text(recipe)
+    return load_data_of_run(load_settings(["conf=mine.yaml", f"trainer.loss={loss}", "seed=0"]))
+
+
+@pytest.mark.parametrize("loss", ["mine.py:own", "null", "{a: mse, b: 'mine.py:own'}"])
+def test_targets_may_lack_numbers_for_a_loss_of_the_user_s(loss, returning):
+    data = loaded_for(loss, "x, z", returning)
+    assert np.isnan(data.train.y).sum() == 4
+    assert data.warnings == ("data: y has 4 values that are NaN, first at [1]: the loss must leave them out.",)
+    batches = loaded_for(loss, "batched", returning).train.batches(8, 1, 0, shuffle=False)
+    assert [int(np.isnan(batch.y).sum()) for batch in batches] == [2, 1, 1]
+
+
+def test_for_a_loss_of_keras_s_they_may_not(returning):
+    with pytest.raises(DataError, match=r"y has 4 values that are NaN, first at \[1\]\. Only a loss of your own"):
+        loaded_for("mse", "x, z", returning)
+    with pytest.raises(DataError, match=r"^data, batch 1: y has 2 values that are NaN, first at \[1\]\.$"):
+        list(loaded_for("mse", "batched", returning).train.batches(8, 1, 0, shuffle=False))

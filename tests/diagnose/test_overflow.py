@@ -130,10 +130,15 @@ def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
 @only_on("tensorflow")
 def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     run = trained(tmp_path / "r")
-    assert main(["diagnose", str(run)]) == 3
-    said = capsys.readouterr().err
+    assert main(["diagnose", str(run)]) == 0
+    said = capsys.readouterr().out
     assert "no step of" in said and f"mpt diagnose conf={run}/config.yaml measures" in said
+    assert main(["diagnose", str(run), "--json"]) == 0
+    content = json.loads(capsys.readouterr().out)
+    assert (content["status"], content["step"], content["layer"]) == ("ok", None, None)
     assert not list(run.glob("diagnose-*"))
+    assert main(["diagnose", str(run), "--step", "4"]) == 2
+    assert "--step: must be a step that overflowed. Received: 4. None of the run did." in capsys.readouterr().err
 
 
 @only_on("tensorflow")

@@ -1,12 +1,16 @@
 """Errors of frameworks whose cause is known come as a sentence; all others as they are."""
 
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import mpt_cli
 from mpt_cli.engine.backend import framework_errors
-from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training import session
@@ -27,10 +31,36 @@ TABLE = [
 ]
 
 
+OURS, INSTALLED = str(Path(mpt_cli.__file__).with_name("some.py")), "/lib/site-packages/framework.py"
+
+
+def code_of(file: str, text: str, **names: Any) -> Callable[[], None]:
+    return partial(exec, compile(text, file, "exec"), names)
+
+
+def run_guarded(run: Callable[[], None], several: bool = False) -> None:
+    """From a frame of mpt's, as in a run: this file is that of a user."""
+    code_of(OURS, "with guard: run()", guard=framework_errors(several), run=run)()
+
+
 @pytest.mark.parametrize(("text", "several", "kind", "words"), TABLE)
 def test_what_is_raised(text: str, several: bool, kind: type[Exception], words: str) -> None:
-    with pytest.raises(kind, match=words), framework_errors(several):
-        raise RuntimeError(text)
+    with pytest.raises(kind, match=words):
+        run_guarded(code_of(INSTALLED, f"raise RuntimeError({text!r})"), several)
+
+
+def test_what_comes_out_of_the_user_s_code_is_theirs() -> None:
+    with pytest.raises(UserCodeError, match=r"^nets\.py, line 3, in <module>: TypeError: can only concatenate str"):
+        run_guarded(code_of("/home/me/nets.py", "a = 1\n\nb = 'x' + a"))
+    below = code_of(INSTALLED, "raise RuntimeError('below')")
+    with pytest.raises(UserCodeError, match=r"^nets\.py, line 1, in <module>: RuntimeError: below"):
+        run_guarded(code_of("/home/me/nets.py", "below()", below=below))
+
+
+def test_what_mpt_raises_is_its_own_also_below_the_user_s_code() -> None:
+    below = code_of(OURS, "raise KeyError('lost')")
+    with pytest.raises(KeyError, match="lost"):
+        run_guarded(code_of("/home/me/nets.py", "below()", below=below))
 
 
 def test_our_own_errors_pass() -> None:

@@ -17,6 +17,9 @@ data: {loader: "NETS:blobs"}
 trainer: {epochs: 2, batch_size: 12, shuffle: false, log_every_steps: 1, monitor: null}
 logger: {console: plain}
 """
+GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
+SEMI_SUPERVISED = (f"model.builder={NETS}:semi_supervised", f"data.loader={NETS}:labelled_and_not",
+                   "~trainer.batch_size", "~trainer.shuffle")  # fmt: skip
 SPLIT = "mirrored" if BACKEND == "tensorflow" else "data_parallel"
 SPOILED = ("fault=bad_data", "fault.kind=overflow", "fault.at_steps=[2,8]", "fault.every_steps=null")
 
@@ -61,6 +64,24 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("words", "optimizer"), [
+    (GAN, "d_optimizer"), (SEMI_SUPERVISED, "optimizer"),
+] if BACKEND == "tensorflow" else [((), None)])  # fmt: skip
+def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(words, optimizer, tmp_path):
+    """Of several optimizers that of the first: what it lost spoils the others."""
+    train(tmp_path, *words, "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
+    event = lines(tmp_path, "events")[0]
+    done = mpt("diagnose", "run", "--step", "1", "--json", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(done.stdout)
+    assert (content["step"], content["overflowed_again"], content["status"]) == (1, True, "ok")
+    assert content["layer"] == event["layer"] and content["loss_scale"] == content["loss_scale_in_the_run"] == 2.0**32
+    said = " ".join(content["explanation"])
+    assert f"the gradient of {event['variable']} was the first that was not finite, as the run noted" in said
+    assert event.get("optimizer") == optimizer and (optimizer is None or f"of {optimizer}" in said)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
@@ -79,7 +100,6 @@ def test_what_a_step_lacks_is_said_before_it_trains(words, code, said, tmp_path)
     assert code == 0 or not (tmp_path / "run").exists()
 
 
-GAN = (f"model.builder={NETS}:gan", f"data.loader={NETS}:unsplit", "data.validation_fraction=0")
 
 
 @pytest.mark.slow
@@ -165,8 +185,7 @@ def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
 @pytest.mark.slow
 @only_on("tensorflow")
 def test_batches_of_labelled_and_other_examples_have_lengths_of_their_own(tmp_path):
-    train(tmp_path, f"model.builder={NETS}:semi_supervised", f"data.loader={NETS}:labelled_and_not",
-          "~trainer.batch_size", "~trainer.shuffle")  # fmt: skip
+    train(tmp_path, *SEMI_SUPERVISED)
     last = lines(tmp_path, "metrics")[-1]
     assert (summary(tmp_path)["applied_steps"], last["labelled"], last["others"]) == (12, 4, 12)
     assert np.isfinite([last["c_loss"], last["p_loss"], last["val_loss"]]).all()

@@ -218,7 +218,7 @@ class Narrator:
     def _changes(self, events: list[Event]) -> list[str]:
         skips = [event for event in events if event.kind == OVERFLOW]
         growths = [event for event in events if event.kind in (GROWTH, DECLINE)]
-        self._skipped += len(skips)
+        self._skipped += len({event.step for event in skips})
         if not skips and not growths:
             return []
         changes = skips + growths
