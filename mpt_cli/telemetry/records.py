@@ -168,6 +168,11 @@ class LayerSample:
         return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
 
     @property
+    def is_beyond_float16(self) -> bool:
+        """Whether values of the float32 run are too large for float16, or next to all of them too small."""
+        return (self.lowest_exponent or 0) + len(self.exponents) > 16 or self.predicted_flushed >= NEARLY_ALL
+
+    @property
     def is_lost(self) -> bool:
         """Whether next to nothing of it is left."""
         return self.values > 0 and self.flushed >= NEARLY_ALL and self.kept_sum <= MOST_OF_SUM
@@ -255,6 +260,7 @@ class Summary:
     ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
     phases_completed: int | None = None  # of a run with phases
+    weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 
