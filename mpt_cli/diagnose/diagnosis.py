@@ -160,7 +160,7 @@ def _mended(examination: Examination, found: Diagnosis, say: Callable[[str], Non
 
     What such a layer hides is seen in the next round.
     """
-    again, mended = found, {}
+    again, mended = found, dict[str, str]()
     for _ in range(ROUNDS):
         lost = _blamed(again)
         if not lost:

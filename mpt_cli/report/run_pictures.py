@@ -18,6 +18,7 @@ _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
     "gradient_flushed_share": ("Gradients flushed to zero", "share of elements, %"),
     "gradient_subnormal_share": ("Gradients subnormal in float16", "share of elements, %"),
+    "gradient_lost_updates_share": ("Updates lost to rounding of weights", "share of elements, %"),
     "gradient_norm": ("Gradient norm", "norm of the unscaled gradients"),
 }
 _LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic axis
