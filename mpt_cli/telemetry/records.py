@@ -231,8 +231,8 @@ class Snapshot:
 
 
 def record_of(line: Mapping[str, Any]) -> type:
-    """Of a line of events.jsonl or metrics.jsonl: only an event has a kind."""
-    return Event if "kind" in line else Snapshot
+    """Of a line of layers.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
+    return LayerSample if "exponents" in line else Event if "kind" in line else Snapshot
 
 
 @dataclass(frozen=True)
