@@ -119,6 +119,8 @@ def _faults(found: Diagnosis) -> Iterator[str]:
         names = [layer for layer, its in found.faults.items() if its == fault]
         if names:
             yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
+        if mended := [layer for layer, its in found.mended.items() if its == fault]:
+            yield f"{', '.join(mended)} {words}; not so with the layers in float32 that are named here"
     for row in disagreements(found):
         yield (f"{row.layer}: {format_fraction(row.flushed)} of its {row.kind.replace('_', ' ')} are flushed where "
                f"{format_fraction(row.predicted_flushed)} were predicted: what they are made of is lost "
@@ -228,6 +230,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
             "forward_overflows": found.forward_overflows,
             "layers": [_check_content(row) for row in found.layer_samples],
             "faults": found.faults,
+            "mended": found.mended,
             "highest_safe_scale": None if found.highest_safe is None else 2.0**found.highest_safe,
             "trials": [_trial_content(trial) for trial in found.trials],
         },

@@ -1,7 +1,7 @@
 """What `mpt diagnose conf=…` finds, the story of finding it, and the scale that it recommends."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import floor, log2
 
 from mpt_cli.diagnose.examination import Examination, Point, Request
@@ -13,11 +13,12 @@ from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.telemetry.format import format_scale
-from mpt_cli.telemetry.records import DEAD, OVERFLOWED, LayerSample
+from mpt_cli.telemetry.records import ACTIVATIONS, DEAD, OVERFLOWED, VANISHED, LayerSample
 from mpt_cli.training.assembly import Assembly
 from mpt_cli.training.program import Program
 
 ROUNDS = 3  # attempts at finding the layers to keep in float32
+OF_THE_FORWARD_PASS = (OVERFLOWED, VANISHED)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Diagnosis:
     that real float16 passes bear, None where none near the predicted one did; they were made at `verified_step`.
     `layer_samples` are what such passes left of each layer at the scale found, and `faults` the layers that do not
     train so as in float32: then no window is safe, and where values overflow in the forward pass no scale recommended.
+    `mended` are those that lost their outputs, which nothing does any more with `keep_in_float32`.
     """
 
     settings: Settings
@@ -46,6 +48,7 @@ class Diagnosis:
     phase: int = 1  # that was measured
     layer_samples: list[LayerSample] = field(default_factory=list)
     faults: dict[str, str] = field(default_factory=dict)
+    mended: dict[str, str] = field(default_factory=dict)
 
     @property
     def examines_own_policy(self) -> bool:
@@ -102,13 +105,7 @@ def diagnose(program: Program, platform: Platform, request: Request, say: Callab
     for step in sorted({examination.first_step + each for each in request.at_steps}):
         say(f"measuring {request.batches} batches at step {step}" + (" after training up to it" if step else ""))
         examination.measure_at(step)
-    kept = _keep_some_in_float32(examination, say)
-    points = examination.points()
-    window = common_window([point.window for point in points])
-    if window is None:
-        return Diagnosis(settings, platform, examination.policy, request.batches, points, None, None, points[0].step,
-                         phase=request.phase)
-    return _verified(examination, window, kept, say)
+    return _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
 
 
 def _check_phase(settings: Settings, request: Request) -> None:
@@ -130,15 +127,15 @@ def _check_steps(request: Request, parts: Assembly) -> None:
                                   f"Lower it, or {remedy}."))
 
 
-def _keep_some_in_float32(examination: Examination, say: Callable[[str], None]) -> list[str]:
-    """Names of layers, in as few rounds as it takes until every point has a safe scale or nothing more helps."""
-    kept: list[str] = []
+def _keep_some_in_float32(examination: Examination, kept: list[str], say: Callable[[str], None]) -> list[str]:
+    """Names of layers, those `kept` so far among them, in as few rounds as it takes until every point has a safe scale
+    or nothing more helps."""
     for _ in range(ROUNDS):
         more = [name for point in examination.points() for name in _without_scale(examination, point)]
         more = [name for name in dict.fromkeys(more) if name not in kept]
         if not more:
             break
-        kept += more
+        kept = [*kept, *more]
         say(f"no scale fits all layers; trying again with {', '.join(kept)} in float32")
         examination.keep_in_float32(kept)
     return kept
@@ -158,11 +155,40 @@ def _without_scale(examination: Examination, point: Point) -> list[str]:
     return examination.layers_around(names, sent_back)
 
 
-def _verified(
-    examination: Examination, window: SafeScales, kept: list[str], say: Callable[[str], None]
-) -> Diagnosis:
+def _mended(examination: Examination, found: Diagnosis, say: Callable[[str], None]) -> Diagnosis:
+    """With the layers that lose the forward pass in float32, and those that take their outputs, where that mends it.
+
+    What such a layer hides is seen in the next round.
+    """
+    again, mended = found, dict[str, str]()
+    for _ in range(ROUNDS):
+        lost = _blamed(again)
+        if not lost:
+            break
+        mended |= lost
+        kept = list(dict.fromkeys([*again.keep_in_float32, *examination.layers_around([*lost], [*lost])]))
+        say(f"the forward pass is lost in {', '.join(lost)}; trying again with {', '.join(kept)} in float32")
+        examination.keep_in_float32(kept)
+        again = _verified(examination, _keep_some_in_float32(examination, kept, say), say)
+    return replace(again, mended=mended) if again.window is not None and again.is_safe else found
+
+
+def _blamed(found: Diagnosis) -> dict[str, str]:
+    """Of the layers that lose their outputs those that are not only given what others lost: what they put out in
+    float32 is beyond float16. Where none is, the first."""
+    lost = {layer: fault for layer, fault in found.faults.items() if fault in OF_THE_FORWARD_PASS}
+    rows = [row for row in found.layer_samples if row.kind == ACTIVATIONS and row.is_beyond_float16]
+    return {row.layer: lost[row.layer] for row in rows if row.layer in lost} or dict([*lost.items()][:1])
+
+
+def _verified(examination: Examination, kept: list[str], say: Callable[[str], None]) -> Diagnosis:
     """Try the recommended scale, one below and those around the edge on real float16 passes."""
-    settings, binding = examination.settings, examination.binding_point()
+    settings, points = examination.settings, examination.points()
+    window = common_window([point.window for point in points])
+    if window is None:
+        return Diagnosis(settings, examination.platform, examination.policy, examination.request.batches, points, None,
+                         None, points[0].step, kept, phase=examination.request.phase)  # fmt: skip
+    binding = examination.binding_point()
     bounds = ScaleBounds.of(settings.loss_scale.rule)
     predicted = binding.window if window.empty else window
     assert predicted is not None
@@ -177,7 +203,7 @@ def _verified(
     rows, faults = examination.look_at_layers(verifier, recommended)
     overflows = OVERFLOWED in faults.values() or any(not trial.loss_is_finite for trial in verifier.trials())
     return Diagnosis(
-        settings, examination.platform, examination.policy, examination.request.batches, examination.points(), window,
+        settings, examination.platform, examination.policy, examination.request.batches, points, window,
         None if overflows else recommended, binding.step, kept, verifier.trials(), highest, examination.request.phase,
         rows, faults,
     )  # fmt: skip

@@ -25,15 +25,25 @@ from mpt_cli.engine.probes import (
     parts_of,
     weights_of,
 )
+from mpt_cli.precision import layers_of
+from mpt_cli.precision.audit import NARROW
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
-from mpt_cli.precision.keras_internals import computing_in_float32, inner_layers, predict_in_training, training_loss
+from mpt_cli.precision.keras_internals import (
+    computing_in_float32,
+    configured_rate,
+    inner_layers,
+    predict_in_training,
+    training_loss,
+)
 from mpt_cli.telemetry.records import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
     DEAD,
     FLUSHED,
     OVERFLOWED,
+    UNMOVED,
+    UPDATES,
     VANISHED,
     WEIGHT_GRADIENTS,
     LayerSample,
@@ -63,11 +73,13 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
 class Flow(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
     2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
-    and `norm`, the sum of squares and the largest magnitude of the latter."""
+    and `norm`, the sum of squares and the largest magnitude of the latter. `gradients` are those by the weights in
+    float32, where a weight is kept in half precision and so may not take what they add to it."""
 
     parts: Counts
     weights: Counts
     norm: Counts
+    gradients: tuple[Tensor, ...] = ()
 
     @property
     def is_finite(self) -> bool:
@@ -100,11 +112,53 @@ class FlowCounter:
         kept = [ops.zeros(v.shape) if g is None else dense(g)
                 for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
-        return Flow(ops.stack(found), count_weights(kept), _norm(kept))
+        is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
+        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else ())
 
 
 def _is_narrow(value: Tensor) -> bool:
-    return keras.backend.standardize_dtype(value.dtype) in ("float16", "bfloat16")
+    return keras.backend.standardize_dtype(value.dtype) in NARROW
+
+
+def is_rounded(model: Any) -> bool:
+    """Whether a layer computes in half precision, or keeps weights in it."""
+    return any(dtype in NARROW for layer in layers_of(model) for dtype in (layer.compute_dtype, layer.variable_dtype))
+
+
+class Updates(NamedTuple):
+    """What the optimizer would add to each weight in float32, and what of that is there after the weight was rounded:
+    counts as those of `Flow`. `dtypes` are those of the weights."""
+
+    wanted: Counts
+    kept: Counts
+    dtypes: tuple[str, ...]
+
+
+def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Updates | None:
+    """Of a step with these gradients of the scaled loss by the weights; None where the optimizer has variables that
+    are not known. Nothing in the model or its optimizer changes."""
+    weights, inner = weights_of(model), model.optimizer.inner_optimizer
+    rate = configured_rate(inner)
+    twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})
+    twin.gradient_accumulation_steps = None
+    copies = [keras.Variable(_wide(v.value), dtype="float32", trainable=True) for v in weights]
+    twin.build(copies)
+    slots = [v for v in inner.variables if "gradient_accumulator" not in v.path]
+    if len(slots) != len(twin.variables):
+        return None
+    for own, slot in zip(twin.variables, slots, strict=True):
+        own.assign(ops.cast(_wide(slot.value) if _is_narrow(slot) else ops.copy(slot.value), own.dtype))
+    twin.apply([ops.convert_to_tensor(gradient) / scale for gradient in gradients], copies)
+    before = [_wide(v.value) for v in weights]
+    rounded = [_wide(ops.cast(copy.value, v.dtype)) for copy, v in zip(copies, weights, strict=True)]
+    wanted, kept = ([after - first for after, first in zip(new, before, strict=True)]
+                    for new in ([copy.value for copy in copies], rounded))  # fmt: skip
+    dtypes = tuple(keras.backend.standardize_dtype(v.dtype) for v in weights)
+    return Updates(np.asarray(count_weights(wanted)), np.asarray(count_weights(kept)), dtypes)
+
+
+def _wide(value: Tensor) -> Tensor:
+    return ops.cast(value, "float32")
 
 
 def _norm(gradients: list[Tensor]) -> Tensor:
@@ -150,7 +204,7 @@ class FlowMap:
         kept = tuple(place for place in found if place.part is not None or place.weights)
         return cls(kept, tuple(v.path for v in variables))
 
-    def layer_samples(self, base: Flow, shadow: Flow) -> list[LayerSample]:
+    def layer_samples(self, base: Flow, shadow: Flow, updates: Updates | None = None) -> list[LayerSample]:
         """`base` held against `shadow`, the same in float32: what there is of each place."""
         rows = []
         for place in self.places:
@@ -164,6 +218,10 @@ class FlowMap:
                 own = base.weights[weight], shadow.weights[weight]
                 row = _layer_sample(place.name, WEIGHT_GRADIENTS, place.dtype, *own)
                 rows.append(replace(row, variable=self.variables[weight]))
+                if updates is not None and updates.dtypes[weight] in NARROW:
+                    moved = updates.kept[weight], updates.wanted[weight]
+                    row = _layer_sample(place.name, UPDATES, updates.dtypes[weight], *moved)
+                    rows.append(replace(row, variable=self.variables[weight], subnormal=0.0))
         return rows
 
     def faults(self, rows: Sequence[LayerSample]) -> dict[str, str]:
@@ -172,7 +230,8 @@ class FlowMap:
         found: dict[str, str] = {}
         for place in self.places:
             own = [row for row in rows if row.layer == place.name]
-            kernels = [row for row in own if row.variable in place.kernels]
+            kernels = [row for row in own if row.variable in place.kernels and row.kind == WEIGHT_GRADIENTS]
+            updates = [row for row in own if row.variable in place.kernels and row.kind == UPDATES]
             if any(row.kind == ACTIVATIONS and row.overflowed for row in own):
                 found[place.name] = OVERFLOWED
             elif any(row.kind == ACTIVATIONS and row.is_lost for row in own):
@@ -181,7 +240,14 @@ class FlowMap:
                 found[place.name] = FLUSHED
             elif kernels and trains and place.is_called and not any(row.values for row in kernels):
                 found[place.name] = DEAD
+            elif updates and all(row.is_lost for row in updates):
+                found[place.name] = UNMOVED
         return found
+
+    @property
+    def has_float16(self) -> bool:
+        """Whether a loss scale can be too high here."""
+        return any(HALF in (place.dtype, place.output_dtype) for place in self.places)
 
     def doublings_to_overflow(self, shadow: Flow) -> int | None:
         """How often the scale could double before a float16 gradient passes 2^16, by their size in float32."""

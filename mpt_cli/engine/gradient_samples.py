@@ -1,4 +1,4 @@
-"""A look now and then at what float16 makes of a training step: per layer, forward and backward, against float32.
+"""A look now and then at what half precision makes of a training step: per layer, both ways, against float32.
 
 One batch goes through the model as it trains and with every layer in float32, and a few times more for the head-room.
 """
@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.engine.feed import Piece
-from mpt_cli.engine.flow import Flow, FlowMap
-from mpt_cli.telemetry.records import WEIGHT_GRADIENTS, GradientSample, LayerSample
+from mpt_cli.engine.flow import Flow, FlowMap, Updates
+from mpt_cli.telemetry.records import UPDATES, WEIGHT_GRADIENTS, GradientSample, LayerSample
 
 FIRST_SAMPLE_STEP = 100  # so that a short run has a sample too
 LARGEST_FLOAT16 = 65504.0
@@ -26,6 +26,9 @@ class FlowEngine(Protocol):
 
     def flow(self, source: Any, row: NDArray[np.int32], scale: float, in_float32: bool) -> Flow:
         """What flows in a training step of one batch under this loss scale; nothing in the model changes."""
+
+    def updates(self, shadow: Flow, scale: float) -> Updates | None:
+        """What rounding leaves of the step that a `Flow` in float32 would make; None where no weight is rounded."""
 
     def flow_map(self) -> "FlowMap":
         """Which layer each row of a `Flow` is of; known after the first one."""
@@ -94,6 +97,9 @@ class GradientSampler:
         self._passes, self._pass_seconds = self._passes + 1, min(self._pass_seconds, time.monotonic() - started)
         return found
 
+    def updates(self, shadow: Flow, scale: float) -> Updates | None:
+        return self.engine.updates(shadow, scale)
+
     def flow_map(self) -> FlowMap:
         return self.engine.flow_map()
 
@@ -113,7 +119,7 @@ def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], po
     step, scale = position
     base, shadow = (engine.flow(source, row, scale, in_float32) for in_float32 in (False, True))
     places = engine.flow_map()
-    rows = places.layer_samples(base, shadow)
+    rows = places.layer_samples(base, shadow, engine.updates(shadow, scale))
     if not base.is_finite:
         return Look(None, rows)
     squares, largest = (float(value) for value in base.norm)
@@ -121,13 +127,20 @@ def sample_gradients(engine: FlowEngine, source: Any, row: NDArray[np.int32], po
     values = np.array([r.values for r in weights], float)
     flushed, small = np.array([(r.flushed, r.subnormal) for r in weights]).T @ values / max(values.sum(), 1.0)
     room = None
-    if largest:
+    if largest and places.has_float16:
         room = _headroom(lambda k: engine.flow(source, row, scale * 2.0**k, False).is_finite,
                          places.doublings_to_overflow(shadow), math.log2(LARGEST_SCALE / scale))  # fmt: skip
         exact = math.log2(LARGEST_FLOAT16 / largest)
         room = exact if room == math.floor(exact) else room
     norm, faults = math.sqrt(squares) / scale, places.faults(rows)
-    return Look(GradientSample(step, norm, float(flushed), float(small), room, faults), rows)
+    return Look(GradientSample(step, norm, float(flushed), float(small), room, _lost_updates(rows), faults), rows)
+
+
+def _lost_updates(rows: list[LayerSample]) -> float | None:
+    """Of all weights in half precision together; None where nothing would move any."""
+    sizes = {row.variable: (row.values, row.flushed) for row in rows if row.kind == UPDATES}
+    moved = sum(values for values, _ in sizes.values())
+    return sum(values * flushed for values, flushed in sizes.values()) / moved if moved else None
 
 
 def _headroom(is_finite: Callable[[int], bool], predicted: int | None, most: float) -> float:

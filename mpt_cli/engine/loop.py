@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap
+from mpt_cli.engine.flow import Flow, FlowCounter, FlowMap, Updates, count_updates
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, StepRecord, layers_of
 from mpt_cli.precision.own_step import OwnSteps, metric_variables, optimizers_of, own_steps
@@ -178,6 +178,10 @@ class Engine(ABC):
     def flow_map(self) -> FlowMap:
         """Which layer each row of a `Flow` is of; known after the first one of the model as it is."""
         return FlowMap.of(self.model, self._counter(False).probes)
+
+    def updates(self, shadow: Flow, scale: float) -> Updates | None:
+        """What rounding leaves of the step that a `Flow` in float32 would make; None where no weight is rounded."""
+        return count_updates(self.model, shadow.gradients, scale) if shadow.gradients else None
 
     def _counter(self, in_float32: bool) -> FlowCounter:
         if in_float32 not in self._counters:

@@ -139,7 +139,9 @@ class JaxEngine(Engine):
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         state = tuple([v.value for v in variables] for variables in lists)
         with self._called(GRADIENTS, (*row.shape, in_float32)):
-            return Flow(*jax.device_get(self._flows[in_float32](state, source, self.to_device(row), np.float32(scale))))
+            found = self._flows[in_float32](state, source, self.to_device(row), np.float32(scale))
+            parts, weights, norm = jax.device_get(found[:3])
+            return Flow(parts, weights, norm, found.gradients)
 
     def _compiled_flow(self, in_float32: bool) -> Callable[..., Flow]:
         if not self.jit_compile:

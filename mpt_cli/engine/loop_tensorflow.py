@@ -136,7 +136,8 @@ class TensorFlowEngine(Engine):
     def flow(self, source: Any, row: Any, scale: float, in_float32: bool) -> Flow:
         with self._called(GRADIENTS, (*row.shape, in_float32)):
             found = self._flows[in_float32](source, tf.convert_to_tensor(row), tf.constant(scale, tf.float32))
-            return Flow(*(array.numpy() for array in found))
+            parts, weights, norm = (array.numpy() for array in found[:3])
+            return Flow(parts, weights, norm, found.gradients)
 
     def _flow_of(self, in_float32: bool, source: Any, row: Tensor, scale: Tensor) -> Flow:
         """On several replicas that of the first, before gradients are added up: there they are flushed or not."""

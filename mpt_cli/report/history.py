@@ -5,7 +5,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +87,7 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
     return found if misfit(record, found, required_fields(record) if is_whole else ()) is None else None
 
 
+MOST_LOST = 0.1  # of the values of a layer, before its sample is marked
 OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_steps")
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
@@ -109,6 +110,15 @@ class Series:
 
 
 @dataclass
+class LayerCourse:
+    """One kind of tensor of a layer over its samples: the exponent at the middle of its values in float32, and the
+    steps at which half precision lost more than `MOST_LOST` of them."""
+
+    middles: Series = field(default_factory=Series)
+    lost: list[float] = field(default_factory=list)
+
+
+@dataclass
 class RunHistory:
     """What is known of a run. `steps` are lines within epochs by field, `epochs` those at the ends of epochs.
 
@@ -125,6 +135,7 @@ class RunHistory:
     steps: dict[str, Series] = field(default_factory=dict)
     epochs: dict[str, Series] = field(default_factory=dict)
     scale: Series = field(default_factory=Series)
+    layers: dict[str, dict[str, LayerCourse]] = field(default_factory=dict)  # by kind, then by layer or weight
     skips: "array[int]" = field(default_factory=lambda: array("q"))
     bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
     kinds: dict[str, int] = field(default_factory=dict)
@@ -178,6 +189,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_config(story)
     _read_metrics(story)
     _read_events(story)
+    _read_layers(story)
     return story
 
 
@@ -235,6 +247,20 @@ def _read_events(story: RunHistory) -> None:
     logged = story.steps.get("loss_scale") or story.epochs.get("loss_scale")
     if logged is not None:
         _add_scale(story, logged.ys[0], max(logged.xs[-1], story.last_step), logged.ys[-1])
+
+
+def _read_layers(story: RunHistory) -> None:
+    for line in _lines_noting_damage(story, story.run.layers_jsonl):
+        step, exponents = as_number(line.get("step")), line.get("exponents")
+        if step is None or not exponents or not sum(exponents) > 0:
+            continue
+        of_kind = story.layers.setdefault(str(line.get("kind")), {})
+        course = of_kind.setdefault(str(line.get("variable") or line.get("layer")), LayerCourse())
+        counted = list(accumulate(exponents))
+        middle = next(place for place, count in enumerate(counted) if 2 * count >= counted[-1])
+        course.middles.add(step, (line.get("lowest_exponent") or 0) + middle)
+        shares = [as_number(line.get(name)) or 0.0 for name in ("flushed", "overflowed")]
+        course.lost += [step] if max(shares) > MOST_LOST else []
 
 
 def _take_event(story: RunHistory, event: dict[str, Any], step: int, scales: tuple[float, float]) -> None:

@@ -11,6 +11,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import missing_extra
+from mpt_cli.report.heat_map import Heat, draw_heat, heat_inches
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.palette import NON_FINITE_COLOUR, PLAIN_STYLE, SKIPPED_STEP_COLOUR, CurveStyle
 
@@ -119,6 +120,7 @@ class Picture:
     lanes: Sequence[str] = ()  # names of y = 0, 1, 2 …, from the top
     x_end: float | None = None  # where the x axis ends that begins at 0; None: as the points are
     is_of_several: bool = False  # runs: then one curve alone needs its name too
+    heat: Heat | None = None  # the curves are rows of a map, their values its colours
 
     @property
     def description(self) -> str:
@@ -242,6 +244,8 @@ def _matplotlib_style() -> dict[Any, Any]:
 def _figure(picture: Picture) -> "Figure":
     from matplotlib.figure import Figure
 
+    if picture.heat is not None:
+        return _heat_figure(picture, picture.heat)
     named = [curve for curve in picture.curves if not curve.look.quiet and curve.label and not curve.is_part]
     named = [] if picture.lanes else named
     needs_names = len(named) > 1 or picture.rug_label or picture.is_of_several
@@ -257,6 +261,19 @@ def _figure(picture: Picture) -> "Figure":
         figure.legend(loc="lower center", borderaxespad=0.2, ncols=columns, frameon=False, fontsize=9.5,
                       handlelength=3.2, labelspacing=0.3)  # fmt: skip
     figure.tight_layout(pad=0.4, rect=(0, below / height, 1, 1))
+    return figure
+
+
+def _heat_figure(picture: Picture, heat: Heat) -> "Figure":
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_INCHES[0], heat_inches(len(picture.curves))), facecolor="none")
+    axes = figure.subplots()
+    axes.set_facecolor("none")
+    rows = {_shorten(curve.label, last=True): dict(zip(curve.xs, curve.ys, strict=True)) for curve in picture.curves}
+    draw_heat(axes, heat, rows)
+    axes.set_xlabel(picture.x_label)
+    figure.tight_layout(pad=0.4)
     return figure
 
 
@@ -333,9 +350,11 @@ def _scale_axes(axes: "Axes", picture: Picture) -> None:
         axes.set_ylim(bottom=0)
 
 
-def _shorten(name: str) -> str:
-    """A name that leaves room for its lane; the whole one stands in the table."""
-    return name if len(name) <= _LANE_NAME_LENGTH else f"{name[: _LANE_NAME_LENGTH - 1]}…"
+def _shorten(name: str, last: bool = False) -> str:
+    """A name that leaves room for its lane, its first letters or its last; the whole one stands in the table."""
+    if len(name) <= _LANE_NAME_LENGTH:
+        return name
+    return f"…{name[1 - _LANE_NAME_LENGTH :]}" if last else f"{name[: _LANE_NAME_LENGTH - 1]}…"
 
 
 def _widen(axes: "Axes") -> None:

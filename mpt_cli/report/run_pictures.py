@@ -2,10 +2,12 @@
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpt_cli.report.history import OF_THE_STEP, RunHistory, Series
+from mpt_cli.report.heat_map import Heat
+from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series
 from mpt_cli.report.picture import Curve, Picture, buckets_for, thin, thin_marks
 from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
 from mpt_cli.training.progress import MONITORED, falls
@@ -18,6 +20,7 @@ _GRADIENTS = {
     "gradient_headroom_doublings": ("Gradient head-room", "doublings of the scale left"),
     "gradient_flushed_share": ("Gradients flushed to zero", "share of elements, %"),
     "gradient_subnormal_share": ("Gradients subnormal in float16", "share of elements, %"),
+    "gradient_lost_updates_share": ("Updates lost to rounding of weights", "share of elements, %"),
     "gradient_norm": ("Gradient norm", "norm of the unscaled gradients"),
 }
 _LOG_SPAN = 50.0  # what spans more than this is easier to read on a logarithmic axis
@@ -29,6 +32,7 @@ def run_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     for name in metric_names(stories):
         found += _metric_pictures(stories, name)
     found += [*_scale_pictures(stories), *_gradient_pictures(stories)]
+    found += _layer_pictures(stories)
     rate = _overlay(stories, "throughput", "Throughput", "examples per second", "examples_per_second")
     found += [rate] if rate else []
     rate = _overlay(stories, "learning-rate", "Learning rate", "learning rate", "learning_rate")
@@ -187,6 +191,50 @@ def _gradient_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     """One for each figure about the gradients that was sampled in one of the runs."""
     found = [_overlay(stories, _slug(name), title, y_label, name) for name, (title, y_label) in _GRADIENTS.items()]
     return [_gradient_picture(picture) for picture in found if picture is not None]
+
+
+_OF_LAYERS = {
+    "activations": "Outputs of layers",
+    "activation_gradients": "Gradients of layers' outputs",
+    "weight_gradients": "Gradients of weights",
+    "updates": "Updates of weights",
+}
+_MOST_LAYERS, _MOST_SAMPLES = 40, 60
+
+
+def _layer_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
+    """Of a single run: where the values of each layer lay at each sample, against what float16 holds."""
+    story = stories[0]
+    if len(stories) > 1:
+        return []
+    return [_layer_picture(story, kind, title) for kind, title in _OF_LAYERS.items() if story.layers.get(kind)]
+
+
+def _layer_picture(story: RunHistory, kind: str, title: str) -> Picture:
+    courses = story.layers[kind]
+    kept = sorted(courses, key=lambda name: len(courses[name].lost), reverse=True)[:_MOST_LAYERS]
+    steps = sorted({step for course in courses.values() for step in course.middles.xs})
+    steps = steps[:: -(-len(steps) // _MOST_SAMPLES)]
+    rows = [(name, course) for name, course in courses.items() if name in kept]
+    curves = [Curve(name, *_at(course.middles, steps)) for name, course in rows]
+    marks = [(float(step), row) for row, (_, course) in enumerate(rows) for step in course.lost if step in steps]
+    note = f"Colour: the middle exponent of the values in float32. × over {MOST_LOST:.0%} are lost."
+    note += " Gradients are of the scaled loss." if "gradients" in kind and story.has_scale else ""
+    note += f" The {len(kept)} of {len(courses)} that lose most." if len(kept) < len(courses) else ""
+    scale = story.scale if "gradients" in kind and story.has_scale else None
+    line = None if scale is None else Curve("loss scale", steps, [_value_at(scale, step) for step in steps])
+    return Picture(f"layers-{_slug(kind)}", title, "exponent of 2", curves, note=note, heat=Heat(steps, marks, line))
+
+
+def _at(series: Series, steps: Sequence[float]) -> tuple[list[float], list[float]]:
+    """The values at these of the steps, where there are some."""
+    known = dict(zip(series.xs, series.ys, strict=True))
+    return [step for step in steps if step in known], [known[step] for step in steps if step in known]
+
+
+def _value_at(series: Series, step: float) -> float:
+    """The last one up to a step, of a course whose first is at 0."""
+    return series.ys[max(0, bisect_right(series.xs, step) - 1)]
 
 
 def _gradient_picture(picture: Picture) -> Picture:

@@ -32,6 +32,7 @@ from mpt_cli.settings.variants import KerasDataset
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
           "final_loss_scale", "min_loss_scale", "max_loss_scale")  # fmt: skip
+WEIGHTS = "weights_fingerprint"
 NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
@@ -188,9 +189,11 @@ def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarg
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
-    """The expectations that a run's own summary makes: counters exact, metrics within `rtol`."""
+    """The expectations that a run's own summary makes: counters exact, metrics within `rtol`, the weights bit for bit
+    where that is 0."""
     metrics = {name: _within_rtol(value, rtol) for name, value in summary["metrics"].items()}
-    return {**{name: summary[name] for name in _EXACT if name in summary}, **metrics}
+    exact = [*_EXACT, *([] if rtol or summary.get(WEIGHTS) is None else [WEIGHTS])]
+    return {**{name: summary[name] for name in exact if name in summary}, **metrics}
 
 
 def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:

@@ -131,9 +131,9 @@ class TrainerSettings:
     max_zero_gradients: Optional[int] = key(50, "stop after this many applied steps in a row in which every gradient "
                                             "was exactly 0, null = never", at_least=1)
     gradient_health_every_steps: Optional[Union[int, str]] = key(
-        "auto", "steps between samples of what float16 loses, layer by layer, where anything computes in it, the first "
-        "at step 100 at the latest: auto (2000, longer where samples would take over 1 % of the time) or a number ≥ 1; "
-        "null = never")
+        "auto", "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
+        "first at step 100 at the latest: auto (2000, longer where samples would take over 1 % of the time) or a "
+        "number ≥ 1; null = never")
     on_unhealthy: str = key("stop", "what a broken health rule does: stop the run, or rollback to the last good "
                             "checkpoint and go on with lower rates", choices=("stop", "rollback"))
     max_rollbacks: int = key(3, "rollback: how often at most; the next broken rule stops the run", at_least=1)

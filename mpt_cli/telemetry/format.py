@@ -91,13 +91,22 @@ def format_count(count: float) -> str:
 
 
 def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
-    """What a sample says of the scale, as label and value: too low, and how far from too high.
+    """What a sample says of the scale, as label and value: too low, and how far from too high; and of the updates of
+    weights in half precision.
 
     >>> format_sample(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
     [('flushed to 0', '1.2%'), ('head-room', '2^9')]
+    >>> format_sample(GradientSample(100, 0.5, 0.0, 0.0, None, 0.4))
+    [('flushed to 0', '0%'), ('updates lost', '40.0%')]
     """
-    room = "all zero" if sample.headroom_doublings is None else f"2^{math.floor(sample.headroom_doublings)}"
-    return [("flushed to 0", format_fraction(sample.flushed_share)), ("head-room", room)]
+    found = [("flushed to 0", format_fraction(sample.flushed_share))]
+    if sample.headroom_doublings is not None:
+        found.append(("head-room", f"2^{math.floor(sample.headroom_doublings)}"))
+    elif not sample.norm:
+        found.append(("head-room", "all zero"))
+    if sample.lost_updates_share is not None:
+        found.append(("updates lost", format_fraction(sample.lost_updates_share)))
+    return found
 
 
 def format_share(part: int, whole: int) -> str:

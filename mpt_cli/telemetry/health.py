@@ -12,7 +12,7 @@ from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
-from mpt_cli.telemetry.records import FLUSHED, NEVER, VANISHED, Scaling, StopLimits, StreakCounts
+from mpt_cli.telemetry.records import FLUSHED, NEVER, UNMOVED, VANISHED, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
 
 
@@ -181,6 +181,7 @@ COLLAPSED = "collapsed"
 VANISHES = "vanishing activations"
 TOO_LOW = "scale too low to matter"
 DEAD_LAYERS = "dead layers"
+LOST_UPDATES = "updates lost to rounding"
 NEVER_TRAINED = "never trained"
 STOPPED = "stopped"  # a health rule ended a run of which nothing else bad can be said, such as on_overflow=abort
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
@@ -286,6 +287,15 @@ def _ends_dead(signs: Signs) -> str | None:
     return (f"No gradient reached the weights of {_name_layers(layers)}{_format_sampled(signs)}, in float32 neither: "
             "units that are dead (a lower optimizer.learning_rate, another activation), a loss weight of 0, or a path "
             "to the loss that is cut.")  # fmt: skip
+
+
+def _ends_unmoved(signs: Signs) -> str | None:
+    layers = signs.layers_that(UNMOVED)
+    if not layers:
+        return None
+    return (f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
+            "less than half a unit in the last place of a weight in half precision is rounded away. policy="
+            "mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip
 
 
 def format_percent(share: float) -> str:
@@ -530,6 +540,7 @@ RULES = (
     ),
     HealthRule(TOO_LOW, _ends_useless),
     HealthRule(DEAD_LAYERS, _ends_dead),
+    HealthRule(LOST_UPDATES, _ends_unmoved),
     HealthRule(WARM_UP, _ends_warmed_up),
     HealthRule(HEALTHY, _ends_well),
 )  # fmt: skip

@@ -134,22 +134,25 @@ class Event:
 
 # the kinds of a LayerSample
 ACTIVATIONS, ACTIVATION_GRADIENTS, WEIGHT_GRADIENTS = "activations", "activation_gradients", "weight_gradients"
-VANISHED, OVERFLOWED, FLUSHED, DEAD = "vanished", "overflowed", "flushed", "dead"  # the faults of a layer
+UPDATES = "updates"
+# the faults of a layer
+VANISHED, OVERFLOWED, FLUSHED, DEAD, UNMOVED = "vanished", "overflowed", "flushed", "dead", "unmoved"
 NEARLY_ALL = 0.9  # of the elements, and half of their sum: a softmax over many classes has most of its values near 0
 MOST_OF_SUM = 0.5
 
 
 @dataclass(frozen=True)
 class LayerSample:
-    """What float16 made of one kind of tensor in one layer, held against a float32 run of the same batch.
+    """What half precision made of one kind of tensor in one layer, held against a float32 run of the same batch.
 
     Shares but `overflowed` (of all elements) are of the `values`, the elements that are not 0 in float32. Gradients are
     those of the scaled loss. `exponents` counts the values of the float32 run: the one at place i lies from
-    2**(lowest_exponent + i) up to twice that.
+    2**(lowest_exponent + i) up to twice that. Updates are those of weights that are kept in half precision: what the
+    optimizer would add in float32, of which `flushed` is the share that leaves the weight as it is.
     """
 
     layer: str
-    kind: str  # activations (the outputs) | activation_gradients (of the outputs) | weight_gradients
+    kind: str  # activations (the outputs) | activation_gradients (of the outputs) | weight_gradients | updates
     dtype: str  # in which they flow
     values: int
     flushed: float  # 0, though not in float32
@@ -158,7 +161,7 @@ class LayerSample:
     kept_sum: float  # what is left of the summed magnitude
     lowest_exponent: int | None
     exponents: tuple[int, ...] = ()
-    variable: str | None = None  # of weight_gradients: the path of the weight
+    variable: str | None = None  # of weight_gradients and updates: the path of the weight
 
     @property
     def predicted_flushed(self) -> float:
@@ -166,6 +169,11 @@ class LayerSample:
         if self.lowest_exponent is None or self.dtype != "float16":
             return 0.0
         return sum(self.exponents[: max(0, -25 - self.lowest_exponent)]) / max(self.values, 1)
+
+    @property
+    def is_beyond_float16(self) -> bool:
+        """Whether values of the float32 run are too large for float16, or next to all of them too small."""
+        return (self.lowest_exponent or 0) + len(self.exponents) > 16 or self.predicted_flushed >= NEARLY_ALL
 
     @property
     def is_lost(self) -> bool:
@@ -179,10 +187,12 @@ class GradientSample:
     float32 run of the same batch with the same weights.
 
     `norm` is that of all unscaled gradients together; `headroom_doublings` how often the scale could double before a
-    gradient of a weight overflows, None where all are zero. On N replicas (`distribute=mirrored`) the gradients are
-    those of the first before they are added up: of its share of the batch, divided by N. `faults` are the layers that
-    do not train as they would in float32, in the order of the forward pass: where the outputs vanished (all but a few
-    are 0), overflowed, where the gradients of the weights were flushed, or are all 0 in float32 too (dead).
+    gradient of a weight overflows, None where all are zero or nothing is in float16. On N replicas
+    (`distribute=mirrored`) the gradients are those of the first before they are added up: of its share of the batch,
+    divided by N. `faults` are the layers that do not train as they would in float32, in the order of the forward pass:
+    where the outputs vanished (all but a few are 0), overflowed, where the gradients of the weights were flushed, or
+    are all 0 in float32 too (dead), and where weights of half precision stay as they are, whatever the optimizer adds
+    (unmoved).
     """
 
     step: int
@@ -190,6 +200,7 @@ class GradientSample:
     flushed_share: float  # zero in float16
     subnormal_share: float  # below 2^-14 in layers that compute in float16, where bits are lost
     headroom_doublings: float | None
+    lost_updates_share: float | None = None  # of updates of weights in half precision; None where all are in float32
     faults: dict[str, str] = field(default_factory=dict)
 
 
@@ -220,8 +231,8 @@ class Snapshot:
 
 
 def record_of(line: Mapping[str, Any]) -> type:
-    """Of a line of events.jsonl or metrics.jsonl: only an event has a kind."""
-    return Event if "kind" in line else Snapshot
+    """Of a line of layers.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
+    return LayerSample if "exponents" in line else Event if "kind" in line else Snapshot
 
 
 @dataclass(frozen=True)
@@ -255,6 +266,7 @@ class Summary:
     ended_early: str = ""  # why a callback ended the run before its last epoch
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
     phases_completed: int | None = None  # of a run with phases
+    weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 

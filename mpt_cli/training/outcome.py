@@ -13,6 +13,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
+from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Progress
 
 if TYPE_CHECKING:
@@ -61,7 +62,9 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
         else:
             explanation += f" Its end could not be saved ({unsaved}): more epochs would go on from before it."
     summary = _summary(session, run_dir, Conclusion(status, exit_code, verdict, explanation))
-    return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change)
+    exact = session.assembly.settings.trainer.deterministic
+    return replace(summary, ended_early=ended_early, change="" if outcome.stop is None else outcome.stop.change,
+                   weights_fingerprint=fingerprint_weights(session.assembly.model) if exact else None)  # fmt: skip
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:

@@ -13,10 +13,11 @@ import numpy as np
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.fault_search import FaultSearch
+from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
-from mpt_cli.precision import Policy, computes_in_float16, head_layers
+from mpt_cli.precision import Policy, head_layers
 from mpt_cli.precision.keras_internals import configured_rate
 from mpt_cli.precision.own_step import has_own_compute_loss, optimizers_of, own_steps, trained_by
 from mpt_cli.settings.references import Reference
@@ -209,7 +210,7 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     """Samples of the gradients, rollbacks, other processes, and word of what compiles."""
     trainer, telemetry, process_info = parts.settings.trainer, runner.telemetry, parts.platform.process_info
     every = trainer.gradient_health_every_steps
-    if every is not None and may_sample and computes_in_float16(parts.model):
+    if every is not None and may_sample and is_rounded(parts.model):
         runner.sampler = build_sampler(parts.engine, every, telemetry.message)
     own = own_steps(parts.model)
     if process_info is None and (own is None or not own.optimizers):

@@ -57,7 +57,7 @@ class Trainer:
         self.interruption = Interruption()
         self.last_piece: Piece | None = None
         self.logged_step = 0
-        self.sampler: GradientSampler | None = None  # None where nothing computes in float16
+        self.sampler: GradientSampler | None = None  # None where nothing is in half precision
         self.fault_search: FaultSearch | None = None  # None where the model can't be called outside of its step
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
         self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next

@@ -123,3 +123,57 @@ def lost(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
         keras.Input(input_shape), layers.Flatten(), Times(1e30, name="hot"), Times(1e30, name="hotter"),
         layers.Dense(num_classes, name="head"),
     ])  # fmt: skip
+
+
+def faint(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """`faint` flushes all that it is given; `loud` undoes it, so that float32 has no trouble."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(32, "tanh", name="hidden"),
+        Times(2.0**-30, name="faint"), Times(2.0**30, name="loud"), layers.Dense(num_classes, name="head"),
+    ], name="net")  # fmt: skip
+
+
+def faint_convolution(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Outputs of `second` are too small for float16, though not for the normalisation after them."""
+    small = keras.initializers.RandomNormal(stddev=1e-9, seed=1)
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(8, 3, activation="relu", name="first")(inputs)
+    x = layers.Conv2D(8, 3, kernel_initializer=small, use_bias=False, name="second")(x)
+    x = layers.LayerNormalization(axis=(1, 2, 3), epsilon=1e-24, name="norm")(x)
+    x = layers.Flatten(name="flatten")(layers.ReLU(name="relu")(x))
+    return keras.Model(inputs, layers.Dense(num_classes, name="head")(x))
+
+
+def large_inputs(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """As of data that nobody scaled: `large` and the sums of `first` pass 65504, until `norm`."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Rescaling(1e5, name="large"),
+        layers.Dense(32, name="first"), layers.LayerNormalization(name="norm"), layers.ReLU(name="relu"),
+        layers.Dense(num_classes, name="head"),
+    ], name="net")  # fmt: skip
+
+
+def half_dead(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """`dead` is never active, `live` learns."""
+    flat = layers.Flatten(name="flatten")(inputs := keras.Input(input_shape))
+    dead = layers.Dense(16, "relu", bias_initializer=keras.initializers.Constant(-100.0), name="dead")(flat)
+    live = layers.Dense(32, "relu", name="live")(flat)
+    both = layers.Concatenate(name="both")([dead, live])
+    return keras.Model(inputs, layers.Dense(num_classes, name="head")(both))
+
+
+def recurrent(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Reads the picture row by row; its gradients lie 2**8 below those of the head."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Reshape((8, 8), name="rows"), layers.SimpleRNN(48, name="rnn"),
+        Gate(-8, name="gate"), layers.Dense(num_classes, name="head"),
+    ])  # fmt: skip
+
+
+def normalised(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Convolutions with BatchNormalization, the gradients of the first 2**16 below those of the second."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Conv2D(8, 3, name="first"), layers.BatchNormalization(name="norm"),
+        layers.ReLU(name="relu"), Gate(-16, name="gate"), layers.Conv2D(8, 3, activation="relu", name="second"),
+        layers.Flatten(name="flatten"), layers.Dense(num_classes, name="head"),
+    ])  # fmt: skip

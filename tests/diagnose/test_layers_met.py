@@ -3,15 +3,21 @@
 import pytest
 from examined import diagnosed
 
-from mpt_cli.diagnose.advice import diagnosis_content, sentences
+from mpt_cli.diagnose.advice import config_lines, diagnosis_content, sentences
 
 
 def said(found, label):
     return " ".join(text for name, text in sentences(found) if name == label)
 
 
+@pytest.fixture
+def nothing_helps(monkeypatch):
+    """Not even the layers in float32."""
+    monkeypatch.setattr("mpt_cli.diagnose.diagnosis.ROUNDS", 0)
+
+
 @pytest.mark.slow
-def test_layers_that_vanish_in_the_forward_pass_make_no_window_safe():
+def test_layers_that_vanish_in_the_forward_pass_make_no_window_safe(nothing_helps):
     found = diagnosed("vanishing", batches=1)
     last = [name.rpartition("/")[2] for name, fault in found.faults.items() if fault == "vanished"]
     assert "h9" in last and "h3" not in last and not found.is_safe
@@ -21,12 +27,22 @@ def test_layers_that_vanish_in_the_forward_pass_make_no_window_safe():
 
 
 @pytest.mark.slow
-def test_an_overflow_in_the_forward_pass_names_the_layer_and_recommends_no_scale():
+def test_an_overflow_in_the_forward_pass_names_the_layer_and_recommends_no_scale(nothing_helps):
     found = diagnosed("hot", batches=1)
     named = [name.rpartition("/")[2] for name, fault in found.faults.items() if fault == "overflowed"]
     assert named[0] == "hot" and found.recommended is None
     assert "overflow in the forward pass" in said(found, "layers")
     assert "recommended" not in said(found, "scale")
+
+
+@pytest.mark.slow
+def test_what_overflows_in_the_forward_pass_is_kept_in_float32_with_what_takes_it():
+    found = diagnosed("hot", batches=1)
+    assert {name.rpartition("/")[2]: fault for name, fault in found.mended.items()} == {"hot": "overflowed"}
+    assert [name.rpartition("/")[2] for name in found.keep_in_float32] == ["hot", "cool"]
+    assert found.is_safe and found.faults == {} and found.recommended is not None
+    assert "hot overflow in the forward pass, which no loss scale mends; not so with" in said(found, "layers")
+    assert config_lines(found)[0] == "policy:" and diagnosis_content(found)["verification"]["mended"] == found.mended
 
 
 @pytest.mark.long

@@ -186,3 +186,38 @@ def test_a_run_of_a_million_steps_has_a_page_of_ordinary_size(tmp_path):
     write_run_page([read_history(run)], path)
     text = path.read_text()
     assert len(text) < 3_000_000 and "100 at 345,670" in text and "50,000 skipped steps are marked" in text
+
+
+def sampled(step: int, layer: str, lowest: int, **fields: object) -> dict[str, object]:
+    """A line of layers.jsonl: two values at the lowest exponent and six two above it."""
+    return {"step": step, "loss_scale": 1024.0, "layer": layer, "kind": "activation_gradients", "dtype": "float16",
+            "values": 8, "flushed": 0.0, "subnormal": 0.0, "overflowed": 0.0, "kept_sum": 1.0,
+            "lowest_exponent": lowest, "exponents": [2, 0, 6], "variable": None, **fields}  # fmt: skip
+
+
+def test_samples_of_layers_are_a_map_of_exponents_with_what_is_lost_and_the_scale(tmp_path):
+    run = write_run(tmp_path / "run", events=[overflow(40, 2048.0, 1024.0)])
+    lines = [sampled(step, f"a_very_long_name_of/layer_{place}", -4 - 10 * place, flushed=0.4 * (place == 2))
+             for step in (10, 100) for place in range(3)]  # fmt: skip
+    kernel = {"kind": "weight_gradients", "variable": "a/kernel"}
+    write_lines(run / "layers.jsonl", [*lines, sampled(10, "a", 3, **kernel), sampled(10, "zeros", 0, exponents=[])])
+    maps = [picture for picture in run_pictures([read_history(run)]) if picture.heat is not None]
+    assert [picture.name for picture in maps] == ["layers-activation-gradients", "layers-weight-gradients"]
+    first, second = maps
+    assert [(list(curve.xs), list(curve.ys)) for curve in first.curves] == [
+        ([10.0, 100.0], [2.0 - 4 - 10 * place] * 2) for place in range(3)]  # fmt: skip
+    assert list(first.heat.marks) == [(10.0, 2), (100.0, 2)] and list(first.heat.scale.ys) == [2048.0, 1024.0]
+    assert [curve.label for curve in second.curves] == ["a/kernel"] and list(second.curves[0].ys) == [5.0]
+    drawing = draw(first)
+    assert "…ong_name_of/layer_1" in drawing.inline and 'id="layers-activation-gradients-scale"' in drawing.inline
+    assert "a_very_long_name_of/layer_2: from -22 to -22" in first.description and "×" in first.note
+    story = read_history(run)
+    assert not [picture for picture in run_pictures([story, story]) if picture.heat is not None]
+
+
+def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_lines(run / "layers.jsonl", [sampled(10, "a", "low"), sampled(10, "a", -3), sampled(20, "a", 0, exponents=3)])
+    story = read_history(run)
+    assert list(story.layers["activation_gradients"]["a"].middles.ys) == [-1.0]
+    assert "layers.jsonl: 2 damaged lines were left out." in story.gaps

@@ -270,6 +270,16 @@ def test_runs_in_a_folder_and_their_configuration_are_held_against_their_own_sum
     assert main(["reproduce", "all/second"]) == 2
 
 
+def test_the_weights_of_an_earlier_run_are_held_against_it_bit_for_bit(outcome, capsys, earlier: Path) -> None:
+    write_json(earlier / "summary.json", {**SUMMARY, "weights_fingerprint": "0123456789abcdef"})
+    outcome["summary"] = {**SUMMARY, "weights_fingerprint": "0123456789abcdee"}
+    assert main(["reproduce", "earlier"]) == 5
+    assert "weights_fingerprint" in capsys.readouterr().out
+    assert main(["reproduce", "earlier", "--rtol", "0.01", "--output", "2"]) == 0
+    outcome["summary"] = {**SUMMARY, "weights_fingerprint": "0123456789abcdef"}
+    assert main(["reproduce", "earlier", "--output", "3"]) == 0
+
+
 def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
     earlier.rename("digits_mlp")
     assert [target.recipe for target in collect(Request(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]

@@ -118,6 +118,8 @@ CASES = [
     ("a layer flushed", replace(CLEAN, faults={"a": "flushed"}, flushed_share=0.02), v.TOO_LOW, "2% of the gradient"),
     ("a dead layer", replace(CLEAN, faults={"a": "dead"}, sample_step=7), v.DEAD_LAYERS,
      "No gradient reached the weights of layer a at step 7, in float32 neither"),
+    ("a layer unmoved", replace(CLEAN, faults={"a": "unmoved"}, sample_step=7), v.LOST_UPDATES,
+     "Next to none of the updates of layer a changed a weight at step 7: .*mixed_bfloat16"),
     ("flushed a little", replace(CLEAN, flushed_share=0.1), v.HEALTHY, "All"),
     ("no step", replace(CLEAN, steps_seen=0, applied_steps=0), v.NEVER_TRAINED, "ended before its first step"),
     ("all skipped", _skipping(range(1, 1001)), v.NEVER_TRAINED, "None of 1,000 steps was applied.*initial_scale"),
@@ -147,7 +149,7 @@ def test_the_verdict_and_its_reason(signs: Signs, verdict: str, words: str) -> N
 
 def test_all_verdicts_have_a_case() -> None:
     assert {case[2] for case in CASES} == {v.HEALTHY, v.WARM_UP, v.CHRONIC, v.COLLAPSED, v.TOO_LOW, v.NEVER_TRAINED,
-                                           v.BAD_VALUES, v.VANISHES, v.DEAD_LAYERS}  # fmt: skip
+                                           v.BAD_VALUES, v.VANISHES, v.DEAD_LAYERS, v.LOST_UPDATES}  # fmt: skip
 
 
 LOGMAX = Scaling(LogMaxScale())

@@ -16,7 +16,7 @@ from mpt_cli.engine.gradient_samples import GradientSampler, Look
 from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import Float16Attention
-from mpt_cli.telemetry.records import ACTIVATIONS, WEIGHT_GRADIENTS
+from mpt_cli.telemetry.records import ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
 from mpt_cli.training.assembly import build_metrics
 
 EXAMPLES, CLASSES = 32, 5
@@ -114,10 +114,11 @@ def built(build: Any, policy: str) -> keras.Model:
     return model
 
 
-def sampled(build: Any, scale: float) -> tuple[Look, Any, keras.Model]:
-    model, data = built(build, "mixed_float16"), data_for(build)
+def sampled(build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1) -> Any:
+    """The look, the data and the model."""
+    model, data = built(build, policy), data_for(build)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1)), loss)
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(rate, momentum=0.9)), loss)
     model.optimizer.build(model.trainable_variables)
     build_metrics(model, data, EXAMPLES)
     engine = build_engine(model, True, Distribution())
@@ -241,6 +242,39 @@ def test_an_overflow_of_the_forward_pass_is_seen_in_its_layer():
     over = [row.layer.rpartition("/")[2] for row in look.layers if row.kind == ACTIVATIONS and row.overflowed]
     assert over[0] == "large"
     json.dumps([vars(row) for row in look.layers])  # what goes into layers.jsonl
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "scale"), [("bfloat16", 1.0), ("float16", 2.0**7)])
+def test_updates_that_rounding_the_weights_loses_are_counted(policy, scale):
+    look, data, model = sampled(dead_branch, scale, policy, rate=0.01)
+    before = [np.asarray(ops.convert_to_numpy(ops.cast(v, "float32"))) for v in model.trainable_variables]
+    single = built(dead_branch, "float32")
+    single.set_weights(before)
+    rows = {row.variable: row for row in look.layers if row.kind == UPDATES}
+    moved = lost = 0
+    for weight, old, slope in zip(model.trainable_variables, before, direct_gradients(single, data, 1.0), strict=True):
+        if weight.dtype == "float32":
+            assert weight.path not in rows  # of the head
+            continue
+        new = (old - 0.01 * slope).astype("float32")
+        stays = np.asarray(ops.convert_to_numpy(ops.cast(ops.cast(new, policy), "float32"))) == old
+        row = rows[weight.path]
+        assert row.dtype == policy and row.values == pytest.approx((new != old).sum(), abs=0.01 * new.size)
+        assert row.flushed == pytest.approx((stays & (new != old)).sum() / max((new != old).sum(), 1), abs=0.01)
+        moved, lost = moved + (new != old).sum(), lost + (stays & (new != old)).sum()
+    assert look.sample.lost_updates_share == pytest.approx(lost / moved, abs=0.01) and 0.05 < lost / moved < 1
+    assert (look.sample.headroom_doublings is None) == (policy == "bfloat16")
+
+
+@pytest.mark.slow
+def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_weights_loses_none():
+    look = sampled(dead_branch, 1.0, "bfloat16", rate=1e-6)[0]
+    assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {
+        "dead": "dead", "live": "unmoved"}  # fmt: skip
+    mixed = sampled(dead_branch, 1.0, "mixed_bfloat16", rate=1e-6)[0]
+    assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
+    assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
 
 
 def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):

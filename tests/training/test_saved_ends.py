@@ -74,3 +74,14 @@ def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -
     again = [*TINY, "policy=mixed_float16", *fixed, "trainer.monitor=null", f"resume={run_dir}"]
     summary = job.train(load_settings(again))
     assert (summary.exit_code, summary.applied_steps, store.steps("best-")) == (OK, 80, [])
+
+
+@pytest.mark.slow
+def test_the_fingerprint_of_the_weights_is_of_every_bit_of_a_deterministic_run(tmp_path: Path) -> None:
+    first, again, other, free = (
+        train(tmp_path / str(number), *words)[0]
+        for number, words in enumerate([(), (), ("seed=5",), ("trainer.deterministic=false",)])
+    )
+    assert first.applied_steps == again.applied_steps == other.applied_steps == first.steps_seen
+    assert first.weights_fingerprint == again.weights_fingerprint != other.weights_fingerprint
+    assert first.weights_fingerprint is not None and free.weights_fingerprint is None

@@ -151,11 +151,10 @@ def _format_scale_range(summary: Summary) -> str:
 
 def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
     """What the latest sample said, which may be of an earlier attempt: the step comes first."""
-    lost, room = (value for _, value in format_sample(sample))
-    return (
-        f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {lost} flushed to zero, "
-        f"{format_fraction(sample.subnormal_share)} subnormal, head-room {room}, norm {format_number(sample.norm)}"
-    )
+    (_, lost), *others = format_sample(sample)
+    parts = [f"{lost} flushed to zero", f"{format_fraction(sample.subnormal_share)} subnormal",
+             *(f"{label} {value}" for label, value in others), f"norm {format_number(sample.norm)}"]  # fmt: skip
+    return f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {', '.join(parts)}"
 
 
 def _format_speed(summary: Summary) -> str:
