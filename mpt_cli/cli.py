@@ -23,7 +23,7 @@ from mpt_cli.errors import (
     printable,
 )
 from mpt_cli.settings.search_path import config_directories, has_working_directory
-from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal
+from mpt_cli.signals import SIGNAL_EXIT_CODES, format_end, raised_signal, signal_of
 from mpt_cli.verbs import LISTED_VERBS, VERBS
 from mpt_cli.verbs.parser import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
 
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()  # here, so that a reader who has gone is noticed while it can be handled
         return code
     except KeyboardInterrupt as interrupt:
-        sent = raised_signal() or signal.SIGINT
+        sent = raised_signal() or signal_of(interrupt) or signal.SIGINT
         _say(f"\nmpt: {format_end(sent)}" + (f": {interrupt}" if str(interrupt) else ""))
         return SIGNAL_EXIT_CODES[sent]
     except BrokenPipeError:

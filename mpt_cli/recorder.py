@@ -6,7 +6,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 
 import atexit
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,8 @@ from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
-from mpt_cli.precision.own_step import unwrapped
-from mpt_cli.recording import Recording, Subject
+from mpt_cli.precision.own_step import optimizers_in, unwrapped
+from mpt_cli.recording import NO_LOSS, Recording, Subject
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
@@ -31,13 +31,13 @@ from mpt_cli.telemetry.records import RunHeader, Scaling
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
 from mpt_cli.training.outcome import Conclusion
+from mpt_cli.training.own_program import unscaled_problem
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
 NO_SPEED = "examples per second: fit does not tell a callback how many examples a step has"
 NOT_WHOLE = ("whole skips: the model's own train_step moves metrics and statistics of normalisation in skipped steps "
              "too")  # fmt: skip
-NO_LOSS = "the loss of each step, and so whether an overflow began in the forward pass: JAX tells it to no one"
 
 
 def scaling_of(model: Any, settings: Settings) -> Scaling:
@@ -155,7 +155,9 @@ class _FitRecording(Recording):
         run = RunDirectory.create(place, settings.recipe)
         subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile))
         super().__init__(subject, model.optimizer, run, missing)
-        self.tells_loss, self.watch, self._is_announced = NO_LOSS not in missing, _Watch(), False
+        self.watch, self._is_announced = _Watch(), False
+        self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
+                                  "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
         self.all_finite = backend_step().compiled(all_finite)
         self.open(quiet=bool(recorder.params.get("verbose")))
 
@@ -175,9 +177,27 @@ class _FitRecording(Recording):
             keep_skips_whole(model)
         model.train_function = None  # it may have been traced with another optimizer
         model.make_train_function()
-        tells_loss = keras.backend.backend() == "tensorflow" or whole or self.was_whole
-        missing = [NO_RESUME, NO_SPEED]
-        return missing + [NOT_WHOLE] * (not whole and not self.was_whole) + [NO_LOSS] * (not tells_loss)
+        if self.own_step and scaling.scales:
+            model.optimizer.refuse_unscaled = self._refuse_unscaled
+        elif self.own_step:
+            model.optimizer._loss_was_scaled = True  # by 1: there is nothing to warn of
+        return [NO_RESUME, NO_SPEED] + [NOT_WHOLE] * (not whole and not self.was_whole)
+
+    def _refuse_unscaled(self) -> None:
+        """While its train_step is traced: as `mpt.fit` does it."""
+        raise ConfigError(unscaled_problem(type(self.model).__name__))
+
+    def _check_used(self) -> None:
+        """After the first call: whether it was the optimizer of `compile` that made the steps, and that one alone."""
+        model, name = self.model, type(self.model).__name__
+        others = [each for each, optimizer, _ in optimizers_in(model) if each != "optimizer" and optimizer.built]
+        if self.optimizer.scale_state is None or len(self.rows().floats) == 0:
+            raise ConfigError(Problem("Recorder", f"records the optimizer that a model is compiled with, which the "
+                                      f"train_step of {name} does not use.", others or None, "mpt.fit trains and records "
+                                      "a model with several optimizers."))  # fmt: skip
+        if others:
+            self.miss(f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
+                      "of compile alone (mpt.fit all of them)")  # fmt: skip
 
     def _check_replicas(self) -> None:
         """ConfigError before Keras's `fit` fails inside TensorFlow, which it does with any optimizer."""
@@ -223,6 +243,8 @@ class _FitRecording(Recording):
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
         """Look at the records where a line of the log is due."""
+        if not self._is_announced:
+            self._check_used()
         self._announce(logs)
         watch, every = self.watch, self.settings.trainer.log_every_steps
         watch.asked = watch.asked_before_epoch + steps_in_epoch
@@ -257,6 +279,12 @@ class _FitRecording(Recording):
             self.model.stop_training = True
         return ends
 
+    def fail(self, error: BaseException | None) -> None:
+        with suppress(Exception):  # JAX may have taken what the step that was broken off was given; `error` matters
+            if self.optimizer.scale_state is not None:
+                self._look()
+        super().fail(error)
+
     def end(self, ending: Conclusion) -> None:
         self._announce([])
         super().end(ending)
@@ -264,6 +292,7 @@ class _FitRecording(Recording):
 
     def _give_back(self) -> None:
         """The model's own step, so that a later fit without a recorder is Keras's own."""
+        self.optimizer.refuse_unscaled = None
         if not self.own_step and not self.was_whole:
             for name in ("train_step", "get_metrics_result"):
                 vars(self.model).pop(name, None)

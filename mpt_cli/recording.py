@@ -17,7 +17,7 @@ import numpy as np
 import yaml
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
-from mpt_cli.errors import BUG
+from mpt_cli.errors import summarise_error
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
@@ -27,12 +27,13 @@ from mpt_cli.runs.presence import header_dict
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings
+from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.signs import observe
-from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of
+from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress
 
 NOT_OURS = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
@@ -53,6 +54,8 @@ class Subject:
 class Recording(ABC):
     """One training on record. A subclass says what is trained (`variables`, `header`) and when records are taken."""
 
+    no_loss: str  # what is missing where steps do not tell their loss
+
     def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory, missing: list[str]) -> None:
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
@@ -62,7 +65,6 @@ class Recording(ABC):
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
-        self.tells_loss = True
         self.stack = ExitStack()
 
     @property
@@ -73,6 +75,11 @@ class Recording(ABC):
     @abstractmethod
     def header(self) -> RunHeader:
         """What is known before the first step."""
+
+    @property
+    def tells_loss(self) -> bool:
+        """Whether the steps do, which is known once they are traced."""
+        return self.optimizer.step_log is not None and self.optimizer.step_log.tells_loss
 
     def ring(self) -> tuple[list[Any], Any]:
         """The values of the step log and the optimizer's tally."""
@@ -108,6 +115,7 @@ class Recording(ABC):
 
     def announce(self) -> None:
         """The header, once all that it says is known."""
+        self._check_loss()
         self.ledger.rules = self.ledger_options()
         header = self.header()
         write_json(self.run.header_json, header_dict(header))
@@ -123,8 +131,19 @@ class Recording(ABC):
         """For the header."""
         return f"{type(unwrapped(self.optimizer)).__name__}, learning rate {self.settings.optimizer.learning_rate:g}"
 
+    def miss(self, sentence: str) -> None:
+        """Say that this is not recorded, once."""
+        if sentence not in self.missing:
+            self.missing.append(sentence)
+            self._write_environment()
+
+    def _check_loss(self) -> None:
+        if not self.tells_loss:
+            self.miss(self.no_loss)
+
     def take(self, rows: StepRows) -> None:
         """Steps into ledger and events; health rules are asked."""
+        self._check_loss()
         if rows.lost:
             self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
         self.taken += len(rows.floats) + rows.lost
@@ -169,8 +188,10 @@ class Recording(ABC):
 
     def fail(self, error: BaseException | None) -> None:
         """Where it did not come to its end; `error` is what ended it, where that is known."""
-        words = "fit did not come to its end" if error is None else f"{type(error).__name__}: {error}"
-        self.end(Conclusion("failed", BUG, judge(self.signs())[0], words))
+        number = None if error is None else signal_of(error)
+        words = "fit did not come to its end" if error is None else summarise_error(error)
+        words = words if number is None else f"It was {format_end(number)}."
+        self.end(Conclusion(*status_of_error(error), judge(self.signs())[0], words))
 
     def end(self, ending: Conclusion) -> None:
         summary = Summary(
@@ -190,8 +211,7 @@ NOT_OF_A_LOOP = [
     "whole skips: a skipped step leaves weights and optimizer alone, the loop itself moves metrics and statistics of "
     "normalisation",
 ]
-NO_LOSS_OF_LOOP = ("the loss of each step, and so whether an overflow began in the forward pass: gradients were "
-                   "applied elsewhere than they were taken")  # fmt: skip
+NO_LOSS = "the loss of each step, and so whether an overflow began in the forward pass: "
 
 
 class LoopRecording(Recording):
@@ -199,6 +219,8 @@ class LoopRecording(Recording):
 
     The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it is said.
     """
+
+    no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
 
     def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory) -> None:
         super().__init__(subject, optimizer, run, list(NOT_OF_A_LOOP))
@@ -222,13 +244,6 @@ class LoopRecording(Recording):
             device=platform.device, execution="the script's own loop", epochs=1, steps_per_epoch=None,
             total_steps=None, scaling=scaling, metric_names=(),
         )  # fmt: skip
-
-    def forget_loss(self) -> None:
-        """From here on no step tells its loss."""
-        if self.tells_loss:
-            self.tells_loss = False
-            self.missing.append(NO_LOSS_OF_LOOP)
-            self._write_environment()
 
     def drain(self, at_end: bool = False) -> None:
         """Take what is whole: while the loop runs its last step may be half written."""

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,10 @@ import keras
 from keras import ops
 
 from mpt_cli.errors import OK
-from mpt_cli.precision import LossScaleOptimizer, computes_in_float16
+from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
-from mpt_cli.precision.optimizer import backend_step
-from mpt_cli.precision.own_step import unwrapped
+from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
@@ -34,6 +34,7 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
+from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
@@ -42,7 +43,9 @@ from mpt_cli.training.model_program import described_optimizer
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
-JAX_LOOP = "an optimizer was used in a loop of its own on JAX, which scales no loss: call optimizer.scale_loss there"
+JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions that "
+            "know no optimizer. Put that into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy that "
+            "needs none, such as mixed_bfloat16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -118,8 +121,6 @@ class ScriptRun:
                 self.record_loop(wrapper)  # the optimizer of a compiled model, in a loop of the script's own
             if key in self.scaled_by_script or keras.backend.backend() != "tensorflow":
                 self.scaled_by_script.discard(key)
-                if key in self.loops:
-                    self._check_loss(self.loops[key])
                 apply(grads, trainable_variables)
             else:
                 self.apply_true(wrapper, list(grads), trainable_variables)
@@ -185,15 +186,6 @@ class ScriptRun:
         self.losses = [pair for pair in self.losses if not pair[0] & ids]
         if len(mine) == 1:
             loop.optimizer.note_loss(mine[0])
-        self._check_loss(loop)
-
-    def _check_loss(self, loop: LoopRecording) -> None:
-        """Gradients may be taken in one function and applied in another, which then does not know the loss."""
-        loss = loop.optimizer.take_noted_loss()
-        if loss is None or not backend_step().is_readable(loss):
-            loop.forget_loss()
-        else:
-            loop.optimizer.note_loss(loss)
 
     def _adopt(self, wrapper: LossScaleOptimizer, variables: list[Any]) -> None:
         """Go on with the scale that gradients of these variables had before their optimizer was known."""
@@ -215,6 +207,8 @@ class ScriptRun:
         for inner in ours:
             if inner.built and ids & _ids_of(own_trainable_variables(inner)):
                 wrapper = self.wrapper_of(inner)
+                if not wrapper.built:  # the script has built its optimizer itself; a scale to be must not be a constant
+                    wrapper._build_at_first_step(own_trainable_variables(inner))
                 return wrapper.loss_scale if wrapper.scales and id(wrapper) not in self.scaled_by_script else None
         rule = self._scaling(None).rule
         if self.scaled_by_script or not rule.scales or all(inner.built for inner in ours):
@@ -231,8 +225,8 @@ class ScriptRun:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the runs' own; 4 where a loop of the script's own applied nothing."""
-        return max([OK, *(run.exit_code for run in self.runs)])
+        """The gravest of the runs that came to their end; what ended another the script has caught itself."""
+        return max([OK, *(run.exit_code for run in self.runs if run.summary["status"] in ("finished", "stopped"))])
 
     @property
     def runs(self) -> list[Run]:
@@ -289,10 +283,11 @@ def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseExcep
             stack.enter_context(patch(seen))
         stack.enter_context(_as_main(target))
         try:
-            if target.is_module:
-                runpy.run_module(target.name, run_name="__main__", alter_sys=True)
-            else:
-                runpy.run_path(target.name, run_name="__main__")
+            with heard_by_script():
+                if target.is_module:
+                    runpy.run_module(target.name, run_name="__main__", alter_sys=True)
+                else:
+                    runpy.run_path(target.name, run_name="__main__")
         except (Exception, SystemExit, KeyboardInterrupt) as raised:
             error = raised
         seen.end_loops(None if isinstance(error, SystemExit) else error)
@@ -313,35 +308,58 @@ def _as_main(target: Target) -> Iterator[None]:
 
 @contextmanager
 def _replaced(holder: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """`make(what is there)` under this name, until the end."""
-    own, before = name in vars(holder), getattr(holder, name)
+    """`make(what is there)` under this name, until the end.
+
+    In a class it stands where it is defined: Keras compiles a loaded model only where its `compile` is that of Keras's
+    own base class.
+    """
+    if isinstance(holder, type):
+        holder = next(kind for kind in holder.__mro__ if name in vars(kind))
+    before = getattr(holder, name)
     setattr(holder, name, make(before))
     try:
         yield
     finally:
-        if own:
-            setattr(holder, name, before)
-        else:
-            delattr(holder, name)
+        setattr(holder, name, before)
 
 
 @contextmanager
 def _policies(seen: ScriptRun) -> Iterator[None]:
-    """A script that sets a policy of its own has it; that is said."""
+    """A script that sets a policy of its own has it; that is said. What it clears between two models is not the policy
+    that was asked for.
+    """
+    set_policy, clear = keras.config.set_dtype_policy, keras.backend.clear_session
+    own: list[Any] = []
 
-    def make(set_policy: Any) -> Any:
+    def make_setter(_: Any) -> Any:
         def told(policy: Any) -> None:
             seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
+            own.append(policy)
             set_policy(policy)
 
         return told
 
+    def make_clear(_: Any) -> Any:
+        def cleared(*arguments: Any, **named: Any) -> None:
+            clear(*arguments, **named)
+            if not own:
+                seen.note(f"clear_session forgets the dtype policy: it was set to {seen.settings.policy.name} again")
+                set_policy(seen.settings.policy.name)
+
+        return cleared
+
     with ExitStack() as stack:
-        for holder in (keras.config, keras.mixed_precision):
-            for name in ("set_dtype_policy", "set_global_policy"):
-                if hasattr(holder, name):
-                    stack.enter_context(_replaced(holder, name, make))
+        for function, make in ((set_policy, make_setter), (clear, make_clear)):
+            for module, name in _public_names_of(function):
+                stack.enter_context(_replaced(module, name, make))
         yield
+
+
+def _public_names_of(function: Any) -> list[tuple[Any, str]]:
+    """Where Keras offers it: keras.config and keras.mixed_precision, keras.utils and keras.backend, tf.keras's too."""
+    modules = [module for path, module in list(sys.modules.items())
+               if path.partition(".")[0] == "keras" and not path.startswith("keras.src.")]  # fmt: skip
+    return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
 @contextmanager
@@ -349,6 +367,7 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
     """Every model is compiled with its optimizer in our loss scaling."""
 
     def make(compile_model: Any) -> Any:
+        @wraps(compile_model)
         def compiled(model: Any, *arguments: Any, **named: Any) -> None:
             compile_model(model, *arguments, **named)
             given = inspect.signature(compile_model).bind(model, *arguments, **named).arguments.get("optimizer")
@@ -368,12 +387,17 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
     """Every `fit` has a Recorder among its callbacks."""
 
     def make(fit: Any) -> Any:
+        @wraps(fit)
         def recorded(model: Any, *arguments: Any, **named: Any) -> Any:
             bound = inspect.signature(fit).bind(model, *arguments, **named)
             callbacks = bound.arguments.get("callbacks")
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
+                return fit(model, *arguments, **named)
+            if others := _other_optimizers(model):
+                seen.note(f"the train_step of {type(model).__name__} has optimizers of its own ({', '.join(others)}): "
+                          "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
             bound.arguments["callbacks"] = [*given, recorder]
@@ -390,6 +414,12 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
     with _replaced(keras.Model, "fit", make):
         yield
+
+
+def _other_optimizers(model: Any) -> list[str]:
+    """Beside the one that the model is compiled with, where its own train_step may use them."""
+    own = optimizers_in(model) if has_own_train_step(model) else ()
+    return [name for name, *_ in own if name != "optimizer"]
 
 
 def _recorder(seen: ScriptRun) -> Recorder:

@@ -346,6 +346,31 @@ def handled_by(handler: Callable[[int], None], numbers: tuple[signal.Signals, ..
 
 
 @contextmanager
+def heard_by_script() -> Iterator[None]:
+    """Around a program of the user's, which may catch KeyboardInterrupt, or hear signals itself, and save: Ctrl-C and
+    SIGTERM raise as ever where it has no handlers of its own, and nothing ends it before it ends.
+    """
+    with handled_by(_raise_as_python):
+        yield
+    _main.is_heard = False  # it went on, and its end is not that of the signal
+
+
+def _raise_as_python(number: int) -> None:
+    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+
+def signal_of(error: BaseException) -> signal.Signals | None:
+    """What raised it, None where that was no signal.
+
+    >>> signal_of(Terminated()), signal_of(ValueError())
+    (<Signals.SIGTERM: 15>, None)
+    """
+    if not isinstance(error, KeyboardInterrupt):
+        return None
+    return signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT
+
+
+@contextmanager
 def hangup_as_termination() -> Iterator[None]:
     """A terminal that goes away ends the program as SIGTERM does; under nohup it is ignored, as it was. A `Watch` does
     that for the whole of a program."""

@@ -6,6 +6,22 @@ from dataclasses import dataclass, field
 import numpy as np
 
 
+def every_pattern(length: int) -> list[bool]:
+    """Good and bad steps in which every pattern of `length` steps comes once, where the end goes on at the beginning.
+
+    A sequence of de Bruijn, built greedily: a bad step where that pattern has not been yet.
+
+    >>> every_pattern(2)
+    [True, False, False, True]
+    """
+    found, seen = [True] * length, {(True,) * length}
+    while len(found) < 2**length + length - 1:
+        tail = tuple(found[len(found) - length + 1 :])
+        found.append(tail + (False,) in seen)
+        seen.add(tail + (found[-1],))
+    return found[length - 1 :]
+
+
 @dataclass
 class Step:
     """What one step leaves behind, as the compiled loop should record it."""

@@ -215,6 +215,7 @@ class LossScaleOptimizer(
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
+        self.refuse_unscaled: Callable[[], None] | None = None  # raises where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
 
@@ -243,6 +244,7 @@ class LossScaleOptimizer(
         """From now on note every step, the latest `capacity` of them; steps compiled before must be made anew."""
         if self._step_log is None or self._step_log.capacity < capacity:
             self._step_log = StepLog(capacity)
+        self._step_log.tells_loss = True
         return self._step_log
 
     def build(self, var_list: list[Any]) -> None:
@@ -361,6 +363,8 @@ class LossScaleOptimizer(
             raise ValueError("stateless_apply is not supported with the TensorFlow backend. Use `apply`.")
         if not self.built:
             raise ValueError("`stateless_apply` needs a built optimizer: call `optimizer.build(trainable_variables)`.")
+        if self.refuse_unscaled is not None and not (unscaled or self._loss_was_scaled):
+            self.refuse_unscaled()
         variables = self._trainable_variables
         for name, received, own in (
             ("optimizer_variables", optimizer_variables, self.variables), ("grads", grads, variables),

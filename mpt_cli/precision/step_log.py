@@ -42,6 +42,7 @@ class StepLog:
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
+        self.tells_loss = True  # until a step is traced that does not know its loss
         self.floats = self._variable(FLOATS, "float32")
         self.ints = self._variable(INTS, "int32")
 
@@ -102,9 +103,10 @@ def rows_of_step(
     optimizer: "LossScaleOptimizer", start: StepStart, measured: Measured, defects: GradientDefects, loss: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """The row of a step that is over, as `FLOATS` and `INTS`; in the scope of the variables after it."""
+    state, log = optimizer.scale_state, optimizer.step_log
+    assert state is not None and log is not None
+    log.tells_loss = log.tells_loss and loss is not None
     told = ops.convert_to_tensor(float("nan"), dtype="float32") if loss is None else ops.cast(loss, "float32")
-    state = optimizer.scale_state
-    assert state is not None
     floats = ops.stack([told, start.scale, optimizer.loss_scale, start.learning_rate])
     outcome = measured.finite
     if state.rule.lets_through_after is not None:

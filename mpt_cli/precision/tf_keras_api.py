@@ -133,6 +133,7 @@ class ManualScalingMixin:
     _step_log: Any
     _noted_losses: dict[int, Tensor]
     _unscaled: UnscaledFlag
+    refuse_unscaled: Callable[[], None] | None
     loss_scale: Tensor
     scales: bool
     iterations: Any
@@ -201,6 +202,8 @@ class ManualScalingMixin:
         given, self._scaled_gradients = self._scaled_gradients, None
         still_scaled = {id(g) for g in given or [] if g is not None}
         if not self._loss_was_scaled:
+            if self.refuse_unscaled is not None:
+                self.refuse_unscaled()
             self._warn("scale_loss (or get_scaled_loss)",
                        "gradients are divided by the loss scale, but no loss was multiplied by it")
         return False if any(id(g) in still_scaled for g in grads) else self._unscaled.ask()

@@ -300,10 +300,15 @@ def call_user(
 
 def user_traceback(error: BaseException) -> str:
     """The traceback of the user's own exception from the first frame outside mpt on."""
+    return "".join(traceback.format_exception(type(error), error, user_frames(error))).rstrip()
+
+
+def user_frames(error: BaseException) -> TracebackType | None:
+    """Those of its traceback from the first one outside mpt on; None for a file of the user's that is no Python."""
     frames = error.__traceback__
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
-    return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
+    return frames
 
 
 def place_in_user_code(error: BaseException) -> str:
@@ -325,7 +330,7 @@ def _is_of_user(file: str) -> bool:
 
 def _is_ours(frame: TracebackType) -> bool:
     name = frame.tb_frame.f_code.co_filename
-    return name.startswith((_OUR_FILES, "<frozen importlib")) or "importlib" in Path(name).parts
+    return name.startswith((_OUR_FILES, "<frozen importlib", "<frozen runpy")) or "importlib" in Path(name).parts
 
 
 def _path_of(place: str) -> Path:

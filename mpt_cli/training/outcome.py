@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.errors import BAD_DATA, BUG, INTERRUPTED, NUMERICAL, OK, MptError
-from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, MptError
+from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
@@ -68,11 +68,8 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
 
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
-    """The summary of a run that an exception ended."""
-    exit_code = error.exit_code if isinstance(error, MptError) else BUG
-    status = "failed"
-    if isinstance(error, KeyboardInterrupt):  # the second Ctrl-C
-        status, exit_code = _STATUSES[SIGINT], INTERRUPTED
+    """The summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
+    status, exit_code = status_of_error(error)
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return _summary(session, run_dir, Conclusion(status, exit_code, judge(session.trainer.signs())[0], explanation))
 
@@ -96,6 +93,13 @@ def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
     if outcome.signal is not None:
         return _STATUSES[outcome.signal], SIGNAL_EXIT_CODES[outcome.signal]
     return "finished", NUMERICAL if verdict in (NEVER_TRAINED, COLLAPSED) else OK
+
+
+def status_of_error(error: BaseException | None) -> tuple[str, int]:
+    """Status and exit code of a run that an exception ended."""
+    if error is not None and (number := signal_of(error)) is not None:
+        return _STATUSES[number], SIGNAL_EXIT_CODES[number]
+    return "failed", error.exit_code if isinstance(error, MptError) else BUG
 
 
 class Conclusion(NamedTuple):

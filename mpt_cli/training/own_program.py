@@ -2,7 +2,7 @@
 `compile` that its author called. All of it is found, checked and put to use before the first step.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
@@ -184,6 +184,17 @@ def _one_on_jax(model: Any, optimizers: Any) -> Problem:
                    f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.", "jax")
 
 
+def unscaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:
+    """Of a class of models whose train_step does not scale the losses of these attributes."""
+    calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in optimizers)
+    if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
+        calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
+    return Problem(
+        "model", f"{model}.train_step applies gradients of a loss that it does not scale, though layers compute in "
+        "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.", None,
+        f"Write {calls} before it takes the gradients, or set loss_scale=none or policy=mixed_bfloat16.")  # fmt: skip
+
+
 def _used_optimizers(
     model: Any, optimizers: dict[str, LossScaleOptimizer], uses: dict[str, OptimizerUse], scaling: Scaling
 ) -> dict[str, LossScaleOptimizer]:
@@ -197,13 +208,7 @@ def _used_optimizers(
             "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply."))
     unscaled = [each for each in used if not uses[each].scaled]
     if unscaled and scaling.scales:
-        calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in unscaled)
-        if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
-            calls += ", inside of keras.StatelessScope(zip(self.optimizer.variables, optimizer_variables)),"
-        raise ConfigError(Problem(
-            "model", f"{name}.train_step applies gradients of a loss that it does not scale, though layers compute in "
-            "float16: its small gradients would vanish, and dividing them by the loss scale would be wrong.", None,
-            f"Write {calls} before it takes the gradients, or set loss_scale=none or policy=mixed_bfloat16."))
+        raise ConfigError(unscaled_problem(name, unscaled))
     for each, optimizer in used.items():
         if keras.backend.backend() == "tensorflow":
             optimizer.build(uses[each].variables)

@@ -3,21 +3,25 @@
 import argparse
 import os
 import sys
-import traceback
 from pathlib import Path
 
-from mpt_cli.errors import INTERRUPTED, OK, ConfigError, DataError, Problem
+from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
+from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.verbs.parser import MODULE, SCRIPT
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
+SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 _EXAMPLES = """examples:
   mpt run train.py --epochs 3
   mpt run policy=mixed_bfloat16 train.py
   mpt run loss_scale=fixed loss_scale.initial_scale=2**10 run_dir=runs/first train.py
   mpt run -m package.train --epochs 3
-  mpt run --dry-run train.py        what would be changed where"""
+  mpt run --dry-run train.py        what would be changed where
+
+The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it ended
+well, it is that of the gravest verdict: 4 for a run that never trained, collapsed or was stopped by a health rule."""
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +54,8 @@ def run_run(arguments: argparse.Namespace) -> int:
     code = _code_of(error)
     for sentence in seen.sentences():
         print(f"mpt run: {sentence}", file=sys.stderr)
+    if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what can't be scaled or recorded
+        raise error
     return code or seen.exit_code
 
 
@@ -127,12 +133,15 @@ def _foreign(word: str) -> Problem | None:
 
 
 def _code_of(error: BaseException | None) -> int:
-    """What the script itself would have ended with; its traceback is shown as Python shows it."""
-    if error is None:
+    """What the script itself would have ended with; its own exception is shown as Python shows it, by what the script
+    may have for that.
+    """
+    if error is None or isinstance(error, (MptError, KeyboardInterrupt)):
         return OK
     if isinstance(error, SystemExit):
         if isinstance(error.code, str):
             print(error.code, file=sys.stderr)
         return error.code if isinstance(error.code, int) else int(error.code is not None)
-    traceback.print_exception(error)
-    return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    frames = user_frames(error)
+    sys.excepthook(type(error), error.with_traceback(frames), frames)
+    return SCRIPT_RAISED

@@ -1,5 +1,6 @@
 """`mpt.fit`, `Run` and `Recorder`: the same run whoever drives it."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 from backends import BACKEND, assert_passes_on_jax, only_on
+from reference import ReferenceScale, every_pattern
 
 import mpt_cli as mpt
 from mpt_cli.cli import main
@@ -18,12 +20,16 @@ from mpt_cli.settings import load_settings
 QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
 BAD = (5, 20, 21)  # steps with an example that is beyond float16 behind the first layer, in every epoch of 32
 SCALING = {"initial_scale": 256.0, "growth_steps": 12}
+PATTERN = every_pattern(5)  # 32 steps, an epoch
+RULE = {"growth_steps": 2, "min_scale": 16.0, "max_scale": 128.0, "hysteresis": 2}
+NO_STOPS = {"max_consecutive_skips": None, "max_skip_rate": None, "max_skips_at_floor": None}
+PATTERNED = {"initial_scale": 64.0, **RULE, **NO_STOPS}
 
 
-def data(count=128):
+def data(count=128, bad=BAD):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count, 8)).astype("float32")
-    for step in BAD:
+    for step in bad:
         x[(step - 1) * 4] = 6e4
     return x, (x.sum(1) > 0).astype("int32")
 
@@ -41,8 +47,8 @@ def net(policy="mixed_float16", **options):
     return model
 
 
-def fit(model, run_dir, epochs=2, **options):
-    x, y = data()
+def fit(model, run_dir, epochs=2, bad=BAD, **options):
+    x, y = data(bad=bad)
     options = {"loss_scale": SCALING, "settings": QUIET, "shuffle": False, **options}
     return mpt.fit(model, x, y, batch_size=4, epochs=epochs, run_dir=run_dir, **options)
 
@@ -81,17 +87,30 @@ def without_layers(run: mpt.Run) -> list[dict]:
     return [{name: value for name, value in event.items() if name not in ("layer", "fault")} for event in run.events]
 
 
+@pytest.fixture(scope="module")
+def patterned(tmp_path_factory):
+    """Our own loop over every pattern of good and bad steps, which went as the rule in plain Python says."""
+    model, bad = net(), [step for step, good in enumerate(PATTERN, 1) if not good]
+    run = fit(model, tmp_path_factory.mktemp("runs") / "patterned", bad=bad, loss_scale=PATTERNED)
+    rule = ReferenceScale(scale=64.0, **RULE)
+    rule.run(PATTERN * 2)
+    assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in run.events] == rule.events
+    assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (rule.applied, rule.skipped) == (32, 32)
+    return run, model, data(bad=bad)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, pytest.param(4, marks=pytest.mark.long), 64])
-def test_a_recorder_sees_what_our_own_loop_sees(reference, tmp_path, steps):
-    model, (x, y) = net(steps_per_execution=steps), data()
-    recorder = mpt.Recorder(tmp_path / "run", loss_scale=SCALING, settings=QUIET)
+def test_a_recorder_sees_what_our_own_loop_sees_in_every_pattern_of_steps(patterned, tmp_path, steps):
+    own, trained, (x, y) = patterned
+    model = net(steps_per_execution=steps)
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=PATTERNED, settings=QUIET)
     model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[recorder])
-    run, own = recorder.run, reference[0]
-    assert len(own.events) > 6 and without_layers(run) == without_layers(own)
+    run = recorder.run
+    assert without_layers(run) == without_layers(own)
     for name in ("steps_seen", "applied_steps", "skipped_steps", "final_loss_scale", "min_loss_scale", "verdict"):
         assert run.summary[name] == own.summary[name], name
-    for mine, theirs in zip(model.get_weights(), reference[1].get_weights(), strict=True):
+    for mine, theirs in zip(model.get_weights(), trained.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-6)  # another program: sums in another order
     assert "train_step" not in vars(model)
 
@@ -121,6 +140,92 @@ def test_a_recorder_stops_what_no_longer_trains(tmp_path):
     assert summary["status"] == "stopped" and summary["exit_code"] == 4
     assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
     assert 20 <= summary["steps_seen"] <= 30
+
+
+def own_net(policy, step, **parts):
+    """A model of its own `train_step`, which scales no loss, as Keras's guides write it."""
+    keras.utils.set_random_seed(1)
+    with mpt.Policy(policy).scope():
+        model = type("Own", (keras.Sequential,), {"train_step": step})([keras.Input((8,)), keras.layers.Dense(2)])
+    for name, part in parts.items():
+        setattr(model, name, part)
+    model.compile(keras.optimizers.SGD(0.01), "mse", auto_scale_loss=False)
+    return model
+
+
+def plain_step(model, *given):
+    (x, y), values = given[-1], given[0]
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = model.compute_loss(x=x, y=y, y_pred=model(x, training=True))
+        optimizer = getattr(model, "other", model.optimizer)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return {"loss": loss}
+    import jax
+
+    def loss_of(weights, frozen):
+        y_pred, frozen = model.stateless_call(weights, frozen, x, training=True)
+        return model.compute_loss(x=x, y=y, y_pred=y_pred), frozen
+
+    (loss, frozen), grads = jax.value_and_grad(loss_of, has_aux=True)(*values[:2])
+    weights, state = model.optimizer.stateless_apply(values[2], grads, values[0])
+    return {"loss": loss}, (weights, frozen, state, values[3])
+
+
+def not_recorded(run: mpt.Run) -> list[str]:
+    return json.loads((run.path / "environment.json").read_text())["not_recorded"]
+
+
+def test_a_train_step_that_scales_no_loss_is_left_as_it_is_where_none_is_needed(tmp_path):
+    """Its steps do not tell their loss, which is no reason to call them not finite."""
+    (x, y), recorder = data(bad=()), mpt.Recorder(tmp_path / "run", settings=QUIET)
+    results = []
+    for callbacks in ([], [recorder]):
+        model = own_net("float32", plain_step)
+        model.fit(x, np.eye(2)[y], batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=callbacks)
+        results.append(model.get_weights())
+    for recorded, plain in zip(*results, strict=True):
+        np.testing.assert_allclose(recorded, plain, rtol=1e-5, atol=1e-6)  # another program: sums in another order
+    summary = recorder.run.summary
+    assert (summary["verdict"], summary["applied_steps"], summary["skipped_steps"]) == ("healthy", 64, 0)
+    assert any("the loss of each step" in each for each in not_recorded(recorder.run))
+
+
+def test_a_recorder_refuses_a_train_step_that_scales_no_loss_in_float16(tmp_path):
+    x, y = data(bad=())
+    model, recorder = own_net("mixed_float16", plain_step), mpt.Recorder(tmp_path / "run", settings=QUIET)
+    before = model.get_weights()
+    with pytest.raises(ConfigError, match=r"Own\.train_step applies gradients of a loss that it does not scale.* Write "
+                                          r"loss = self\.optimizer\.scale_loss\(loss\)"):
+        model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
+    recorder.fail(None)
+    assert recorder.run.summary["steps_seen"] == 0
+    if BACKEND == "tensorflow":  # on JAX `fit` has its values when it ends so
+        np.testing.assert_array_equal(model.get_weights()[0], before[0])
+
+
+@only_on("tensorflow")
+def test_a_recorder_says_which_optimizers_it_does_not_see(tmp_path):
+    def both(model, batch):
+        plain_step(model, batch)
+        model.other, kept = model.optimizer, model.other
+        logs = plain_step(model, batch)
+        model.other = kept
+        return logs
+
+    (x, y), recorders = data(bad=()), [mpt.Recorder(tmp_path / name, settings=QUIET) for name in ("a", "b")]
+    for step, recorder in zip((plain_step, both), recorders, strict=True):
+        model = own_net("float32", step, other=keras.optimizers.SGD(0.01))
+        if step is both:
+            model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
+            continue
+        with pytest.raises(ConfigError, match=r"records the optimizer that a model is compiled with, which the "
+                                              r"train_step of Own does not use\. Received: \['other'\]"):
+            model.fit(x, np.eye(2)[y], batch_size=4, verbose=0, callbacks=[recorder])
+    assert recorders[1].run.summary["applied_steps"] == 32
+    assert any(each.startswith("steps of other,") for each in not_recorded(recorders[1].run))
 
 
 @pytest.mark.slow
@@ -285,6 +390,7 @@ def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, 
     assert main(["run", *words, f"backend={BACKEND}", "trainer.log_every_steps=5", "run_dir=run", *target]) == code
     said = capsys.readouterr().err
     assert ("OSError: no space" in said) is (code == 1) and "mpt run: run: " in said
+    assert "verbs/run.py" not in said and "runpy" not in said  # a traceback begins in the script
     summary = mpt.load_run(tmp_path / "run").summary
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)
     assert 10 <= summary["skipped_steps"] <= 15 and summary["steps_seen"] == summary["skipped_steps"]

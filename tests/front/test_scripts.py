@@ -1,11 +1,13 @@
 """`mpt run`: unchanged scripts of different habits end with the weights they have with policy and optimizer by hand."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
-from preloaded import mpt, run_program
+from preloaded import mpt, run_program, start_mpt
 
 HEAD = """
 import sys, numpy as np, keras
@@ -144,6 +146,7 @@ FOLDS = """
 keras.config.set_floatx("float32")
 for fold in range(3):
     keras.backend.clear_session()
+    {policy}
     model = net()
     model.compile(wrap(keras.optimizers.Adam(0.01)), loss, metrics=["accuracy"])
     kept = np.arange(96) // 32 != fold
@@ -166,8 +169,53 @@ stop = keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=Tr
 model.compile(wrap(keras.optimizers.SGD(Schedule(), momentum=0.9, global_clipnorm=1.0)), loss, steps_per_execution=3)
 model.fit(x=x, y=y, batch_size=8, callbacks=stop, class_weight={0: 1.0, 1: 2.0}, verbose=0)
 """
+OWN_OPTIMIZERS = """
+import tensorflow as tf
+class Pair(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.nets = [net(), net()]
+    def compile(self, optimizers, loss_of_each):
+        super().compile()
+        self.optimizers, self.loss_of_each = optimizers, loss_of_each
+    def train_step(self, data):
+        a, b = data
+        for each, optimizer in zip(self.nets, self.optimizers):
+            with tf.GradientTape() as tape:
+                value = self.loss_of_each(b, each(a, training=True))
+                {scaled}
+            grads = tape.gradient(value, each.trainable_variables)
+            optimizer.apply_gradients(zip(grads, each.trainable_variables))
+        return {"loss": value}
+model = Pair()
+model.compile([wrap(keras.optimizers.Adam(0.01)), wrap(keras.optimizers.SGD(0.1))], loss)
+model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+"""
+BUILT_BEFORE = """
+import tensorflow as tf
+model, optimizer = net(), wrap(keras.optimizers.SGD(0.001))
+optimizer.build(model.trainable_variables)
+@tf.function
+def gradients(a, b):
+    with tf.GradientTape() as tape:
+        value = 100.0 * loss(b, model(a, training=True))  # more than float16 holds at the first scales
+        {scaled}
+    return tape.gradient(value, model.trainable_variables)
+for first in range(0, 96, 8):
+    found = gradients(np.clip(x[first:first + 8], -3, 3), y[first:first + 8])
+    optimizer.apply_gradients(zip(found, model.trainable_variables))
+"""
+SAVED = """
+model = net()
+model.compile(wrap(keras.optimizers.Adam(0.01)), loss)
+model.fit(x, y, batch_size=8, verbose=0)
+model.save("kept.keras")
+model = keras.models.load_model("kept.keras")
+model.fit(x, y, batch_size=8, verbose=0)
+"""
 OWN_POLICY = """
-keras.config.set_dtype_policy("mixed_bfloat16")
+import tensorflow as tf
+tf.keras.mixed_precision.set_global_policy("mixed_bfloat16")
 model = net()
 model.compile(keras.optimizers.SGD(0.1), loss)
 model.fit(x, y, batch_size=8, verbose=0)
@@ -177,9 +225,12 @@ SCRIPTS = {
     "argparse": ARGPARSE, "main": MAIN, "two_fits": TWO_FITS, "own_policy": OWN_POLICY,
     "two_optimizers": TWO_OPTIMIZERS, "own_scaling": OWN_SCALING,
     "model_optimizer": MODEL_OPTIMIZER, "folds": FOLDS, "called_back": CALLED_BACK,
+    "own_optimizers": OWN_OPTIMIZERS, "built_before": BUILT_BEFORE, "saved": SAVED,
 }  # fmt: skip
 SCALED = {  # in the tape, by hand
     "loop": "value = optimizer.scale_loss(value)",
+    "own_optimizers": "value = optimizer.scale_loss(value)",
+    "built_before": "value = optimizer.scale_loss(value)",
     "model_optimizer": "value = model.optimizer.scale_loss(value)",
     "two_optimizers": "first, second = adam.scale_loss(first), sgd.scale_loss(second)",
 }
@@ -188,8 +239,10 @@ SAID = {  # of loops of their own
     "loop": [f"SGD {IN_OWN_LOOP}", "not recorded of it: epochs, metrics, validation"],
     "two_optimizers": [f"Adam {IN_OWN_LOOP}", f"SGD {IN_OWN_LOOP}"],
     "model_optimizer": [f"SGD {IN_OWN_LOOP}"],
+    "own_optimizers": ["Pair has optimizers of its own (optimizers.0, optimizers.1)", f"Adam {IN_OWN_LOOP}",
+                       f"SGD {IN_OWN_LOOP}"],
     "own_scaling": ["the script's own LossScaleOptimizer is used as it is"],
-}
+}  # fmt: skip
 BY_HAND = {
     "policy": 'keras.config.set_dtype_policy("mixed_float16")\nfrom mpt_cli.precision import *',
     "wrap": "LossScaleOptimizer(optimizer)",
@@ -211,8 +264,9 @@ def check_loop(path: Path) -> None:
 
 
 def script(name: str, by_hand: bool) -> str:
-    body = SCRIPTS[name].replace("{scaled}", SCALED.get(name, "") if by_hand else "")
     parts = BY_HAND if by_hand else {"policy": "", "wrap": "optimizer"}
+    body = SCRIPTS[name].replace("{scaled}", SCALED.get(name, "") if by_hand else "")
+    body = body.replace("{policy}", parts["policy"].partition("\n")[0])
     return HEAD.format(**parts) + body + TAIL
 
 
@@ -222,14 +276,19 @@ def weights(path: Path) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loop", *(pytest.param(n, marks=pytest.mark.long) for n in SCRIPTS if n != "loop")])
-def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
+@pytest.mark.parametrize(("name", "backend"), [
+    ("loop", "tensorflow"),
+    *(pytest.param(name, "tensorflow", marks=pytest.mark.long) for name in SCRIPTS if name != "loop"),
+    *(pytest.param(name, "jax", marks=pytest.mark.long) for name in ("subclassed", "saved", "folds", "called_back")),
+])  # fmt: skip
+def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name, backend):
     (tmp_path / "by_hand.py").write_text(script(name, by_hand=True))
     (tmp_path / "plain.py").write_text(script(name, by_hand=False))
     more = {"argparse": ["--epochs", "2"], "called_back": ["rate=0.05"]}.get(name, [])
-    done = mpt("run", "run_dir=run", "trainer.log_every_steps=5", "plain.py", "plain.npz", *more, cwd=tmp_path)
+    done = mpt("run", f"backend={backend}", "run_dir=run", "trainer.log_every_steps=5", "plain.py", "plain.npz", *more,
+               cwd=tmp_path)  # fmt: skip
     assert done.returncode == 0 and done.stdout.rstrip().endswith("the script's own words"), done.stdout + done.stderr
-    hand = run_program(str(tmp_path / "by_hand.py"), "by_hand.npz", *more, backend="tensorflow", cwd=tmp_path,
+    hand = run_program(str(tmp_path / "by_hand.py"), "by_hand.npz", *more, backend=backend, cwd=tmp_path,
                        timeout=120)  # fmt: skip
     assert hand.returncode == 0, hand.stderr
     for ours, theirs in zip(weights(tmp_path / "plain.npz"), weights(tmp_path / "by_hand.npz"), strict=True):
@@ -240,11 +299,15 @@ def test_an_unchanged_script_ends_as_one_changed_by_hand(tmp_path, name):
         return
     if name in SAID:
         check_loop(tmp_path / "run")
+    assert ("it was set to mixed_float16 again" in done.stderr) is (name == "folds")
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     steps = STEPS.get(name, 12)
     skipped = 0 if name in ("own_policy", "folds") else steps // 12  # in the first fold the bad row is held out
-    assert (summary["steps_seen"], summary["skipped_steps"]) == (steps, skipped)
-    assert (tmp_path / "run-2").is_dir() is (name in ("two_fits", "two_optimizers", "folds"))
+    assert summary["steps_seen"] == steps
+    # what the first scales made too large goes by as the scale follows
+    assert (1 < summary["skipped_steps"] < 8) if name == "built_before" else summary["skipped_steps"] == skipped
+    several = ("two_fits", "two_optimizers", "folds", "own_optimizers", "saved")
+    assert (tmp_path / "run-2").is_dir() is (name in several)
     assert ("sets the dtype policy mixed_bfloat16 itself" in done.stderr) is (name == "own_policy")
 
 
@@ -278,6 +341,38 @@ def test_a_loop_that_never_trains_ends_by_its_verdict(tmp_path, end, code, statu
     environment = json.loads((tmp_path / "run" / "environment.json").read_text())
     assert environment["recorded_by"] == "mpt run, from the optimizer"
     assert any("metrics" in sentence for sentence in environment["not_recorded"])
+
+
+HEARS = """
+import atexit, signal, sys, time
+atexit.register(print, "at exit", flush=True)
+def save(*_):
+    time.sleep(1.3)  # longer than a program that is not a script has
+    print("saved", flush=True)
+    sys.exit(7)
+{before}
+print("ready", flush=True)
+try:
+    time.sleep(300)
+except KeyboardInterrupt:
+    {caught}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "caught", "sent", "code"), [
+    ("", "save()", signal.SIGINT, 7), ("signal.signal(signal.SIGTERM, save)", "raise", signal.SIGTERM, 7),
+    ("", "raise", signal.SIGINT, 130), ("", "raise", signal.SIGTERM, 143),
+])  # fmt: skip
+def test_a_script_hears_signals_as_python_has_it(tmp_path, before, caught, sent, code):
+    (tmp_path / "hears.py").write_text(HEARS.format(before=before, caught=caught))
+    process = start_mpt("run", "hears.py", cwd=tmp_path)
+    assert process.stdout.readline() == "ready\n"
+    os.kill(process.pid, sent)
+    assert process.wait(60) == code
+    said = process.stdout.read()
+    assert said == ("saved\nat exit\n" if code == 7 else "at exit\n")
+    assert "Traceback" not in process.stderr.read()
 
 
 MANY = """

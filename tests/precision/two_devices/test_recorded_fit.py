@@ -8,23 +8,26 @@ import keras
 import pytest
 from backends import BACKEND, only_on
 from preloaded import mpt
+from reference import ReferenceScale, every_pattern
 
 from mpt_cli import Policy, Recorder, Run, load_run
 from mpt_cli.errors import ConfigError
 
 QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
-BAD = [step + 32 * epoch for epoch in (0, 1) for step in (5, 20, 21)]  # on the second device
-SCALING = {"initial_scale": 256.0, "growth_steps": 12}
+PATTERN = every_pattern(5)  # 32 steps, an epoch, bad on the second device
+RULE = {"growth_steps": 2, "min_scale": 16.0, "max_scale": 128.0, "hysteresis": 2}
+SCALING = {"initial_scale": 64.0, **RULE, "max_consecutive_skips": None, "max_skip_rate": None,
+           "max_skips_at_floor": None}  # fmt: skip
 STEPS = [1] if BACKEND == "tensorflow" else [1, 4, 64]
 DEVICES = {"tensorflow": "mirrored", "jax": "data_parallel"}[BACKEND]
-PARTS = '''
+PARTS = f'''
 import keras
 import numpy as np
 
 def data():
     rng = np.random.default_rng(0)
     x = rng.normal(size=(128, 8)).astype("float32")
-    for step in (5, 20, 21):
+    for step in {[step for step, good in enumerate(PATTERN, 1) if not good]}:
         x[step * 4 - 1] = 6e4  # beyond float16 behind the first layer
     return x, (x.sum(1) > 0).astype("int32")
 
@@ -42,7 +45,7 @@ recipe: two
 model: {{name: builder, builder: "parts:net"}}
 data: {{name: loader, loader: "parts:data", validation_fraction: 0.0}}
 distribute: {{devices: 2}}
-loss_scale: {{mode: dynamic, initial_scale: 256.0, growth_steps: 12}}
+loss_scale: {json.dumps({"mode": "dynamic", **SCALING})}
 """
 
 
@@ -93,8 +96,10 @@ def test_a_recorder_on_two_devices_sees_what_the_runner_sees(two_devices, parts)
                "logger.console=quiet", cwd=Path(), backend=BACKEND)  # fmt: skip
     assert done.returncode == 0, done.stderr
     own = load_run("own")
-    assert [event["step"] for event in own.events if event["kind"] == "overflow"] == BAD
-    assert (own.summary["steps_seen"], own.summary["skipped_steps"]) == (64, 6)
+    rule = ReferenceScale(scale=64.0, **RULE)
+    rule.run(PATTERN * 2)
+    assert [(e["step"], e["kind"], e["scale_before"], e["scale_after"]) for e in own.events] == rule.events
+    assert (own.summary["steps_seen"], own.summary["skipped_steps"]) == (64, rule.skipped) == (64, 32)
     for steps in STEPS:
         run = recorded(parts, two_devices, Path(f"recorded-{steps}"), steps_per_execution=steps)
         assert events(run.path) == events(own.path), steps
