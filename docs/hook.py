@@ -98,7 +98,7 @@ def _cell(text: str) -> str:
 
 def verbs() -> str:
     """What `mpt VERB --help` prints, of each verb."""
-    os.environ["COLUMNS"] = "100"
+    os.environ["COLUMNS"] = "100"  # which argparse wraps at
     helps = (f"## mpt {verb}\n\n```text\n{verb_parser(verb).format_help().rstrip()}\n```\n" for verb in LISTED_VERBS)
     return "\n".join(helps)
 
@@ -134,6 +134,11 @@ def _comments(cls: type) -> dict[str, str]:
             found[declared[1]] = _cell(declared[2] or " ".join(above))
             above = []
     return found
+
+
+def file(path: str) -> str:
+    """A file of the repository, as code."""
+    return f"```{path.rpartition('.')[2]}\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```"
 
 
 def python(package: str) -> str:
@@ -187,9 +192,10 @@ class FencedExamples(griffe.Extension):
     def on_object(self, *, obj: Any, **_: Any) -> None:
         """Griffe's hook: puts a fence around the lines from one with `>>>` to the next empty one."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r"(?m)^( *)>>> .*(?:\n\1.*\S.*)*", r"\1```pycon\n\g<0>\n\1```", obj.docstring.value)
+            fenced = r"\1```pycon\n\g<0>\n\1```"
+            obj.docstring.value = re.sub(r"(?m)^( *)>>> .*(?:\n\1.*\S.*)*", fenced, obj.docstring.value)
 
 
 GENERATED: dict[str, Callable[..., str]] = {
-    "keys": keys, "verbs": verbs, "exit_codes": exit_codes, "record": record, "python": python,
+    "keys": keys, "verbs": verbs, "exit_codes": exit_codes, "record": record, "python": python, "file": file,
 }  # fmt: skip
