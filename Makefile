@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-long test-all test-keras test-gpu-program lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-long test-all test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
@@ -15,6 +15,8 @@ help:
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
 	@echo "make bench      the benchmarks (ten minutes), results in benchmarks/results"
+	@echo "make docs       the site into site/, strictly; make docs-serve shows it; make pictures: its pictures, from real runs"
+	@echo "make release-check  sdist and wheel, their metadata, and the first five minutes on each Python found here"
 	@echo "make lint types wheel clean"
 
 train: $(VENV)/.run
@@ -53,11 +55,23 @@ bench: $(VENV)/.dev
 recipes: $(VENV)/.dev
 	$(BIN)/mpt reproduce --all -j 2
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
+
+docs-serve: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+pictures: $(VENV)/.dev
+	$(BIN)/python docs/pictures.py
+
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel -q
 
+release-check: $(VENV)/.dev
+	$(BIN)/python .ci/release_check.py
+
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build runs
+	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build site runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -67,7 +81,7 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.run
-	$(PIP) -e ".[dev]"
+	$(PIP) -e ".[dev,docs]"
 	@touch $@
 
 # JAX with the compiler for NVIDIA's GPUs, and no TensorFlow; it needs no GPU.
