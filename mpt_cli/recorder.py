@@ -192,9 +192,9 @@ class _FitRecording(Recording):
         model, name = self.model, type(self.model).__name__
         others = [each for each, optimizer, _ in optimizers_in(model) if each != "optimizer" and optimizer.built]
         if self.optimizer.scale_state is None or len(self.rows().floats) == 0:
-            raise ConfigError(Problem("Recorder", f"records the optimizer that a model is compiled with, which the "
-                                      f"train_step of {name} does not use.", others or None, "mpt.fit trains and records "
-                                      "a model with several optimizers."))  # fmt: skip
+            raise ConfigError(Problem("Recorder", "records the optimizer that a model is compiled with, which the "
+                                      f"train_step of {name} does not use.", others or None,
+                                      "mpt.fit trains and records a model with several optimizers."))  # fmt: skip
         if others:
             self.miss(f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
                       "of compile alone (mpt.fit all of them)")  # fmt: skip
