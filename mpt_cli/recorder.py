@@ -62,7 +62,11 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
     `train_step` of its own, a skipped step leaves the whole model alone (`whole_skips=False` leaves that to Keras).
     A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
-    What `fit` can't give is said in `environment.json` under `not_recorded`.
+    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all.
+
+    ConfigError for arguments out of range; within `fit`, before its first step, for a `train_step` that scales no loss
+    where float16 needs it, and for several replicas with XLA or several steps per execution, which Keras itself can't
+    do; after its first call for a `train_step` that does not use the optimizer of `compile`.
 
     Args:
         run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
