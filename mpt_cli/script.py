@@ -43,6 +43,7 @@ from mpt_cli.training.model_program import described_optimizer
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
+OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded"
 JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
             "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
             "that needs none, such as mixed_bfloat16")  # fmt: skip
@@ -467,9 +468,11 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
         def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
             inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
             if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                if not seen.fits and seen.is_left_alone(optimizer):
+                    seen.note(OWN_LOOP)
                 apply(optimizer, grads, trainable_variables)
             elif seen.is_left_alone(optimizer):
-                seen.note(OWN_SCALING)
+                seen.note(OWN_LOOP)
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)

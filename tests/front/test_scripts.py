@@ -353,6 +353,28 @@ def test_a_loop_that_never_trains_ends_by_its_verdict(tmp_path, end, code, statu
     assert any("metrics" in sentence for sentence in environment["not_recorded"])
 
 
+JAX_LOOPS = """
+import keras, jax.numpy as jnp, mpt_cli as mpt
+for optimizer in (keras.optimizers.SGD(0.5), mpt.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2.0)):
+    weight = keras.Variable(1.0)
+    optimizer.build([weight])
+    values = [variable.value for variable in optimizer.variables]
+    print(float(optimizer.stateless_apply(values, [jnp.ones(())], [weight.value])[0][0]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_loops_on_jax_are_left_as_they_are_and_that_is_said(tmp_path):
+    (tmp_path / "loops.py").write_text(JAX_LOOPS)
+    done = mpt("run", "backend=jax", "run_dir=run", "loops.py", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "0.5\n0.75\n"), done.stderr
+    for said in ("a loop of the script's own on JAX, where gradients are taken by functions that know no optimizer",
+                 "the script's own LossScaleOptimizer is used as it is, and its loop is not recorded"):  # fmt: skip
+        assert said in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 HEARS = """
 import atexit, signal, sys, time
 atexit.register(print, "at exit", flush=True)
