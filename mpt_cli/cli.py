@@ -28,7 +28,7 @@ from mpt_cli.verbs import LISTED_VERBS, VERBS
 from mpt_cli.verbs.parser import Parser, check_hydra_options, load_verb, take_config_directories, verb_parser
 
 EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage, 3 data or files, 4 numerical failure,
-            5 expectation not met, 130 interrupted, 143 terminated"""
+            5 expectation not met, 130 interrupted, 143 terminated; mpt run: also the script's own"""
 
 MOST_SHOWN = 50  # problems in one message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

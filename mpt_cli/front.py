@@ -49,6 +49,8 @@ def fit(
     run is stopped, and that a run which was killed goes on bit for bit.
 
     Args:
+        x, y: arrays of any dtype whose first axis is that of the examples, or a list or dict of such; or a
+            tf.data.Dataset or PyDataset of batches, without y. y is left out too where layers add the loss.
         policy: a Keras dtype policy for the layers of the built model, which keep it; its head stays in float32. None
             leaves the layers as they are. A policy that would change the dtype of weights that exist is refused.
         loss_scale: a mode (auto, dynamic, fixed, logmax, none), a number for a fixed scale, a mapping of keys of
@@ -229,11 +231,22 @@ def _as_word(name: str, value: Any) -> str:
     return format_override(name, value) if isinstance(value, str) else f"{name}={value}"
 
 
+def _check_least(**given: tuple[float | None, float]) -> None:
+    """ConfigError for numbers that are below the least they may be."""
+    problems = [Problem(name, f"must be >= {least}.", value)
+                for name, (value, least) in given.items() if value is not None and not value >= least]  # fmt: skip
+    if problems:
+        raise ConfigError(problems)
+
+
 def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, quiet: bool = False) -> dict[str, Any]:
     """`mpt sweep` with these overrides, texts or mappings; the content of results.json, with `exit_code`.
 
-    A list in a mapping holds values to try: `sweep("conf=digits_mlp", {"seed": [0, 1], "trainer.epochs": 2})`.
+    A list in a mapping holds values to try: `sweep("conf=digits_mlp", {"seed": [0, 1], "trainer.epochs": 2})`. `jobs`
+    is how many run at a time, `objective` what ranks them. The value has a row for each job, failed ones too;
+    ConfigError and DataError for what keeps the first job from being started.
     """
+    _check_least(jobs=(jobs, 1))
     found, code = start_sweep(_as_words(words), Options(jobs, None, objective), Screen(None if quiet else sys.stdout))
     return {**results_dict(found), "exit_code": code}
 
@@ -241,7 +254,12 @@ def sweep(*words: Any, jobs: int | None = None, objective: str | None = None, qu
 def compare(
     *words: Any, seeds: int | None = None, tolerance: float | None = None, quiet: bool = False
 ) -> "Comparison":  # fmt: skip
-    """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline."""
+    """`mpt compare` with these overrides: the configurations with their jobs, quality and speed beside the baseline.
+
+    `seeds` is how often each is trained (1), `tolerance` how far the objective may be from the baseline's and still
+    count as equal (None: by the metric). ConfigError and DataError before the first job.
+    """
+    _check_least(seeds=(seeds, 1), tolerance=(tolerance, 0))
     screen = Screen(None if quiet else sys.stdout)
     return start_compare(_as_words(words), CompareSettings(seeds, tolerance), Options(1), screen)[0]
 
@@ -262,8 +280,11 @@ def diagnose(
     `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. The arguments from `epochs`
     on are for a model; `epochs` says how far it may be trained where `at_steps` asks for that.
 
-    With overrides it prepares the backend as a run does, so Keras must not be loaded on another one.
+    With overrides it prepares the backend as a run does, so Keras must not be loaded on another one. `at_steps` are
+    counts of steps of training, 0 before the first; `batches` are measured at each. ConfigError and DataError for what
+    can't be measured.
     """
+    _check_least(batches=(batches, 1), phase=(phase, 1), at_steps=(min(at_steps, default=-1), 0))
     say = _teller(quiet)
     if what and not isinstance(what[0], (str, Mapping)):
         program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
@@ -305,8 +326,11 @@ def plan(
 ) -> "list[Plan]":  # fmt: skip
     """`mpt plan` with these overrides: a plan of each configuration on GPUs that are not here, compiled and not run.
 
-    It prepares JAX's backend as a run does, so Keras must not be loaded on another one.
+    `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of
+    one step. It prepares JAX's backend as a run does, so Keras must not be loaded on another one. ConfigError for what
+    can't be compiled for it.
     """
+    _check_least(devices=(devices, 1))
     from mpt_cli.plan.plan import Request
     from mpt_cli.plan.plan import plan as make_plans
 

@@ -62,7 +62,11 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
     An optimizer that scales no loss is put into a LossScaleOptimizer at the beginning of `fit`. Where the model has no
     `train_step` of its own, a skipped step leaves the whole model alone (`whole_skips=False` leaves that to Keras).
     A model file has the optimizer that `compile` was given: compile with LossScaleOptimizer to have the scale in it.
-    What `fit` can't give is said in `environment.json` under `not_recorded`.
+    What `fit` can't give is said in `environment.json` under `not_recorded`. `run` is the latest `Run`, `runs` are all.
+
+    ConfigError for arguments out of range; within `fit`, before its first step, for a `train_step` that scales no loss
+    where float16 needs it, and for several replicas with XLA or several steps per execution, which Keras itself can't
+    do; after its first call for a `train_step` that does not use the optimizer of `compile`.
 
     Args:
         run_dir: where it writes; None for runs/MODEL/TIME. The second `fit` with it writes beside it, to RUN_DIR-2.
@@ -192,9 +196,9 @@ class _FitRecording(Recording):
         model, name = self.model, type(self.model).__name__
         others = [each for each, optimizer, _ in optimizers_in(model) if each != "optimizer" and optimizer.built]
         if self.optimizer.scale_state is None or len(self.rows().floats) == 0:
-            raise ConfigError(Problem("Recorder", f"records the optimizer that a model is compiled with, which the "
-                                      f"train_step of {name} does not use.", others or None, "mpt.fit trains and records "
-                                      "a model with several optimizers."))  # fmt: skip
+            raise ConfigError(Problem("Recorder", "records the optimizer that a model is compiled with, which the "
+                                      f"train_step of {name} does not use.", others or None,
+                                      "mpt.fit trains and records a model with several optimizers."))  # fmt: skip
         if others:
             self.miss(f"steps of {', '.join(others)}, whose loss is not scaled either: a Recorder sees the optimizer "
                       "of compile alone (mpt.fit all of them)")  # fmt: skip

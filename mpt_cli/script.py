@@ -20,7 +20,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.errors import OK
+from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
 from mpt_cli.precision.keras_internals import own_trainable_variables
@@ -43,9 +43,10 @@ from mpt_cli.training.model_program import described_optimizer
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
-JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions that "
-            "know no optimizer. Put that into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy that "
-            "needs none, such as mixed_bfloat16")  # fmt: skip
+OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded"
+JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
+            "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
+            "that needs none, such as mixed_bfloat16")  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ class ScriptRun:
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
     drain: Drain = field(default_factory=Drain)
+    batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
     fits: int = 0  # that are going on, one inside the other
     losses: list[tuple[set[int], Any]] = field(default_factory=list)  # the latest, by the variables they were for
     places: int = 0  # run directories so far
@@ -225,8 +227,12 @@ class ScriptRun:
 
     @property
     def exit_code(self) -> int:
-        """The gravest of the runs that came to their end; what ended another the script has caught itself."""
-        return max([OK, *(run.exit_code for run in self.runs if run.summary["status"] in ("finished", "stopped"))])
+        """The gravest of the runs that came to their end; what ended another the script has caught itself. 4 where
+        nothing was applied.
+        """
+        codes = [run.exit_code for run in self.runs if run.summary["status"] in ("finished", "stopped")]
+        idle = [model for model in self.batches.values() if int(model.optimizer.applied_steps) == 0]
+        return max([OK, *codes, *[NUMERICAL for _ in idle]])
 
     @property
     def runs(self) -> list[Run]:
@@ -245,6 +251,11 @@ class ScriptRun:
                 found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
                              f"scale {format_scale(ledger.scale)}")
                 found += [f"not recorded of it: {sentence}" for sentence in loop.missing]
+        for model in self.batches.values():
+            optimizer = model.optimizer
+            found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
+                         f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
+                         f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
         return found + [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
 
 
@@ -384,7 +395,7 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
 
 @contextmanager
 def _fits(seen: ScriptRun) -> Iterator[None]:
-    """Every `fit` has a Recorder among its callbacks."""
+    """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -412,7 +423,16 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
         return recorded
 
-    with _replaced(keras.Model, "fit", make):
+    def make_batches(train_on_batch: Any) -> Any:
+        @wraps(train_on_batch)
+        def counted(model: Any, *arguments: Any, **named: Any) -> Any:
+            if keras.backend.backend() != "tensorflow" and isinstance(model.optimizer, LossScaleOptimizer):
+                seen.batches[id(model)] = model
+            return train_on_batch(model, *arguments, **named)
+
+        return counted
+
+    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches):
         yield
 
 
@@ -448,9 +468,11 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
         def applied(optimizer: Any, grads: Any, trainable_variables: Any = None) -> None:
             inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
             if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+                if not seen.fits and seen.is_left_alone(optimizer):
+                    seen.note(OWN_LOOP)
                 apply(optimizer, grads, trainable_variables)
             elif seen.is_left_alone(optimizer):
-                seen.note(OWN_SCALING)
+                seen.note(OWN_LOOP)
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)

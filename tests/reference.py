@@ -17,8 +17,8 @@ def every_pattern(length: int) -> list[bool]:
     found, seen = [True] * length, {(True,) * length}
     while len(found) < 2**length + length - 1:
         tail = tuple(found[len(found) - length + 1 :])
-        found.append(tail + (False,) in seen)
-        seen.add(tail + (found[-1],))
+        found.append((*tail, False) in seen)
+        seen.add((*tail, found[-1]))
     return found[length - 1 :]
 
 

@@ -3,6 +3,7 @@ for, and how a step is applied or skipped.
 """
 
 import warnings
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -215,7 +216,7 @@ class LossScaleOptimizer(
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
         self._noted_losses: dict[int, Tensor] = {}  # of the step being traced, for the step log on TensorFlow
-        self.refuse_unscaled: Callable[[], None] | None = None  # raises where a step that is traced scaled no loss
+        self.refuse_unscaled: Callable[[], None] | None = None  # raises, where a step that is traced scaled no loss
         inner_optimizer._mpt_is_wrapped = True
         self.inner_optimizer = inner_optimizer
 

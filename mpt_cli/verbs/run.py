@@ -20,8 +20,8 @@ _EXAMPLES = """examples:
   mpt run -m package.train --epochs 3
   mpt run --dry-run train.py        what would be changed where
 
-The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it ended
-well, it is that of the gravest verdict: 4 for a run that never trained, collapsed or was stopped by a health rule."""
+The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it
+ended well, it is that of the gravest verdict: 4 for a run that never trained, collapsed or was stopped by a rule."""
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:

@@ -304,6 +304,11 @@ def test_what_fit_can_not_train_is_said():
         r"trainer.epoks: there is no such key.* Did you mean trainer.epochs": lambda: mpt.fit(
             net(), x, y, settings={"trainer.epoks": 1}),
         r"on_unhealthy: must be stop or go_on": lambda: mpt.Recorder(on_unhealthy="rollback"),
+        r"jobs: must be >= 1\. Received: 0": lambda: mpt.sweep("conf=digits_mlp", jobs=0),
+        r"seeds: must be >= 1\. Received: 0": lambda: mpt.compare("conf=digits_mlp", seeds=0),
+        r"tolerance: must be >= 0\. Received: nan": lambda: mpt.compare("conf=digits_mlp", tolerance=float("nan")),
+        r"batches: must be >= 1\. Received: 0": lambda: mpt.diagnose(net(), x, y, batches=0),
+        r"devices: must be >= 1\. Received: 0": lambda: mpt.plan("conf=digits_mlp", device="h100", devices=0),
     }  # fmt: skip
     for words, call in cases.items():
         with pytest.raises((ConfigError, DataError), match=words):
