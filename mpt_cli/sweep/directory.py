@@ -336,6 +336,7 @@ class SweepResults:
     configurations: list[Configuration]
     complaint: str = ""
     others: Sequence[Objective] = ()
+    parts: Sequence[SweepDirectory] = ()  # of several sweeps that are ranked together, whose `sweep` is only a name
 
     @property
     def objectives(self) -> list[Objective]:

@@ -97,8 +97,7 @@ class OptunaStudy:
         if len(known) < len(values):
             self.tell_failure(self._trial(job).number)
             return
-        told = [_told(direction, objective, value)
-                for direction, objective, value in zip(self._study.directions, objectives, known, strict=True)]  # fmt: skip
+        told = [_told(*each) for each in zip(self._study.directions, objectives, known, strict=True)]
         trial = self._trial(job)
         if trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, told)

@@ -211,7 +211,7 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.say(line)
     front = [_line("front", front_sentence(found))] if found.front else []
     said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
-    for line in [*said, _line("files", str(found.sweep.report_html))]:
+    for line in [*said, *([] if found.parts else [_line("files", str(found.sweep.report_html))])]:
         screen.say(line)
 
 
@@ -284,7 +284,7 @@ def failure_lines(found: SweepResults) -> list[str]:
 
 def again_command(found: SweepResults) -> str:
     """What runs the jobs that are not good, and no others."""
-    return shell_command("sweep", "--resume", found.sweep.path)
+    return "; ".join(shell_command("sweep", "--resume", each.path) for each in found.parts or [found.sweep])
 
 
 def _line(title: str, text: str) -> str:
@@ -326,7 +326,7 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """The front of several objectives, objective and skips over the key that is varied in numbers, then the curves of the runs."""
+    """The front of several objectives, objective and skips over the key that is varied in numbers, then the runs."""
     key = _horizontal_key(found)
     own = [_front_picture(found, place) for place in range(1, len(found.objectives))]
     own += [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]
