@@ -58,7 +58,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
     objective = [TableColumn(found.objective.name, _format_objective)]
     others = [TableColumn(each.name, partial(_format_other, found, place)) for place, each in enumerate(found.others)]
-    front = [TableColumn("front", lambda row: "yes" if row in found.front else "", is_number=False)] if others else []
+    front = [TableColumn("front", partial(_format_front, found), is_number=False)] if others else []
     numerics = [column for column in _NUMERICS if column.title not in {each.name for each in found.others}]
     seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
     behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
@@ -103,6 +103,10 @@ def _format_objective(row: Configuration) -> str:
 def _format_other(found: SweepResults, place: int, row: Configuration) -> str:
     mean = found.means(row)[place + 1]
     return "-" if mean is None else format_number(mean)
+
+
+def _format_front(found: SweepResults, row: Configuration) -> str:
+    return "yes" if row in found.front else ""
 
 
 def _format_count(row: Configuration) -> str:
