@@ -1,17 +1,20 @@
-"""What other installed packages add: loss-scale modes, models, data sources and telemetry sinks, by entry points.
+"""What other installed packages add, by entry points: loss-scale modes, models, data sources, telemetry sinks, and
+resolvers of interpolations.
 
     [project.entry-points."mpt.scale_rules"]
     halving = "their_package.rules:HalvingScale"
 
-Names are read from the packages' metadata. A class is imported only where it is chosen or listed, so that a package
-that can't be imported breaks no run that does not use it.
+Names are read from the packages' metadata. A class or function is imported only where it is chosen or listed, so that
+a package that can't be imported breaks no run that does not use it.
 """
 
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
 SCALE_RULES, MODELS, DATA, SINKS = "mpt.scale_rules", "mpt.models", "mpt.data", "mpt.sinks"
+RESOLVERS = "mpt.resolvers"
 GROUPS = {"loss_scale": SCALE_RULES, "model": MODELS, "data": DATA}  # by the group of the settings that chooses one
 
 
@@ -36,11 +39,24 @@ def installed(group: str) -> dict[str, Plugin]:
 
 def load_plugin(group: str, name: str, base: type) -> type:
     """The class behind an entry point, a subclass of `base`; PluginError with a sentence where it is none."""
+    point = _only_point(group, name)
+    found = _load(point)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise PluginError(f"{_source(point)} must be a subclass of {base.__module__}.{base.__qualname__}.")
+    return found
+
+
+def call_plugin(group: str, name: str, *arguments: Any) -> Any:
+    """What the function behind an entry point returns; PluginError where it can't be imported."""
+    return _load(_only_point(group, name))(*arguments)
+
+
+def _only_point(group: str, name: str) -> EntryPoint:
     same = [point for point in _entry_points(group) if point.name == name]
     if len({_described(point).reference for point in same}) > 1:
         packages = " and ".join(_described(point).package for point in same)
         raise PluginError(f"{packages} both have one of this name. Uninstall one of them.")
-    return _load(same[0], base)
+    return same[0]
 
 
 def loadable(group: str, base: type) -> dict[str, type]:
@@ -62,7 +78,7 @@ def _entry_points(group: str) -> list[EntryPoint]:
 def _all_entry_points() -> list[EntryPoint]:
     """Of all our groups: the metadata of every installed package is read once."""
     found = entry_points()
-    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS) for point in found.select(group=group))
+    mine = (point for group in (SCALE_RULES, MODELS, DATA, SINKS, RESOLVERS) for point in found.select(group=group))
     return sorted(mine, key=lambda point: (point.name, point.value))
 
 
@@ -72,12 +88,12 @@ def _described(point: EntryPoint) -> Plugin:
 
 
 @cache
-def _load(point: EntryPoint, base: type) -> type:
-    source = f"{point.value} of {_described(point).package}"
+def _load(point: EntryPoint) -> Any:
     try:
-        found = point.load()
+        return point.load()
     except Exception as error:  # whatever the other package raises while it is imported
-        raise PluginError(f"{source} can't be imported: {type(error).__name__}: {error}.") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise PluginError(f"{source} must be a subclass of {base.__module__}.{base.__qualname__}.")
-    return found
+        raise PluginError(f"{_source(point)} can't be imported: {type(error).__name__}: {error}.") from error
+
+
+def _source(point: EntryPoint) -> str:
+    return f"{point.value} of {_described(point).package}"

@@ -3,7 +3,6 @@
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
 """
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
@@ -17,7 +16,6 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from omegaconf.resolvers.oc import env as environment_resolver
 
 from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem
@@ -33,6 +31,7 @@ from mpt_cli.settings.recipes import (
     is_meant_instead,
     read_recipe,
 )
+from mpt_cli.settings.resolvers import register_installed
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -72,17 +71,6 @@ def _escape_texts(value: Any) -> Any:
     return "".join(piece if is_kept else escape_interpolation(piece) for piece, is_kept in redaction.split(value))
 
 
-def _variable(name: str, *default: Any) -> Any:
-    """`oc.env`, of which is known what it read."""
-    text = redaction.stand_in(name)
-    if text is not None:
-        return text
-    value = environment_resolver(name, *default)
-    redaction.note_variable(name, value if name in os.environ else None)
-    return value
-
-
-OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
 _PRIMARY = "mpt_run"
 _FAULTS = (HydraException, OmegaConfBaseException, ValueError)
 
@@ -273,6 +261,7 @@ def load_settings(overrides: list[str]) -> Settings:
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
     """
+    register_installed()
     given = parse_overrides(overrides)
     recipe, problems = _read_recipe(given)
     with searching(recipe.searchpath):

@@ -5,3 +5,4 @@
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
 SAMPLERS = {"tpe": (), "random": (), "gp": ("scipy", "torch"), "cmaes": ("cmaes",), "nsgaii": ()}
+PRUNERS = ("median", "asha", "hyperband")

@@ -173,6 +173,10 @@ STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
 # by the exit code of a job that has saved, or that was lost
 _SIGNALLED = {code: signal.Signals(number).name for number, code in SIGNAL_EXIT_CODES.items()}
+_STOPPED_EARLY = {  # by the cause of its end
+    "median": "its objective was far behind the median of the others at the same step",
+    "pruner": "the pruner of the search ended it: its objective was behind that of others at the same epoch",
+}
 _BUG_NOTE = "This is a bug in mpt"
 _SPEAKER = re.compile(r"mpt (train|sweep): ")  # the job; in old logs also what stood in for one that ran elsewhere
 
@@ -242,8 +246,8 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     code = ending.exit_code
     if code == OK and summary:
         return FINISHED, OK, ""
-    if ending.cause == "median":
-        return STOPPED_EARLY, OK, "its objective was far behind the median of the others at the same step"
+    if ending.cause in _STOPPED_EARLY:
+        return STOPPED_EARLY, OK, _STOPPED_EARLY[ending.cause]
     if ending.cause == "interrupt":
         return INTERRUPTED, TERMINATED, f"the {sweep.noun} was interrupted"
     if ending.cause == "timeout":
@@ -332,6 +336,7 @@ class SweepResults:
     configurations: list[Configuration]
     complaint: str = ""
     others: Sequence[Objective] = ()
+    parts: Sequence[SweepDirectory] = ()  # of several sweeps that are ranked together, whose `sweep` is only a name
 
     @property
     def objectives(self) -> list[Objective]:

@@ -42,7 +42,7 @@ class MedianStopping(Observer[Job]):
     """
 
     def __init__(self, sweep: SweepDirectory, jobs: Sequence[Job], objective: Objective | None) -> None:
-        self._sweep, self._objective = sweep, objective or _first_usual(sweep, jobs)
+        self._sweep, self._objective = sweep, objective or first_usual(sweep, jobs)
         self._courses: dict[int, list[tuple[int, float]]] = {}
         self._looked_at = 0.0
         self._read(jobs)
@@ -52,7 +52,7 @@ class MedianStopping(Observer[Job]):
             return
         self._looked_at = time.monotonic()
         jobs = [child.command.subject for child in running]
-        self._objective = self._objective or _first_usual(self._sweep, jobs)
+        self._objective = self._objective or first_usual(self._sweep, jobs)
         if self._objective is None:
             return
         self._read(jobs)
@@ -86,7 +86,7 @@ class MedianStopping(Observer[Job]):
         return found
 
 
-def _first_usual(sweep: SweepDirectory, jobs: Sequence[Job]) -> Objective | None:
+def first_usual(sweep: SweepDirectory, jobs: Sequence[Job]) -> Objective | None:
     """By the first usual metric that one of the jobs has had so far."""
     for name in MONITORED:
         if any(metric_by_epoch(sweep.run(job).metrics_jsonl, name) for job in jobs):

@@ -4,6 +4,7 @@ results told to it. Imports optuna, an extra.
 
 import math
 import random
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.jobs.queue import Running
+from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.sweep.directory import (
     FINISHED,
     GOOD,
@@ -29,6 +32,7 @@ from mpt_cli.sweep.directory import (
     SweepDirectory,
     read_job,
 )
+from mpt_cli.sweep.median_stopping import first_usual
 from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, wanted_gpus
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
 from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
@@ -55,8 +59,10 @@ class OptunaStudy:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._search = space, search
         self._distributions = {dimension.key: _distribution(dimension) for dimension in space.dimensions}
+        self._storage = JournalStorage(JournalFileBackend(str(journal)))
+        self._pruner = _pruner(search.pruner)
         self._study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(journal))), study_name=STUDY_NAME, load_if_exists=True,
+            storage=self._storage, study_name=STUDY_NAME, load_if_exists=True,
             directions=["minimize" if each.falls else "maximize" for each in objectives] or ["minimize"],
         )  # fmt: skip
         if objectives and len(objectives) != len(self._study.directions):
@@ -91,8 +97,7 @@ class OptunaStudy:
         if len(known) < len(values):
             self.tell_failure(self._trial(job).number)
             return
-        told = [value if (direction == StudyDirection.MAXIMIZE) != objective.falls else -value
-                for direction, objective, value in zip(self._study.directions, objectives, known, strict=True)]
+        told = [_told(*each) for each in zip(self._study.directions, objectives, known, strict=True)]
         trial = self._trial(job)
         if trial.state == TrialState.RUNNING:
             self._study.tell(trial.number, told)
@@ -100,6 +105,17 @@ class OptunaStudy:
             self._study.add_trial(optuna.create_trial(
                 params=trial.params, distributions=trial.distributions, values=told, user_attrs={_JOB: job}
             ))  # fmt: skip
+
+    def is_behind(self, job: int, objective: Objective, course: Sequence[float]) -> bool:
+        """Whether the pruner would end a running job that had these values at the ends of its epochs."""
+        trial = self._trial(job)
+        if trial.state != TrialState.RUNNING:
+            return False
+        for epoch, value in enumerate(course, 1):
+            if epoch not in trial.intermediate_values:
+                told = _told(self._study.directions[0], objective, value)
+                self._storage.set_trial_intermediate_value(trial._trial_id, epoch, told)
+        return bool(course) and self._pruner.prune(self._study, self._trial(job))
 
     def tell_pruned(self, job: int) -> None:
         trial = self._trial(job)
@@ -158,6 +174,10 @@ class OptunaStudy:
         return [combination for combination in combinations if self._words(combination) not in tried]
 
 
+def _told(direction: StudyDirection, objective: Objective, value: float) -> float:
+    return value if (direction == StudyDirection.MAXIMIZE) != objective.falls else -value
+
+
 def _distribution(dimension: Dimension) -> BaseDistribution:
     if not isinstance(dimension, Span):
         return CategoricalDistribution(dimension.values)
@@ -183,6 +203,19 @@ def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
         return builders[name]()
 
 
+def _pruner(name: str | None) -> optuna.pruners.BasePruner:
+    """`asha` is what Optuna calls successive halving, which it does asynchronously."""
+    builders: dict[str, Callable[[], optuna.pruners.BasePruner]] = {
+        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=3),
+        "asha": optuna.pruners.SuccessiveHalvingPruner,
+        "hyperband": optuna.pruners.HyperbandPruner,
+    }
+    return optuna.pruners.NopPruner() if name is None else builders[name]()
+
+
+PRUNE_SECONDS = 1.0  # between two looks at the epochs of running jobs
+
+
 def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options") -> "OptunaSampler":
     """The study in the directory, and the jobs it led to so far."""
     plan, facts = sweep.read_plan()
@@ -206,12 +239,28 @@ class OptunaSampler(Sampler):
     space: Space
     study: OptunaStudy
     template: Job
+    _looked_at: float = 0.0
 
     def example(self, left: Sequence[Job]) -> Sequence[Job]:
         return [self.template]
 
     def format_count(self, count: int) -> str:
         return f"{count} trials"
+
+    def tick(self, running: Sequence[Running[Job]]) -> None:
+        search = self.facts["search"]
+        if search.get("pruner") is None or time.monotonic() - self._looked_at < PRUNE_SECONDS:
+            return
+        self._looked_at = time.monotonic()
+        word = search.get("objective") or self.facts["objective"]
+        jobs = [child.command.subject for child in running]
+        objective = choose_objectives(word, [])[0] if word else first_usual(self.sweep, jobs)
+        if objective is None:
+            return
+        for child, job in zip(running, jobs, strict=True):
+            course = metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name)
+            if self.study.is_behind(job.number, objective, [value for _, value in course]):
+                child.stop("pruner")
 
     def why_fewer(self, wanted: int) -> str:
         if len(self.plan.jobs) >= wanted:

@@ -188,14 +188,20 @@ def make_plan(
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
     """The plan with those jobs of `more` whose configuration none of its own has."""
     known = {_configuration(load_settings(job.words)) for job in plan.jobs}
-    varied = list(dict.fromkeys([*plan.varied, *more.varied, *_differing([*plan.jobs, *more.jobs])]))
-    old = [replace(job, overrides=_overrides_of(job, varied)) for job in plan.jobs]
+    varied = joint_keys([plan, more])
+    old = [replace(job, overrides=overrides_of(job, varied)) for job in plan.jobs]
     new: list[Job] = []
     for job in more.jobs:
         if _configuration(load_settings(job.words)) not in known:
-            number, overrides = len(old) + len(new) + 1, _overrides_of(job, varied)
+            number, overrides = len(old) + len(new) + 1, overrides_of(job, varied)
             new.append(replace(job, number=number, name=job_name(number, overrides), overrides=overrides))
     return replace(plan, varied=varied, jobs=[*old, *new])
+
+
+def joint_keys(plans: Sequence[SweepPlan]) -> list[str]:
+    """What these plans vary, each of them or only taken together."""
+    jobs = [job for plan in plans for job in plan.jobs]
+    return list(dict.fromkeys([*(key for plan in plans for key in plan.varied), *_differing(jobs)]))
 
 
 def _differing(jobs: Sequence[Job]) -> list[str]:
@@ -209,7 +215,7 @@ def _given_by(job: Job) -> dict[str, str]:
     return {word.partition("=")[0].lstrip("+"): word.partition("=")[2] for word in job.words}
 
 
-def _overrides_of(job: Job, varied: Sequence[str]) -> dict[str, str]:
+def overrides_of(job: Job, varied: Sequence[str]) -> dict[str, str]:
     """Those of the varied keys that the job gives: what was the same for all may differ now."""
     given = _given_by(job)
     return {key: job.overrides.get(key, given.get(key, "")) for key in varied if key in job.overrides or key in given}

@@ -58,7 +58,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     keys = [TableColumn(_short(key, found.keys), _override(key), is_number=False) for key in found.keys]
     objective = [TableColumn(found.objective.name, _format_objective)]
     others = [TableColumn(each.name, partial(_format_other, found, place)) for place, each in enumerate(found.others)]
-    front = [TableColumn("front", lambda row: "yes" if row in found.front else "", is_number=False)] if others else []
+    front = [TableColumn("front", partial(_format_front, found), is_number=False)] if others else []
     numerics = [column for column in _NUMERICS if column.title not in {each.name for each in found.others}]
     seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
     behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
@@ -103,6 +103,10 @@ def _format_objective(row: Configuration) -> str:
 def _format_other(found: SweepResults, place: int, row: Configuration) -> str:
     mean = found.means(row)[place + 1]
     return "-" if mean is None else format_number(mean)
+
+
+def _format_front(found: SweepResults, row: Configuration) -> str:
+    return "yes" if row in found.front else ""
 
 
 def _format_count(row: Configuration) -> str:
@@ -211,7 +215,7 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.say(line)
     front = [_line("front", front_sentence(found))] if found.front else []
     said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
-    for line in [*said, _line("files", str(found.sweep.report_html))]:
+    for line in [*said, *([] if found.parts else [_line("files", str(found.sweep.report_html))])]:
         screen.say(line)
 
 
@@ -284,7 +288,7 @@ def failure_lines(found: SweepResults) -> list[str]:
 
 def again_command(found: SweepResults) -> str:
     """What runs the jobs that are not good, and no others."""
-    return shell_command("sweep", "--resume", found.sweep.path)
+    return "; ".join(shell_command("sweep", "--resume", each.path) for each in found.parts or [found.sweep])
 
 
 def _line(title: str, text: str) -> str:
@@ -326,7 +330,7 @@ MOST_RUNS = 100  # whose lines are read for a page
 
 
 def pictures(found: SweepResults) -> list[Picture]:
-    """The front of several objectives, objective and skips over the key that is varied in numbers, then the curves of the runs."""
+    """The front of several objectives, objective and skips over the key that is varied in numbers, then the runs."""
     key = _horizontal_key(found)
     own = [_front_picture(found, place) for place in range(1, len(found.objectives))]
     own += [] if key is None else [_objective_picture(found, key), _skips_picture(found, key)]

@@ -135,7 +135,7 @@ class GridSettings(SamplerSettings):
 
 @dataclass(frozen=True)
 class SearchSettings(SamplerSettings):
-    """`trials` jobs, each with values that Optuna chooses by what came before.
+    """`trials` jobs, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
 
     `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search.
     """
@@ -144,6 +144,7 @@ class SearchSettings(SamplerSettings):
     sampler: str = "tpe"
     sampler_seed: int = 0
     words: list[str] = field(default_factory=list)
+    pruner: str | None = None
 
     def check(self) -> None:
         if importlib.util.find_spec("optuna") is None:
@@ -160,9 +161,11 @@ class SearchSettings(SamplerSettings):
             raise ConfigError(Problem("--trials", "must be left out with a recipe's sweep: block.", None, remedy))
         space = read_space(overrides)
         settings, *others = check_space(space)
-        if self.sampler == "cmaes" and "," in (options.objective or ""):
+        if "," in (options.objective or "") and self.sampler == "cmaes":
             remedy = "Take nsgaii, tpe or gp."
             raise ConfigError(Problem("--sampler", "cmaes is for one objective.", options.objective, remedy))
+        if "," in (options.objective or "") and self.pruner:
+            raise ConfigError(Problem("--pruner", "must be left out with several objectives.", self.pruner))
         check_objective(options.objective, [settings, *others])
         if options.launcher.is_here:
             check_files([settings])
@@ -189,4 +192,5 @@ def settings_from_facts(facts: dict[str, Any]) -> SamplerSettings:
     """The kind of sampler that a sweep was started with, from its sweep.json."""
     if "search" not in facts:
         return GridSettings()
-    return SearchSettings(**{name: facts["search"][name] for name in SearchSettings.__dataclass_fields__})
+    search = facts["search"]
+    return SearchSettings(**{name: search[name] for name in SearchSettings.__dataclass_fields__ if name in search})

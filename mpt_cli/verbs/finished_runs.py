@@ -21,6 +21,7 @@ _REPORT_EXAMPLES = """examples:
   mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
   mpt report runs/digits_mlp/* --out all.html       runs overlaid
   mpt report sweeps/digits_mlp/SWEEP --objective best_metrics.val_accuracy
+  mpt report sweeps/digits_mlp/FIRST sweeps/digits_mlp/SECOND      ranked together, and what differs between them
   mpt report compares/digits_cnn/COMPARE
 
 A run that is still going on, was killed or has damaged files gets a page that says what is missing."""
@@ -41,7 +42,7 @@ class _Outputs(Generic[R]):
 
 def configure_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directories", nargs="+", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare "
-                        "wrote; of several, all their runs in one page")  # fmt: skip
+                        "wrote; of several, all their runs in one page, and sweeps are ranked together")  # fmt: skip
     parser.add_argument("--out", metavar="FILE", help=f"where the page goes; default: {PAGE} in the directory, of "
                         f"several {PAGE} here")  # fmt: skip
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="rank a sweep, or compare, by something else")
@@ -50,14 +51,17 @@ def configure_report(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """One page of a run, of several runs overlaid, of a sweep or of a comparison: opens from disk, needs no network."""
+    """One page of a run, of several runs overlaid, of sweeps or of a comparison: opens from disk, needs no network."""
     from mpt_cli.report.page import check_replaceable
 
     paths = [expanded(path) for path in arguments.directories]
     if arguments.out:
         check_replaceable(Path(arguments.out))
-    kind = _kind_of(paths[0]) if len(paths) == 1 else None
+    kinds = [_kind_of(path) for path in paths]
+    kind = kinds[0] if len(paths) == 1 else None
     report = _report_runs if kind is None else kind[1]
+    if len(paths) > 1 and all(each is not None and each[1] is _report_sweep for each in kinds):
+        report = _report_joint
     if report is _report_runs and arguments.objective:
         raise ConfigError(Problem("--objective", "is for a sweep or a comparison.", arguments.objective))
     report(paths, arguments)
@@ -99,6 +103,26 @@ def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
 
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
     _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, print_results), arguments)
+
+
+def _report_joint(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from mpt_cli.sweep.joint import Joint, read_joint
+    from mpt_cli.sweep.report import print_results, results_dict, write_sweep_page
+
+    page = Path(arguments.out or PAGE)
+
+    def show(joint: Joint, screen: "Screen") -> None:
+        print_results(joint.found, screen)
+        for number, line in enumerate(joint.differences):
+            screen.say(f"{'' if number else 'differs':<11}{line}")
+        screen.say(f"{'page':<11}{page}")
+
+    ways = _Outputs[Joint](
+        lambda joint, path: write_sweep_page(joint.found, path), lambda joint: write_sweep_page(joint.found, page),
+        lambda joint: {**results_dict(joint.found), "sweeps": [str(each.path) for each in joint.found.parts],
+                       "differences": joint.differences}, show,
+    )  # fmt: skip
+    _write_and_show(read_joint(paths, arguments.objective), ways, arguments)
 
 
 def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:

@@ -16,7 +16,7 @@ from mpt_cli.jobs.launchers import (
     read_launcher_name,
     split_launcher_overrides,
 )
-from mpt_cli.sweep import SAMPLERS
+from mpt_cli.sweep import PRUNERS, SAMPLERS
 from mpt_cli.verbs.parser import add_overrides, print_json
 
 if TYPE_CHECKING:
@@ -72,6 +72,8 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
                         "default: tpe, whose first 10 are random. gp needs scipy and torch, cmaes a package of that "
                         "name")  # fmt: skip
+    parser.add_argument("--pruner", choices=PRUNERS, help="of a search: end jobs whose objective is "
+                        "behind what others had at the end of the same epoch; default: none")  # fmt: skip
     parser.add_argument("--sampler-seed", type=int, metavar="N", help="default 0; with -j 1 the same search again")
     parser.add_argument(
         "--launcher",
@@ -116,7 +118,8 @@ def _sampler(arguments: argparse.Namespace) -> "SamplerSettings":
 
     if arguments.trials is None:
         return GridSettings()
-    return SearchSettings(arguments.trials, arguments.sampler or next(iter(SAMPLERS)), arguments.sampler_seed or 0)
+    sampler = arguments.sampler or next(iter(SAMPLERS))
+    return SearchSettings(arguments.trials, sampler, arguments.sampler_seed or 0, pruner=arguments.pruner)
 
 
 def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Screen") -> Launcher:
@@ -147,7 +150,8 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
     if arguments.trials is not None and arguments.trials < 1:
         problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
-    for name, value in (("--sampler", arguments.sampler), ("--sampler-seed", arguments.sampler_seed)):
+    of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
+    for name, value in of_search.items():
         if value is not None and (arguments.trials is None or arguments.resume is not None):
             problems.append(Problem(name, "is for a new search: give --trials too, and no --resume.", value))
     if problems:

@@ -160,3 +160,12 @@ def test_one_called_as_ours_is_a_sentence_where_that_name_is_chosen(
     mpt("check", "conf=./own.yaml")
     said = mpt("check", "conf=./own.yaml", word, code=2)
     assert "bad-mpt 1.2 has" in said and "of this name too. Uninstall it, or have it renamed." in said
+
+
+def test_a_resolver_of_another_package_is_imported_where_a_recipe_uses_it(work: Path) -> None:
+    """It takes the name of none of ours."""
+    shown = mpt("show", "conf=digits_mlp", "trainer.epochs=${thrice:2}", "trainer.batch_size=${eval:'2+2'}")
+    assert "  epochs: 6\n" in shown and "  batch_size: 4\n" in shown
+    said = mpt("show", "conf=digits_mlp", "trainer.epochs=${broken:2}", code=2)
+    assert said.startswith("mpt show: trainer.epochs: cannot be resolved: ")
+    assert "no_such_module:f of tiny-mpt 1.2 can't be imported" in said

@@ -84,8 +84,8 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
     ("block", "said"),
     [
         ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds, objectives. Received: [1]."),
-        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds, objectives. Did you mean "
-                                  "grid?"),
+        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds, objectives. "
+                                  "Did you mean grid?"),
         ("  grid: {trainer.epoch: [1]}\n", "sweep.grid.trainer.epoch: there is no such key. Did you mean "
                                            "trainer.epochs?"),
         ("  conditional: {when: {seed: 1}, grid: {sed: [1]}}\n", "sweep.conditional.0.grid.sed: there is no such key."),

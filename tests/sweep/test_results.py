@@ -74,6 +74,31 @@ def test_several_objectives_have_a_front_in_table_files_and_picture(stubs, tmp_p
     assert main(["compare", "conf=digits_mlp", "--objective", "loss,val_loss"]) == 2
 
 
+def test_sweeps_are_ranked_together_and_what_differs_is_said(stubs, tmp_path, capsys):
+    """The second trains with another batch size, which no word of it says."""
+    stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.8}
+    stubs.start(["conf=digits_mlp", "seed=0,1", "loss_scale.initial_scale=256,512", "sweep_dir=a"])
+    stubs.values = {1: 0.5, 2: 0.95, 3: 0.61, 4: 0.97}
+    second = ["seed=1,2", "loss_scale.initial_scale=512,1024", "trainer.shuffle=true", "sweep_dir=b"]
+    stubs.start(["conf=digits_mlp", *second])
+    stubs.start(["conf=digits_mlp", "seed=1", "loss_scale.initial_scale=512,2048", "trainer.epochs=2,3", "sweep_dir=c"])
+    for folder, text in (("a", "recipe: stub\n"), ("b", "recipe: stub\ntrainer: {batch_size: 7}\n")):
+        for path in (tmp_path / folder).glob("*/config.yaml"):
+            path.write_text(text)
+    capsys.readouterr()
+    assert main(["report", "a", "b", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sweeps"] == ["a", "b"] and len(found["jobs"]) == 8
+    assert found["best"]["name"] == "b/004-seed-2_initial_scale-1024"
+    assert found["varied"] == ["seed", "loss_scale.initial_scale", "trainer.shuffle"]
+    assert "b: trainer.batch_size: 64 -> 7" in found["differences"]
+    assert main(["report", "a", "a", "c", "--out", "all.html"]) == 0
+    shown = capsys.readouterr().out
+    assert "differs    a: 4 of its jobs ran in a sweep before it too, 4 with the same metrics\n" in shown
+    assert "c: trainer.epochs is varied in it, and not in a\n" in shown and "c: seed is not varied in it\n" in shown
+    assert shown.endswith("page       all.html\n") and "Sweep a and a and c" in (tmp_path / "all.html").read_text()
+
+
 def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)

@@ -47,7 +47,10 @@ class SearchStubs(Stubs):
     """`start` and `resume` of a search."""
 
     def search(self, words: list[str], trials: int, **options: object) -> tuple[SweepResults, int]:
-        search = SearchSettings(trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))))
+        search = SearchSettings(
+            trials, str(options.pop("sampler", "tpe")), int(str(options.pop("sampler_seed", 0))),
+            pruner=options.pop("pruner", None),  # type: ignore[arg-type]
+        )  # fmt: skip
         return self._run(lambda own, screen: start_sweep(words, own, screen, search), options)
 
     def resume_search(self, path: Path, trials: int | None = None, **options: object) -> tuple[SweepResults, int]:
@@ -123,6 +126,38 @@ def test_the_other_samplers_repeat_themselves_though_each_proposal_has_one_anew(
     rates = [abs(math.log10(float(str(values["optimizer.learning_rate"]))) + 2) for values in made]
     assert proposals(tmp_path / "again", sampler, 14) == made[:14]
     assert len({str(values) for values in made}) == 30 and sum(rates[15:]) < sum(rates[:15])
+
+
+@pytest.mark.parametrize("pruner", ["median", "asha", "hyperband"])
+def test_a_pruner_ends_a_job_behind_the_others_and_no_other(tmp_path, pruner):
+    """Of twelve that have had their eight epochs none is like the thirteenth, which learns nothing."""
+    space, objective = read_space(WORDS), Objective("val_accuracy", falls=False)
+    study = OptunaStudy(tmp_path / "study", space, SearchSettings(13, "random", pruner=pruner), [])  # it minimizes
+    for number in range(1, 13):
+        assert study.propose(number)
+        course = [0.5 + 0.05 * epoch + 0.001 * (12 - number) for epoch in range(8)]
+        if number == 1:
+            assert not any(study.is_behind(number, objective, course[:epoch]) for epoch in range(9))
+        else:
+            study.is_behind(number, objective, course)
+        study.tell(number, [objective], course[-1:])
+    assert study.propose(13)
+    assert any(study.is_behind(13, objective, [0.1] * epoch) for epoch in range(9))
+    plain = OptunaStudy(tmp_path / "study", space, SearchSettings(13, "random"), [])
+    assert not plain.is_behind(13, objective, [0.1] * 8)
+
+
+@pytest.mark.slow
+def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_path, monkeypatch):
+    monkeypatch.setattr(OptunaStudy, "is_behind", lambda self, job, objective, course: job == 2 and bool(course))
+    searches.manners = {2: "learns nothing"}
+    found, code = searches.search([*WORDS, "sweep_dir=s"], 3, workers=1, pruner="hyperband", grace_seconds=20.0)
+    assert (code, [result.status for result in found.results]) == (0, ["finished", "stopped early", "finished"])
+    assert "the pruner of the search ended it" in found.results[1].reason
+    states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
+    assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
+    with pytest.raises(ConfigError, match="--pruner: must be left out with several objectives"):
+        searches.search(WORDS, 3, pruner="asha", objective="val_accuracy,loss")
 
 
 def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
