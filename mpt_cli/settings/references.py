@@ -299,10 +299,13 @@ def call_user(
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of the user's own exception from the first frame outside mpt on."""
-    frames = error.__traceback__
+    """The traceback of the user's own exception from their first frame on, or from the first outside mpt."""
+    theirs = frames = error.__traceback__
+    while theirs is not None and not _is_of_user(theirs.tb_frame.f_code.co_filename):
+        theirs = theirs.tb_next
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
+    frames = theirs or frames
     return "".join(traceback.format_exception(type(error), error, frames)).rstrip()
 
 
