@@ -299,16 +299,19 @@ def call_user(
 
 
 def user_traceback(error: BaseException) -> str:
-    """The traceback of the user's own exception from the first frame outside mpt on."""
+    """The traceback of the user's own exception, of the `user_frames` alone."""
     return "".join(traceback.format_exception(type(error), error, user_frames(error))).rstrip()
 
 
 def user_frames(error: BaseException) -> TracebackType | None:
-    """Those of its traceback from the first one outside mpt on; None for a file of the user's that is no Python."""
-    frames = error.__traceback__
+    """Those of its traceback from the user's first one on, or from the first one outside mpt; None for a file of the
+    user's that is no Python."""
+    theirs = frames = error.__traceback__
+    while theirs is not None and not _is_of_user(theirs.tb_frame.f_code.co_filename):
+        theirs = theirs.tb_next
     while frames is not None and _is_ours(frames):
         frames = frames.tb_next
-    return frames
+    return theirs or frames
 
 
 def place_in_user_code(error: BaseException) -> str:

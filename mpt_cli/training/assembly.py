@@ -239,8 +239,8 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     if head == settings.policy.name or head_layers(model):
         return []
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
-    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is in {head}."
-            f" Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
+    return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
+            f"{head}. Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
 
 
 def warn_of_own_steps(model: Any) -> list[str]:

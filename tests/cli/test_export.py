@@ -1,8 +1,10 @@
 """What `mpt export` leaves behind when it doesn't come to its end; the model is a stand-in that writes a folder."""
 
+import json
 from pathlib import Path
 
 import pytest
+from preloaded import mpt
 
 from mpt_cli import export as exporting
 from mpt_cli.cli import main
@@ -90,3 +92,47 @@ def test_so_is_an_exporter_that_is_not_installed(run_without_keras, monkeypatch,
     said = capsys.readouterr().err
     assert "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'." in said
     assert "pip install onnx_of_no_one" in said
+
+
+LOOK_UP = """
+import keras, numpy as np
+from keras import layers
+
+def load():
+    return np.arange(3000, 3040), np.ones((40, 1), "float32")
+
+class LookUp(keras.Model):
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.table, self.head = layers.Embedding(4000, 4), layers.Dense(1)
+
+    def call(self, ids):
+        return self.head(self.table(ids))
+
+def build():
+    return LookUp()
+"""
+RECIPE = """
+defaults: [{policy: mixed_float16}]
+model: {builder: "look_up.py:build"}
+data: {loader: "look_up.py:load"}
+loss_scale: {initial_scale: 2**4}
+trainer: {loss: mse, metrics: [], epochs: 1, batch_size: 16}
+"""
+
+
+@pytest.mark.slow
+def test_identifiers_stay_whole_numbers_in_the_signature_of_a_subclassed_model(tmp_path):
+    """Keras would have them in float16, which ends at 2048 with every whole number; here x has no other dimension."""
+    (tmp_path / "look_up.py").write_text(LOOK_UP)
+    (tmp_path / "look_up.yaml").write_text(RECIPE)
+    done = mpt("train", "conf=look_up.yaml", "run_dir=run", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (json.loads(done.stdout)["applied_steps"], json.loads(done.stdout)["skipped_steps"]) == (2, 0)
+    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    import tensorflow as tf
+
+    served = tf.saved_model.load(str(tmp_path / "run" / "exported" / "model"))
+    [spec] = served.signatures["serving_default"].structured_input_signature[1].values()
+    assert (spec.dtype, spec.shape.as_list()) == (tf.int32, [None])

@@ -15,6 +15,7 @@ import pytest
 from backends import ROOT
 from preloaded import mpt, run_program, start_mpt
 
+from mpt_cli.cli import main
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_summary
 
@@ -142,7 +143,9 @@ def test_it_trains(work: Path, name: str) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend"), CASES)
-def test_it_trains_is_killed_resumed_evaluated_and_exported(work: Path, name: str, backend: str) -> None:
+def test_it_trains_is_killed_resumed_evaluated_and_exported(
+    work: Path, name: str, backend: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     slowly = "fault.slow_storage_seconds=0.02", "trainer.checkpoint_every_steps=3"  # so that the kill comes in time
     done = mpt(*words_of(name, backend, "whole", *slowly), cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -156,12 +159,40 @@ def test_it_trains_is_killed_resumed_evaluated_and_exported(work: Path, name: st
     assert first_difference(RunDirectory(work / "whole"), RunDirectory(work / "killed")) is None
     done = mpt("evaluate", "whole", "--split", "train", "--json", cwd=work, backend=backend)
     assert done.returncode == 0 and np.isfinite(json.loads(done.stdout)["metrics"]["loss"]), done.stdout + done.stderr
+    check_told(work / "whole", capsys)
     form = EXAMPLES[name].export
     done = mpt("export", "whole", "--format", form or "savedmodel", cwd=work, backend=backend)
     if form is None:
         assert done.returncode == 2 and "has no call, so that there is nothing to export" in done.stderr
         return
     assert done.returncode == 0 and list((work / "whole" / "exported").iterdir()), done.stdout + done.stderr
+
+
+def check_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` and `diagnose` of a run that trained, whose model is not built again: in this process."""
+    page = run.with_name("page.html")
+    assert main(["report", str(run), "--out", str(page)]) == 0
+    assert "All " in (text := page.read_text()) and " steps were applied" in text
+    capsys.readouterr()
+    assert main(["diagnose", str(run)]) == 0
+    assert f"no step of {run} overflowed" in capsys.readouterr().out
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "backend", "layer"), [
+    ("tickets", "jax", "department"), ("raw_text", "tensorflow", "dense"), ("ragged_text", "tensorflow", "dense"),
+    ("gan", "tensorflow", "sequential/dense_1"), ("autoencoder", "tensorflow", "dense"),
+])  # fmt: skip
+def test_of_an_overflow_the_layer_is_named(work: Path, name: str, backend: str, layer: str) -> None:
+    """Text, ragged and several inputs, a step and a loss of the model's own."""
+    words = words_of(name, backend, "run", "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
+    done = mpt(*words, "trainer.jit_compile=auto", cwd=work)
+    assert done.returncode == 0, done.stdout + done.stderr
+    done = mpt("diagnose", "run", "--step", "1", "--json", cwd=work, backend=backend)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads(done.stdout)
+    assert content["overflowed_again"] and content["layer"].startswith(layer), content["explanation"]
 
 
 def kill_after_a_checkpoint(words: list[str], work: Path) -> int | None:

@@ -160,6 +160,29 @@ def gan(compiled=True):
     return model
 
 
+class CalledToGenerate(GAN):
+    """What is called is the generator, on seeds that no data have."""
+
+    def call(self, seeds):
+        return self.generator(seeds)
+
+
+def called_to_generate():
+    model = CalledToGenerate()
+    loss = keras.losses.BinaryCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(1e-3), keras.optimizers.Adam(2e-3), loss)
+    return model
+
+
+class FailsInTraining(layers.Layer):
+    def call(self, x, training=False):
+        return x + ops.ones((3, 5), x.dtype) if training else x
+
+
+def fails_in_training(input_shape):
+    return keras.Sequential([keras.Input(input_shape), FailsInTraining(), layers.Dense(3)])
+
+
 class PolicyInCall(keras.Model):
     """Subclassed; makes a layer without weights while it is called, and asks for the policy there."""
 

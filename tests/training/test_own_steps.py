@@ -184,6 +184,23 @@ def test_phases_of_a_gan_have_fresh_optimizers_and_go_on_after_a_stop(tmp_path):
 
 @pytest.mark.slow
 @only_on("tensorflow")
+def test_a_model_whose_call_is_for_other_inputs_than_its_step_trains(tmp_path):
+    train(tmp_path, *GAN, f"model.builder={NETS}:called_to_generate", "trainer.epochs=1")
+    assert (summary(tmp_path)["applied_steps"], summary(tmp_path)["steps_seen"]) == (6, 6)
+    done = mpt("export", "run", "--format", "savedmodel", cwd=tmp_path, backend=BACKEND)
+    assert done.returncode == 2 and "its call does not take the inputs of the run's data. Keras says: " in done.stderr
+
+
+@pytest.mark.slow
+def test_a_call_that_fails_in_training_alone_is_the_user_s(tmp_path):
+    said = train(tmp_path, f"model.builder={NETS}:fails_in_training", code=2)
+    assert "own_nets.py, line " in said and "in call: " in said and "bug in mpt" not in said
+    assert said.split("Traceback")[1].splitlines()[1].strip().startswith(f'File "{NETS}"')
+    assert (summary(tmp_path)["status"], summary(tmp_path)["exit_code"]) == ("failed", 2)
+
+
+@pytest.mark.slow
+@only_on("tensorflow")
 def test_batches_of_labelled_and_other_examples_have_lengths_of_their_own(tmp_path):
     train(tmp_path, *SEMI_SUPERVISED)
     last = lines(tmp_path, "metrics")[-1]
