@@ -5,12 +5,13 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-long test-all test-keras test-gpu-program lint types bench recipes wheel clean
+.PHONY: help train test test-fast test-long test-all fuzz test-keras test-gpu-program lint types bench recipes wheel clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
+	@echo "make fuzz       20,000 hostile words, recipes and files of runs (half an hour); make test has 1,000 of them"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
@@ -31,6 +32,9 @@ test-long: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(PYTEST)
+
+fuzz: $(VENV)/.dev
+	FUZZ_CASES=20000 $(PYTEST) tests/fuzz
 
 test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
