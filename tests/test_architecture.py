@@ -119,7 +119,8 @@ def test_what_is_pinned_may_be_used_and_passed_on():
     """By what each installed package says of itself; those of the GPU compiler and of Ray are rarely installed."""
     permissive = re.compile(r"MIT|BSD|Apache|ISC|PSF|Python Software Foundation|MPL|Mozilla|CC0", re.IGNORECASE)
     unsaid = {"namex"}  # Apache 2.0, as its repository says
-    pinned = [line.partition("==")[0] for line in (PACKAGE.parent / "constraints.txt").read_text().splitlines() if "==" in line]
+    lines = (PACKAGE.parent / "constraints.txt").read_text().splitlines()
+    pinned = [line.partition("==")[0] for line in lines if "==" in line]
     seen = 0
     for name in pinned:
         try:

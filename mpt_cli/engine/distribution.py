@@ -85,9 +85,10 @@ def connect(process_info: ProcessInfo) -> None:
     if process_info.coordinator is None:
         jax.distributed.initialize()
     else:
-        # where they meet can be reached at that address alone; JAX's own choice is every one this machine has
+        is_here = process_info.coordinator.startswith("127.")
+        # reached from this machine alone; JAX would listen at every address that it has
         jax.distributed.initialize(process_info.coordinator, process_info.world_size, process_info.rank,
-                                   coordinator_bind_address=process_info.coordinator)  # fmt: skip
+                                   coordinator_bind_address=process_info.coordinator if is_here else None)  # fmt: skip
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 
