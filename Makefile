@@ -5,12 +5,14 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check -q install -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help train test test-fast test-long test-all test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
+.PHONY: help train test test-fast test-long test-all fuzz audit test-keras test-gpu-program lint types bench recipes docs docs-serve pictures wheel release-check clean
 
 help:
 	@echo "make train      train a small CNN on scans of digits (under a minute of training on 2 CPU cores)"
 	@echo "make test       the suite without the long tests; make test-fast: the quick part"
 	@echo "make test-long  what is left: kills, random examples, recipes, benchmarks; make test-all: both in one"
+	@echo "make fuzz       20,000 hostile words, recipes and files of runs (half an hour); make test has 1,000 of them"
+	@echo "make audit      known vulnerabilities of what is pinned (asks a service on the network)"
 	@echo "make test-keras the quick part on the oldest Keras that pyproject allows, and on the newest there is"
 	@echo "make test-gpu-program  programs compiled for GPUs that are not here (an environment of 3 GB to download)"
 	@echo "make recipes    every recipe that runs on a CPU, in full, held against its expect: block"
@@ -33,6 +35,12 @@ test-long: $(VENV)/.dev
 
 test-all: $(VENV)/.dev
 	$(PYTEST)
+
+audit: $(VENV)-audit/bin/pip-audit
+	$< --no-deps --disable-pip -r constraints.txt
+
+fuzz: $(VENV)/.dev
+	FUZZ_CASES=20000 $(PYTEST) tests/fuzz
 
 test-keras: $(VENV)-oldest/.dev $(VENV)-newest/.dev
 	$(VENV)-oldest/bin/python -m pytest -n 2 --dist worksteal -m "not slow"
@@ -71,7 +79,7 @@ release-check: $(VENV)/.dev
 	$(BIN)/python .ci/release_check.py
 
 clean:
-	rm -rf $(VENV) $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build site runs
+	rm -rf $(VENV) $(VENV)-audit $(VENV)-oldest $(VENV)-newest $(VENV)-gpu dist build site runs
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
@@ -83,6 +91,10 @@ $(VENV)/.run: $(VENV)/bin/python pyproject.toml constraints.txt
 $(VENV)/.dev: $(VENV)/.run
 	$(PIP) -e ".[dev,docs]"
 	@touch $@
+
+$(VENV)-audit/bin/pip-audit:
+	$(PYTHON) -m venv $(VENV)-audit
+	$(VENV)-audit/bin/pip --disable-pip-version-check -q install pip-audit
 
 # JAX with the compiler for NVIDIA's GPUs, and no TensorFlow; it needs no GPU.
 $(VENV)-gpu/.dev: pyproject.toml constraints.txt

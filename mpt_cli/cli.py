@@ -32,6 +32,8 @@ EXIT_CODES = """exit codes: 0 done, 1 a bug in mpt, 2 bad configuration or usage
 
 MOST_SHOWN = 50  # problems in one message
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
+_OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENXIO,
+              errno.ESTALE)  # fmt: skip
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -81,6 +83,9 @@ def _explain(error: Exception, arguments: list[str]) -> int:
         return BAD_DATA
     if isinstance(error, FileNotFoundError) and not has_working_directory():
         _say(f"mpt {arguments[0]}: the working directory is gone. Change to one that exists.")
+        return BAD_DATA
+    if isinstance(error, OSError) and error.errno in _OF_A_PATH and isinstance(error.filename, str):
+        _say(f"mpt {arguments[0]}: {error.filename[:200]}: {error.strerror}.")
         return BAD_DATA
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")

@@ -49,8 +49,13 @@ def find_process_info(settings: Settings, environment: Mapping[str, str] = os.en
         return None
     if given := re.fullmatch(r"(\d+)/(\d+)@(.+)", environment.get(PROCESS_VARIABLE, "")):
         return ProcessInfo(int(given[1]), int(given[2]), given[3])
-    count = int(environment.get("SLURM_STEP_NUM_TASKS", "1"))
-    return ProcessInfo(int(environment["SLURM_PROCID"]), count) if count > 1 else None
+    count, rank = environment.get("SLURM_STEP_NUM_TASKS", "1"), environment.get("SLURM_PROCID", "")
+    if count.isdecimal() and int(count) <= 1:
+        return None
+    if not (count.isdecimal() and rank.isdecimal()):
+        rule = "must be whole numbers, as Slurm sets them for each task of a step."
+        raise ConfigError(Problem("SLURM_STEP_NUM_TASKS and SLURM_PROCID", rule, f"{count} and {rank}"))
+    return ProcessInfo(int(rank), int(count))
 
 
 def check_process_info(settings: Settings, process_info: ProcessInfo) -> None:
@@ -80,7 +85,10 @@ def connect(process_info: ProcessInfo) -> None:
     if process_info.coordinator is None:
         jax.distributed.initialize()
     else:
-        jax.distributed.initialize(process_info.coordinator, process_info.world_size, process_info.rank)
+        is_here = process_info.coordinator.startswith("127.")
+        # reached from this machine alone; JAX would listen at every address that it has
+        jax.distributed.initialize(process_info.coordinator, process_info.world_size, process_info.rank,
+                                   coordinator_bind_address=process_info.coordinator if is_here else None)  # fmt: skip
     multihost_utils.sync_global_devices("mpt")  # Gloo greets on standard output at the first exchange: now
 
 

@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
+from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import expanded, read_yaml_text
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 CUDNN = (9, 10, 0)  # for which XLA chooses among cuDNN's convolutions
+_SHARE_VARIABLE = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 JAX_SHARE = 0.75  # of a GPU's memory is what JAX's allocator takes at most where XLA_PYTHON_CLIENT_MEM_FRACTION is not
 _TARGET = """
 gpu_device_info {{
@@ -67,9 +69,8 @@ class Device:
 
     @property
     def usable_bytes(self) -> int:
-        """What JAX's allocator takes of it at most: three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION."""
-        share = os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "")
-        return int(self.memory_bytes * (float(share) if share else JAX_SHARE))
+        """What JAX's allocator takes of it at most."""
+        return int(self.memory_bytes * _jax_share())
 
     @property
     def has_tf32(self) -> bool:
@@ -126,6 +127,15 @@ def _version(text: str) -> tuple[int, int]:
     return int(major), int(minor or 0)
 
 
+def _jax_share() -> float:
+    """Three quarters, or XLA_PYTHON_CLIENT_MEM_FRACTION; ConfigError where that is no share."""
+    given = os.environ.get(_SHARE_VARIABLE, "")
+    share = read_number(given) if given else JAX_SHARE
+    if share is None or not 0 < share < math.inf:
+        raise ConfigError(Problem(_SHARE_VARIABLE, "must be a number above 0: a share of the GPU's memory.", given))
+    return share
+
+
 def device_names() -> list[str]:
     """Those that are shipped.
 
@@ -151,6 +161,7 @@ def load_device(word: str) -> Device:
             own = f"Or give a file of your own with the keys of {FOLDER / 'h100.yaml'}: --device ./mine.yaml"
             remedy = " ".join(filter(None, [did_you_mean(word, device_names()), own]))
             raise ConfigError(Problem("--device", f"must be one of {known}.", word, remedy))
+    _jax_share()  # said before anything is compiled
     return _read(path)
 
 

@@ -13,11 +13,13 @@ from typing import Any, BinaryIO
 
 import yaml
 
-from mpt_cli.errors import DataError, printable_tree
+from mpt_cli.errors import ConfigError, DataError, printable_tree
 from mpt_cli.report.history import flatten, json_object
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.presence import HEADER, Holder, header_from, read_holder
+from mpt_cli.settings.limits import open_file, read_yaml_text
 from mpt_cli.telemetry.records import RunHeader, Summary
+from mpt_cli.telemetry.validation import misfit, required_fields
 
 
 @dataclass
@@ -32,7 +34,7 @@ class LineTail:
     def look(self) -> tuple[bool, list[dict[str, Any]]]:
         """Whether lines given out are gone, and the new ones."""
         try:
-            with self.path.open("rb") as file:
+            with open_file(self.path) as file:
                 was_cut = self._find_place(file)
                 file.seek(self._offset)
                 new = file.read()
@@ -151,7 +153,8 @@ class RunFollower:
         try:
             if is_held and not self._ended_elsewhere(holder):
                 return None
-            return dict(printable_tree(read_summary(self.run.summary_json)))
+            found = read_summary(self.run.summary_json)
+            return dict(printable_tree(found)) if misfit(Summary, found, required_fields(Summary)) is None else None
         except (OSError, DataError):
             return None
 
@@ -179,12 +182,12 @@ class RunFollower:
 def header_of_config(run: RunDirectory) -> dict[str, Any]:
     """A header from config.yaml alone. DataError where that is damaged."""
     try:
-        tree = yaml.safe_load(run.config_yaml.read_text(encoding="utf-8"))
+        tree = yaml.safe_load(read_yaml_text(run.config_yaml))
         keys = flatten(tree)
         numbers = {name: value for name, value in tree["loss_scale"].items() if name.startswith(_RULE_NUMBERS)}
         mode = {"auto": "dynamic"}.get(keys["loss_scale.mode"], keys["loss_scale.mode"])
         epochs = int(keys["trainer.epochs"])
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError) as error:
+    except (ConfigError, ValueError, KeyError, TypeError, AttributeError, OverflowError, yaml.YAMLError) as error:
         raise DataError(f"{run.config_yaml} is damaged: {str(error).splitlines()[0]}.") from error
     empty = dict.fromkeys(("model", "data", "optimizer", "backend", "device", "execution", "description"), "")
     return {

@@ -5,19 +5,22 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from mpt_cli.errors import DataError, printable, printable_tree
+from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
+from mpt_cli.settings.limits import open_file, read_yaml_text
 from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, record_of
 from mpt_cli.telemetry.validation import misfit, required_fields
 
 _TAIL_BYTES = 8192
+LONGEST_LINE = 2**24  # bytes
 
 
 def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
@@ -26,8 +29,9 @@ def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> I
     `tell_damaged` is called for each other line, but not for a last one without an end, which may be being written.
     """
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            for line in file:
+        with open_file(path) as file:
+            for raw in iter(partial(file.readline, LONGEST_LINE), b""):
+                line = raw.decode("utf-8", "replace")
                 if (found := json_object(line)) is not None:
                     yield found
                 elif line.endswith("\n"):
@@ -39,7 +43,7 @@ def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> I
 def latest_line(path: Path) -> dict[str, Any] | None:
     """The last whole line, found without reading the rest of the file."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             file.seek(0, 2)
             file.seek(max(0, file.tell() - _TAIL_BYTES))
             lines = file.read().decode("utf-8", "replace").splitlines()
@@ -171,7 +175,7 @@ def as_number(value: Any) -> float | None:
         return None
     try:
         return float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
@@ -213,9 +217,9 @@ def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, An
 def _read_config(story: RunHistory) -> None:
     path = story.run.config_yaml
     try:
-        story.config_text = printable(path.read_text(encoding="utf-8"))
+        story.config_text = printable(read_yaml_text(path))
         story.config = flatten(yaml.safe_load(story.config_text) or {})
-    except (OSError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
+    except (ConfigError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
         story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")
 
 

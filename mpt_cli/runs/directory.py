@@ -18,7 +18,7 @@ from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.presence import forget_holder, note_holder
-from mpt_cli.settings.limits import expanded, remove_file
+from mpt_cli.settings.limits import expanded, read_file, remove_file
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary
@@ -100,7 +100,7 @@ def read_json(path: Path, record: type | Mapping[str, Any] | None = None) -> dic
     Non-finite numbers stay the strings they are in the file ("NaN", "Infinity"); `float()` reads them.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(read_file(path))
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}. A run that was killed leaves none.") from error
     except (ValueError, RecursionError) as error:

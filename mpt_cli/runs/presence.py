@@ -11,9 +11,10 @@ from typing import Any, ClassVar, Self, TextIO, get_type_hints
 from mpt_cli.errors import DataError
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
+from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.telemetry.records import RunHeader, Scaling
-from mpt_cli.telemetry.validation import required_fields
+from mpt_cli.telemetry.validation import misfit, required_fields
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,9 @@ def forget_holder(lock_file: TextIO) -> None:
 def read_holder(lock_file: Path) -> Holder | None:
     """Who holds the directory, or held it when it was killed; None where nobody does. The lock is not touched."""
     try:
-        return Holder(**json.loads(lock_file.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
+        found = json.loads(read_file(lock_file))
+        return Holder(**found) if misfit(Holder, found) is None else None
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
         return None
 
 

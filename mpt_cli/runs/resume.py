@@ -13,7 +13,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.limits import expanded, read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.records import Event, Summary, record_of
@@ -266,7 +266,7 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, most_bytes=None)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is damaged: {error}. Bring it back, or start a new run.") from error
     return [line + "\n" for line in text.split("\n")[:-1]]

@@ -218,9 +218,9 @@ def _convert_part(key: Key, value: Any, hint: Any, allowed: tuple[Any, ...]) -> 
     node = DictConfig({}, element_type=hint)
     try:
         node["value"] = _prepare(key, value, allowed)
-    except OmegaConfBaseException as error:
+        return node["value"]  # of a text that is an interpolation still, it is resolved only now
+    except (OmegaConfBaseException, OverflowError) as error:
         raise BadValue(f"must be {format_type(key)}.") from error
-    return node["value"]
 
 
 def _prepare(key: Key, value: Any, allowed: tuple[Any, ...]) -> Any:

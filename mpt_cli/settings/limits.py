@@ -4,14 +4,19 @@ once: words of a command line, and YAML before anything is built of it.
 The limits are far above what a recipe needs; the longest one that is shipped has 60 values.
 """
 
+import errno
+import os
 import re
+import stat
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 
 MOST_BYTES = 2**20  # of a YAML file
+MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole
 MOST_VALUES = 20_000  # of a YAML file, each use of an alias counted
 DEEPEST = 50  # lists and mappings within each other
 LONGEST_WORD = 100_000  # characters of a word
@@ -58,6 +63,27 @@ def expanded(path: str | Path) -> Path:
         return Path(path)
 
 
+def open_file(path: Path) -> BufferedReader:
+    """The file, to be read. OSError where something else has its name: a pipe or a device may never answer."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    kind = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(kind):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    if stat.S_ISDIR(kind):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+
+
+def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
+    """The text of a file. OSError as `open_file`, and where it is larger; UnicodeDecodeError, a ValueError."""
+    with open_file(path) as file:
+        content = file.read(-1 if most_bytes is None else most_bytes + 1)
+    if most_bytes is not None and len(content) > most_bytes:
+        raise OSError(errno.EFBIG, f"it must be at most {most_bytes // 2**20} MiB", str(path))
+    return content.decode("utf-8", errors).replace("\r\n", "\n")
+
+
 def remove_file(path: Path) -> None:
     """Take a file away that may be gone already; DataError where something else has its name and is not empty, or where
     it can't be taken away."""
@@ -93,7 +119,7 @@ def read_yaml_text(path: Path) -> str:
         if size > MOST_BYTES:
             rule = f"{path} must be at most {MOST_BYTES // 2**20} MiB of YAML."
             raise ConfigError(Problem("conf", rule, f"{size:,} bytes"))
-        text = path.read_text(encoding="utf-8")
+        text = read_file(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
     broken = _Count().problem(yaml.parse(text, Loader=yaml.SafeLoader))

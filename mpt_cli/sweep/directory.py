@@ -2,7 +2,6 @@
 with the configurations in order of their rank.
 """
 
-import json
 import math
 import re
 import secrets
@@ -22,7 +21,7 @@ from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
 from mpt_cli.runs.resume import past_attempts
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.limits import expanded, read_file
 from mpt_cli.settings.search_path import shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.paired import Lead, read_lead
@@ -157,9 +156,9 @@ class SweepDirectory:
     def read_ending(self, job: Job) -> Ending | None:
         """None while the job has not ended, and where the file is damaged: the job then counts as not run."""
         try:
-            found = json.loads(self.ending_json(job).read_text(encoding="utf-8"))
+            found = read_json(self.ending_json(job), Ending)
             return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
-        except (OSError, ValueError, TypeError, AttributeError):
+        except (DataError, TypeError):
             return None
 
 
@@ -268,7 +267,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
 def last_sentence(log: Path) -> str:
     """The last message of mpt in the log, else its last line; empty where it says nothing."""
     try:
-        lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines()]
+        lines = [line.strip() for line in read_file(log, errors="replace").splitlines()]
     except OSError:
         return ""
     said = [line for line in lines if line and not line.startswith(_BUG_NOTE)]

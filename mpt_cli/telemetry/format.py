@@ -142,7 +142,10 @@ def strict_json(value: Any, indent: int | None = None) -> str:
         text = json.dumps(value, indent=indent, allow_nan=False, ensure_ascii=False)
     except (TypeError, ValueError):  # a NumPy number, or one that JSON lacks
         text = json.dumps(_finite_json(value), indent=indent, allow_nan=False, ensure_ascii=False)
-    return without_secrets(text)
+    return without_secrets(text).translate(_ESCAPED)
+
+
+_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # which a terminal obeys, and JSON may have bare
 
 
 def _finite_json(value: Any) -> Any:

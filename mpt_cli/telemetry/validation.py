@@ -6,6 +6,7 @@ from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+LARGEST_WHOLE = 2**63 - 1
 NUMBERS_AS_TEXT = ("NaN", "Infinity", "-Infinity")  # of strict JSON
 
 
@@ -48,6 +49,8 @@ def _fits(hint: Any, value: Any) -> bool:
         return any(_fits(each, value) for each in arguments)
     if isinstance(value, bool) or hint is bool:
         return hint is Any or (hint is bool and isinstance(value, bool))
+    if isinstance(value, int) and not -LARGEST_WHOLE <= value <= LARGEST_WHOLE:
+        return hint is Any
     if hint is float:
         return isinstance(value, int | float) or (isinstance(value, str) and value in NUMBERS_AS_TEXT)
     if hint in (int, str):

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.settings.limits import remove_file
+from mpt_cli.settings.limits import open_file, read_file, remove_file
 from mpt_cli.settings.schema import TrainerSettings
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.ledger import Ledger
@@ -79,7 +79,7 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
 def read_label(folder: Path, name: str) -> dict[str, Any]:
     """The checked content of a label; OSError, ValueError or KeyError with the reason where it is not whole."""
     label, *places = files_of(folder, name)
-    content = json.loads(label.read_text())
+    content = json.loads(read_file(label))
     if not isinstance(content, dict) or content.pop("checksum", None) != _checksum(content):
         raise ValueError("its label does not match its checksum")
     if content["schema_version"] != SCHEMA_VERSION:
@@ -150,7 +150,7 @@ def _checksum(content: dict[str, Any]) -> str:
 
 
 def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
@@ -121,7 +121,7 @@ def _say_no_overflow(run_dir: str, arguments: argparse.Namespace) -> int:
 def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
     """Where progress is said: on standard output, or beside the JSON on standard error."""
     stream = sys.stderr if arguments.json else sys.stdout
-    return lambda text: print(text, file=stream, flush=True)
+    return lambda text: say(text, stream)
 
 
 def _check(arguments: argparse.Namespace, run_dirs: list[str]) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.verbs.parser import add_best, add_json, print_json
+from mpt_cli.verbs.parser import add_best, add_json, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.report.history import RunHistory
@@ -161,8 +161,8 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
         print_json({"page": str(page), "runs": runs})
         return
     for story in stories:
-        print("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps]))
-    print(f"page  {page}")
+        say("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps]))
+    say(f"page  {page}")
 
 
 def _runs_in(path: Path) -> list[Path]:
@@ -209,8 +209,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
         print_json({"run_dir": arguments.run_dir, "split": arguments.split, **origin, "metrics": metrics})
         return OK
     if best:
-        print(f"{'best epoch':<24}{best.epoch}, step {best.step}: {best.monitor} {best.value:.6g} in training")
-    print("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
+        say(f"{'best epoch':<24}{best.epoch}, step {best.step}: {best.monitor} {best.value:.6g} in training")
+    say("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
     return OK
 
 
@@ -233,5 +233,5 @@ def run_export(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
     else:
-        print(path)
+        say(str(path))
     return OK

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
-from mpt_cli.errors import OK, ConfigError, DataError, Problem, printable
+from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import json_schema, key_fields
@@ -40,7 +40,7 @@ from mpt_cli.settings.search_path import (
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.verbs.parser import add_config_dir, add_json, add_overrides, print_json
+from mpt_cli.verbs.parser import add_config_dir, add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
@@ -76,7 +76,7 @@ def run_list(arguments: argparse.Namespace) -> int:
     width = max((len(entry["name"]) for entry in entries), default=0)
     for entry in entries:
         lines = [text for text in (entry["description"], entry.get("keys", "")) if text]
-        print(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
+        say(f"{entry['name']:<{width}}  " + f"\n{'':<{width}}  ".join(lines))
     return OK
 
 
@@ -224,7 +224,7 @@ def run_copy(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
     _write_new(target, source.read_bytes())
-    print(f"{target}: {shell_command('train', conf_override(target))}")
+    say(f"{target}: {shell_command('train', conf_override(target))}")
     return OK
 
 
@@ -286,7 +286,7 @@ def run_show(arguments: argparse.Namespace) -> int:
         # a recipe that names functions is code: whoever gets one from elsewhere should see what it would run
         lines = [f"# {key}: this recipe imports {reference} and runs it\n" for key, reference in imports.items()]
         lines += [f"# this recipe reads {', '.join(variables)} of the environment\n"] if variables else []
-        print("".join(lines) + resolved_yaml(settings), end="")
+        say("".join(lines) + resolved_yaml(settings).removesuffix("\n"))
     return OK
 
 
@@ -339,7 +339,7 @@ def run_check(arguments: argparse.Namespace) -> int:
                     "build": asdict(built) if built else None})  # fmt: skip
     else:
         reads = [f"reads {', '.join(variables)} of the environment"] if variables else []
-        print(printable("\n".join([_ok_line(settings), *reads, *(_build_lines(built) if built else [])])))
+        say("\n".join([_ok_line(settings), *reads, *(_build_lines(built) if built else [])]))
     return OK
 
 

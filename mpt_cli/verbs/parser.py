@@ -5,9 +5,9 @@ import importlib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import VERBS
@@ -31,6 +31,14 @@ class Parser(argparse.ArgumentParser):
 
     def print_help(self, file: Any = None) -> None:
         print(self.format_help(), end="", file=file)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
+
+
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text that may hold what a file, a name or the environment brought in."""
+    print(printable(text), file=stream, flush=True)
 
 
 def load_verb(verb: str) -> VerbFunctions:

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 _PLAN_EXAMPLES = """examples:
   mpt plan conf=gpt2_small_synthetic --device h100
@@ -40,7 +40,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
     from mpt_cli.telemetry.format import format_bytes
 
     request = Request(arguments.device, arguments.devices, arguments.largest_batch)
-    device, plans = plan(arguments.overrides, request, lambda text: print(text, file=sys.stderr, flush=True))
+    device, plans = plan(arguments.overrides, request, lambda text: say(text, sys.stderr))
     if arguments.json:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
         print_json({**content, "plans": [each.as_dict() for each in plans]})

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json
+from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.collection import Request
@@ -142,12 +142,12 @@ def _update_recipe(path: Path, seeds: "Sequence[Reproduction]") -> bool:
         return True
     is_lost = any(name not in expect or None in got for name, got in reached.items())
     if is_lost or any(result.child.summary is None for result in seeds):
-        print(f"{path}: not updated, because the run failed or has no such value", file=sys.stderr)
+        say(f"{path}: not updated, because the run failed or has no such value", sys.stderr)
         return False
     before = path.read_text(encoding="utf-8")
     figures = new_figures(expect, reached) if expect else first_figures([each.child.summary or {} for each in seeds])
     after = updated_text(before, figures, is_new=not expect)
     lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), "updated", "", "", 0, "")
-    print("\n".join(lines), file=sys.stderr)
+    say("\n".join(lines), sys.stderr)
     write_recipe(path, after)
     return True

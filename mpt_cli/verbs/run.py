@@ -8,7 +8,7 @@ from pathlib import Path
 from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
-from mpt_cli.verbs.parser import MODULE, SCRIPT
+from mpt_cli.verbs.parser import MODULE, SCRIPT, say
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
@@ -48,12 +48,12 @@ def run_run(arguments: argparse.Namespace) -> int:
 
     target = Target(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
     if dry:
-        print("\n".join(plan_of(target, settings)))
+        say("\n".join(plan_of(target, settings)))
         return OK
     seen, error = run_script(target, settings)
     code = _code_of(error)
     for sentence in seen.sentences():
-        print(f"mpt run: {sentence}", file=sys.stderr)
+        say(f"mpt run: {sentence}", sys.stderr)
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what can't be scaled or recorded
         raise error
     return code or seen.exit_code

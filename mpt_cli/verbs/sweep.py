@@ -17,7 +17,7 @@ from mpt_cli.jobs.launchers import (
     split_launcher_overrides,
 )
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.verbs.parser import add_overrides, print_json
+from mpt_cli.verbs.parser import add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.progress import Screen
@@ -138,7 +138,7 @@ def _dry_run(arguments: argparse.Namespace, words: list[str], options: "Options"
         if arguments.resume
         else _sampler(arguments).dry_run(split_overrides(words)[0], options)
     )
-    print_json(content) if arguments.json else print("\n".join(lines))
+    print_json(content) if arguments.json else say("\n".join(lines))
     return OK
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json
+from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.resume_proof import ResumeProof
@@ -60,7 +60,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
-        print(f"mpt train: {_format_ending(summary.status, summary.explanation)}", file=sys.stderr)
+        say(f"mpt train: {_format_ending(summary.status, summary.explanation)}", sys.stderr)
     return summary.exit_code
 
 
@@ -178,5 +178,5 @@ def _print_proof(proof: "ResumeProof", arguments: argparse.Namespace) -> int:
     else:
         print(f"killed at step {proof.killed_at} of {proof.steps}, resumed from step {proof.resumed_from}")
         same = "identical: weights, optimizer, loss scale, events, metrics and summary, bit by bit"
-        print(same if proof.difference is None else f"NOT the same: {proof.difference}")
+        say(same if proof.difference is None else f"NOT the same: {proof.difference}")
     return OK if proof.difference is None else MISMATCH

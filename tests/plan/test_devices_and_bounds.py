@@ -62,6 +62,10 @@ def test_the_share_of_memory_that_jax_takes(monkeypatch):
     assert load_device("h100").usable_bytes == 60 * 2**30
     monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5")
     assert load_device("h100").usable_bytes == 40 * 2**30
+    for wrong in ("abc", "0", "nan", "-.5"):
+        monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", wrong)
+        with pytest.raises(ConfigError, match=f"MEM_FRACTION: must be a number above 0: .* Received: '{wrong}'"):
+            load_device("h100")
 
 
 def test_an_unknown_device_is_answered_with_those_there_are():

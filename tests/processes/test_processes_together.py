@@ -15,7 +15,7 @@ from pair import TINY, TWO, two_seen
 from preloaded import mpt, start_program
 
 from mpt_cli.cli import main
-from mpt_cli.engine.distribution import ProcessInfo, check_process_info, find_process_info
+from mpt_cli.engine.distribution import ProcessInfo, check_process_info, connect, find_process_info
 from mpt_cli.errors import ConfigError
 from mpt_cli.jobs import launch
 from mpt_cli.jobs.launch import free_port
@@ -41,6 +41,26 @@ def test_a_place_comes_from_mpt_or_from_a_slurm_step_and_only_where_it_is_wanted
     assert find_process_info(settings(), {"MPT_PROCESS": "1/2@127.0.0.1:99"}) is None
     assert str(ProcessInfo(1, 2, "127.0.0.1:99")) == "1/2@127.0.0.1:99"
     assert ProcessInfo(0, 2).is_rank0 and not ProcessInfo(1, 2).is_rank0
+
+
+def test_what_slurm_does_not_set_is_said() -> None:
+    parallel = settings("backend=jax", "distribute=data_parallel")
+    for count, rank in (("many", "0"), ("2", ""), ("2", "-1")):
+        with pytest.raises(ConfigError, match="SLURM_PROCID: must be whole numbers, as Slurm sets them"):
+            find_process_info(parallel, {"SLURM_STEP_NUM_TASKS": count, "SLURM_PROCID": rank})
+
+
+@pytest.mark.parametrize(("meeting_point", "bound"), [("127.0.0.1:99", "127.0.0.1:99"), ("node7:99", None)])
+def test_processes_of_one_machine_meet_at_an_address_that_no_other_reaches(meeting_point, bound, monkeypatch) -> None:
+    jax = pytest.importorskip("jax")
+    from jax.experimental import multihost_utils
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **options: given.update(options))
+    monkeypatch.setattr(jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(multihost_utils, "sync_global_devices", lambda name: None)
+    connect(ProcessInfo(0, 2, meeting_point))
+    assert given == {"coordinator_bind_address": bound}
 
 
 ROLLBACK = ("trainer.on_unhealthy: must be stop with several processes: only the first has the checkpoints to go back "

@@ -50,9 +50,23 @@ def with_control_codes(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(sign, coded, 3))
 
 
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def huge(path: Path) -> None:
+    os.truncate(path, 2**27)
+
+
+def of_an_earlier_version(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'"schema_version": 1', b'"schema_version": 0'))
+
+
 DAMAGES = {
     "truncated": truncated, "flipped": flipped, "directory": a_directory, "loop": a_link_to_itself,
-    "gone": Path.unlink, "later version": of_a_later_version, "control codes": with_control_codes,
+    "pipe": a_pipe, "earlier version": of_an_earlier_version, "gone": Path.unlink,
+    "later version": of_a_later_version, "control codes": with_control_codes,
     "empty": lambda path: path.write_bytes(b""), "nul": lambda path: path.write_bytes(bytes(1000)),
     "latin": lambda path: path.write_bytes(b"\xff\xfe\xe9" * 100),
     "null": lambda path: path.write_text("null\n"),
@@ -63,7 +77,7 @@ READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metri
         "preprocessing.json"]  # fmt: skip
 RESUMED = ["config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "metrics.csv",
            "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]  # fmt: skip
-OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types"]
+OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe"]
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +125,14 @@ def test_who_follows_a_run_reads_the_rest_or_says_what_is_damaged(copy, capfd, n
     assert codes[0] == codes[1], "it depends on how it is shown"
 
 
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "header.json", "summary.json"])
+def test_a_file_of_a_hundred_megabytes_is_not_read(copy, capfd, name):
+    huge(copy / name)
+    check(capfd, "watch", str(copy), "--json")
+
+
 @pytest.mark.long
-@pytest.mark.parametrize("damage", ["truncated", "directory", "deep", "types", "control codes"])
+@pytest.mark.parametrize("damage", ["truncated", "directory", "deep", "types", "control codes", "pipe"])
 def test_a_page_says_what_is_missing(copy, capfd, damage):
     for name in READ:
         whole = (copy / name).read_bytes()
@@ -122,6 +142,16 @@ def test_a_page_says_what_is_missing(copy, capfd, damage):
             assert "\x1b" not in (copy / "report.html").read_text()
         shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink(missing_ok=True)
         (copy / name).write_bytes(whole)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["config.yaml", "environment.json", "preprocessing.json", "model.keras"])
+def test_who_uses_a_finished_run_does_so_or_says_what_is_damaged(run, tmp_path, capfd, name):
+    for damage in ("truncated", "flipped", "directory", "pipe", "loop", "deep", "types"):
+        copy = Path(shutil.copytree(run, tmp_path / damage))
+        DAMAGES[damage](copy / name)
+        for words in (["evaluate"], ["export", "--output", f"{tmp_path}/{damage}.keras"], ["reproduce", "--dry-run"]):
+            check(capfd, words[0], str(copy), *words[1:])
 
 
 @pytest.mark.long

@@ -10,6 +10,7 @@ import pytest
 from mpt_cli import settings
 from mpt_cli.cli import MOST_SHOWN, main
 from mpt_cli.errors import ConfigError
+from mpt_cli.settings import search_path
 from mpt_cli.settings.limits import DEEPEST, MOST_VALUES, read_yaml_text
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -92,6 +93,39 @@ def test_recipes_that_start_from_each_other_many_times_are_refused(tmp_path, cap
         (tmp_path / f"s{number}.yaml").write_text(f"defaults: [./s{number + 1}.yaml]\n")
     assert main(["check", f"conf={tmp_path}/s0.yaml"]) == 2
     assert "a recipe must start from at most 50 others, all of theirs counted." in capsys.readouterr().err
+
+
+def test_a_pipe_that_nobody_writes_into_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(search_path, "PATIENCE_SECONDS", 0.1)
+    os.mkfifo(tmp_path / "x.yaml")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    assert "x.yaml cannot be read: nobody wrote into this pipe in 0 s." in capsys.readouterr().err
+
+
+def test_a_pipe_without_end_is_read_up_to_the_limit(tmp_path, capsys):
+    os.mkfifo(tmp_path / "y.yaml")
+    with subprocess.Popen(["sh", "-c", f"exec yes 'a: 1' > {tmp_path}/y.yaml"]) as endless:
+        assert main(["check", f"conf={tmp_path}/y.yaml"]) == 2
+        endless.wait()  # its reader is gone
+    assert "must be at most 1 MiB of YAML. Received: '1,048,577 bytes'." in capsys.readouterr().err
+
+
+def test_a_name_that_no_file_can_have_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(f"defaults: [./{'x' * 300}]\n")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 3
+    assert capsys.readouterr().err.endswith("xxxx: File name too long.\n")
+
+
+def test_what_argparse_says_brings_no_control_code_to_the_terminal(capsys):
+    assert main(["check", "--\x1b[31mred"]) == 2
+    assert "unrecognized arguments: --\\x1b[31mred" in capsys.readouterr().err
+
+
+def test_a_number_in_a_text_that_is_none_of_ours_is_a_sentence(tmp_path, capsys):
+    (tmp_path / "x.yaml").write_text(f"loss_scale: {{beta1: '{'9' * 400}'}}\noptimizer: {{weight_decay: '\\${{x}}'}}\n")
+    assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2
+    said = capsys.readouterr().err
+    assert "optimizer.weight_decay: must be a number. Received: '${x}'." in said
 
 
 def test_a_home_that_does_not_exist_is_a_file_that_does_not_exist(tmp_path, capsys):
