@@ -6,6 +6,7 @@ and `yaml` blocks are files where a name begins the paragraph before them; other
 `yaml` blocks parts of recipes. `sh` blocks are what can't be run here: what installs, clusters, GPUs.
 """
 
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -20,7 +21,7 @@ import yaml
 from preloaded import mpt, run_program
 
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.schema import unknown_key_problem
+from mpt_cli.settings.schema import key_versions, unknown_key_problem
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import verb_parser
 
@@ -150,3 +151,27 @@ def test_parts_of_recipes_have_keys_that_there_are(page):
         tree = yaml.safe_load(block.text)
         known = {name: value for name, value in tree.items() if name not in OF_RECIPES_ALONE}
         assert [str(problem) for path, value in leaves(known) if (problem := unknown_key_problem(path, value))] == []
+
+
+@pytest.fixture
+def hook() -> Any:
+    """What MkDocs asks for the reference."""
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    spec = importlib.util.spec_from_file_location("hook", ROOT / "docs" / "hook.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(hook):
+    keys = hook.keys()
+    assert [key.path for key in key_versions() if f"| `{key.path}` |" not in keys and not key.path.endswith(
+        (".name", ".mode"))] == []  # fmt: skip
+    assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
+    assert "| 143 | terminated |" in hook.exit_codes()
+    assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
+    assert "::: mpt_cli.front.fit\n" in hook.python("mpt_cli")
+    hook._tree()["front"].members["fit"].docstring = None
+    with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.front\.fit$"):
+        hook.python("mpt_cli")
