@@ -50,7 +50,7 @@ test-gpu-program: $(VENV)-gpu/.dev
 	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(VENV)-gpu/bin/python -m pytest tests/plan -m "long or not long"
 
 lint: $(VENV)/.dev
-	$(BIN)/ruff check mpt_cli tests benchmarks
+	$(BIN)/ruff check mpt_cli tests benchmarks docs .ci
 
 types: $(VENV)/.dev
 	$(BIN)/mypy

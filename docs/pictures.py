@@ -4,7 +4,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from contextlib import closing
+from contextlib import chdir, closing
 from io import StringIO
 from pathlib import Path
 
@@ -18,26 +18,26 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.telemetry.console.live import LiveConsole
 from mpt_cli.verbs.watch import ConsoleAudience, RunClock, _show_news
 
-PICTURES = Path(__file__).parent / "pictures"
+PICTURES = Path(__file__).resolve().parent / "pictures"
 CONSOLE_WIDTH = 108
 
 
 def main() -> None:
     """Runs what is drawn, in a folder of its own, and writes the pictures."""
     PICTURES.mkdir(exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, chdir(folder):
         words = ("conf=digits_cnn", "trainer.epochs=8", "loss_scale.initial_scale=2**22")
-        mpt("train", *words, "run_dir=digits", cwd=folder)
-        write("console.svg", console_picture(RunDirectory.open(f"{folder}/digits")))
-        mpt("train", "conf=overflow", "run_dir=overflow", cwd=folder)
-        found = {picture.name: picture for picture in run_pictures([read_history(Path(folder, "overflow"))])}
+        mpt("train", *words, "run_dir=digits")
+        write("console.svg", console_picture(RunDirectory.open("digits")))
+        mpt("train", "conf=overflow", "run_dir=overflow")
+        found = {picture.name: picture for picture in run_pictures([read_history(Path("overflow"))])}
         write("overflow-scale.svg", draw(found["loss-scale"]).svg)
-        mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis", cwd=folder)
-        write("underflow-gradients.svg", Path(folder, "diagnosis", "gradients.svg").read_text())
+        mpt("diagnose", "conf=underflow", "loss_scale=none", "--out", "diagnosis")
+        write("underflow-gradients.svg", Path("diagnosis", "gradients.svg").read_text())
 
 
-def mpt(*words: str, cwd: str) -> None:
-    subprocess.run([sys.executable, "-m", "mpt_cli", *words], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
+def mpt(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "mpt_cli", *words], check=True, stdout=subprocess.DEVNULL)
 
 
 def write(name: str, svg: str) -> None:

@@ -121,8 +121,8 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
         check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
 
 
-def test_the_commands_of_the_readme_can_be_planned():
-    text = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_commands_of_the_guide_can_be_planned():
+    text = (Path(__file__).parents[2] / "docs" / "guides" / "plan.md").read_text()
     lines = re.findall(r"^mpt plan (.*)$", text, re.M)
     assert len(lines) == 3
     for line in lines:

@@ -201,10 +201,10 @@ def test_what_hydras_users_type_is_answered_with_the_word_that_does_it(words, sa
     assert said in capsys.readouterr().err
 
 
-def test_the_recipe_of_the_readme_is_composed_as_it_says() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+def test_the_recipe_of_the_guide_is_composed_as_it_says() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "composition.md").read_text(encoding="utf-8")
     start = "defaults:\n  - ./base.yaml"
-    write("mine.yaml", start + readme.partition(start)[2].partition("```")[0])
+    write("mine.yaml", start + guide.partition(start)[2].partition("```")[0])
     write("base.yaml", "defaults: [{policy: mixed_float16}]\nexpect: {steps_seen: 3}\ntrainer: {epochs: 4}\n")
     write("conf/loss_scale/mine.yaml", MINE)
     write("conf/experiment/a.yaml", "# @package _global_\ntrainer: {epochs: 6}\n")

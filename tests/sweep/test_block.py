@@ -180,9 +180,9 @@ def test_a_block_says_what_is_ranked_by(stubs) -> None:
     assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
 
 
-def test_the_block_of_the_readme_is_what_it_says() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    block = readme.partition("```yaml\nsweep:\n")[2].partition("```")[0]
+def test_the_block_of_the_guide_is_what_it_says() -> None:
+    guide = (Path(__file__).parents[2] / "docs" / "guides" / "sweep.md").read_text(encoding="utf-8")
+    block = guide.partition("```yaml\nsweep:\n")[2].partition("```")[0]
     plan = plan_of(block)
     # two scales, two policies, adam and two of sgd, without three; three seeds of each
     assert len(plan.jobs) == (2 * 2 * (1 + 2) - 3) * 3
