@@ -16,6 +16,7 @@ import mpt_cli as mpt
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings import load_settings
+from mpt_cli.signals import Terminated
 
 QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10}
 BAD = (5, 20, 21)  # steps with an example that is beyond float16 behind the first layer, in every epoch of 32
@@ -229,16 +230,24 @@ def test_a_recorder_says_which_optimizers_it_does_not_see(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path):
+@pytest.mark.parametrize(("error", "ending"), [
+    (ValueError("the disk is full"), ("failed", 1, "ValueError: the disk is full")),
+    (KeyboardInterrupt(), ("interrupted", 130, "It was interrupted.")),
+    (Terminated(), ("terminated", 143, "It was terminated.")),
+])  # fmt: skip
+def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path, error, ending):
     class Ends(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            raise ValueError("the disk is full")
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 31:  # some steps after the latest look at them
+                raise error
 
     (x, y), recorder = data(), mpt.Recorder(tmp_path / "run", settings=QUIET)
-    with pytest.raises(ValueError, match="the disk is full"):
+    with pytest.raises(type(error)) as raised:
         net().fit(x, y, batch_size=4, verbose=0, callbacks=[recorder, Ends()])
-    recorder.fail(ValueError("the disk is full"))
-    assert recorder.run.summary["explanation"] == "ValueError: the disk is full"
+    assert raised.value is error
+    recorder.fail(error)
+    summary = recorder.run.summary
+    assert (summary["status"], summary["exit_code"], summary["explanation"]) == ending
     assert recorder.run.summary["applied_steps"] + recorder.run.summary["skipped_steps"] == 32
 
 
