@@ -135,7 +135,7 @@ def with_more_values(words: Sequence[str], grown_by: Sequence[Sequence[str]]) ->
     """The words of a sweep with the values that it has grown by: each key with all it has had, those of the recipe's
     block too.
 
-    >>> with_more_values(["conf=digits_mlp", "seed=0,1"], [["seed=2"], ["trainer.epochs=3", "seed='range(1,4)'"]])
+    >>> with_more_values(["conf=digits_mlp", "seed=0,1"], [["seed=2"], ["trainer.epochs=3", "seed=range(1,4)"]])
     ['conf=digits_mlp', 'seed=0,1,2,3', 'trainer.epochs=3']
     """
     added = [part for more in grown_by for part in read_grid(more).assignments]
