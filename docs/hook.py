@@ -93,7 +93,7 @@ def _yaml(value: Any) -> str:
 
 
 def _cell(text: str) -> str:
-    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;")
+    return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("**", "\\*\\*")
 
 
 def verbs() -> str:
@@ -186,14 +186,18 @@ def _parts(tree: Any, found: Any) -> Iterator[Any]:
             yield part
 
 
-class FencedExamples(griffe.Extension):
-    """Examples in docstrings as code: Markdown would read `2.0**10` as bold."""
+class AsMarkdown(griffe.Extension):
+    """Docstrings as Markdown has to have them, which would read `2.0**10` as bold."""
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
-        """Griffe's hook: puts a fence around the lines from one with `>>>` to the next empty one."""
+        """Griffe's hook: puts a fence around the lines from one with `>>>` to the next empty one, and takes ** of words
+        that are no code as it stands."""
         if obj.docstring is not None:
             fenced = r"\1```pycon\n\g<0>\n\1```"
-            obj.docstring.value = re.sub(r"(?m)^( *)>>> .*(?:\n\1.*\S.*)*", fenced, obj.docstring.value)
+            text = re.sub(r"(?m)^( *)>>> .*(?:\n\1.*\S.*)*", fenced, obj.docstring.value)
+            parts = re.split(r"(```.*?```|`[^`\n]*`)", text, flags=re.S)  # code at the odd places
+            parts[::2] = [part.replace("**", r"\*\*") for part in parts[::2]]
+            obj.docstring.value = "".join(parts)
 
 
 GENERATED: dict[str, Callable[..., str]] = {
