@@ -16,7 +16,7 @@ import numpy as np
 from mpt_cli.data.build import RawArrays, build_data_set, shape_text
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.errors import ConfigError, DataError, Problem
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Digits, KerasDataset, Synthetic, Tabular
 
 _REGRESSION = ("diabetes", "linnerud")

@@ -16,7 +16,7 @@ from mpt_cli.data.build import RawArrays, build_data_set, shown_classes
 from mpt_cli.data.examples import Array, DataSet, Examples
 from mpt_cli.data.paths import readable_file, readable_files
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Csv, Npz, Text
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
 from mpt_cli.settings.checks import object_keys
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.references import imported_names, missing_problem
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Builder, Csv, DataSettings, Images, Loader, Npz, Saved, Text, TFRecord
 
 

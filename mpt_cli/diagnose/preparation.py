@@ -14,8 +14,8 @@ from typing import Any, Self
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION
 

@@ -9,11 +9,10 @@ from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left
 from mpt_cli.settings.schema import choosing_key
-from mpt_cli.settings.search_path import conf_override, find_recipe
+from mpt_cli.settings.search_path import conf_override, expanded, find_recipe
 
 OF_ONE_RUN = ("conf", "run_dir", "resume")
 

@@ -27,9 +27,9 @@ from typing import Any
 
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, UserCodeError, install_command
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import unheard
 
 

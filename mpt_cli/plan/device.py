@@ -15,7 +15,8 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.limits import expanded, read_yaml_text
+from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.search_path import expanded
 
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")

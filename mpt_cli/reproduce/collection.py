@@ -18,11 +18,11 @@ from mpt_cli.runs.machine import nvidia_gpus
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
     check_no_pipe,
+    expanded,
     explicit_path,
     find_recipe,
     recipe_paths,

@@ -15,8 +15,8 @@ from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
 from mpt_cli.runs.provenance import environment_differences, format_attempts, known_environment, thread_variables
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for
 
 

@@ -18,7 +18,8 @@ from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
 from mpt_cli.runs.presence import forget_holder, note_holder
-from mpt_cli.settings.limits import expanded, read_file, remove_file
+from mpt_cli.settings.limits import read_file, remove_file
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, Summary

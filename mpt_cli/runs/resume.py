@@ -13,9 +13,10 @@ from typing import Any
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
-from mpt_cli.settings.limits import expanded, read_file
+from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.records import Event, Summary, record_of
 from mpt_cli.telemetry.validation import misfit
 from mpt_cli.training.checkpoint import Checkpoint

@@ -55,14 +55,6 @@ def broken_text_rule(text: str) -> str | None:
     return None
 
 
-def expanded(path: str | Path) -> Path:
-    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:
-        return Path(path)
-
-
 def open_file(path: Path) -> BufferedReader:
     """The file, to be read. OSError where something else has its name: a pipe or a device may never answer."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

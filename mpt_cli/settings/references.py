@@ -21,7 +21,7 @@ from typing import Any
 
 import mpt_cli
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
-from mpt_cli.settings.limits import expanded
+from mpt_cli.settings.search_path import expanded
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}

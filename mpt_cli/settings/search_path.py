@@ -26,12 +26,20 @@ from pathlib import Path
 import mpt_cli
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.settings.limits import MOST_BYTES, expanded
+from mpt_cli.settings.limits import MOST_BYTES
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 STDIN = "-"
 PATIENCE_SECONDS = 10.0  # for what is to write into a pipe
 SUFFIXES = (".yaml", ".yml")
+
+
+def expanded(path: str | Path) -> Path:
+    """The path with a `~` at its beginning replaced; as it is where there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:
+        return Path(path)
 
 
 def shell_command(*arguments: str | Path) -> str:

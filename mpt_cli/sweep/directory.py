@@ -21,8 +21,8 @@ from mpt_cli.jobs.queue import Ending
 from mpt_cli.report.history import read_lines, settled_step
 from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read_json, read_summary, write_json
 from mpt_cli.runs.resume import past_attempts
-from mpt_cli.settings.limits import expanded, read_file
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.signals import SIGNAL_EXIT_CODES
 from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objectives, plan_dict

@@ -18,10 +18,10 @@ from argcomplete.shell_integration import shellcode
 
 from mpt_cli.errors import OK, ConfigError
 from mpt_cli.settings.key import Key
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.schema import CHOOSING_KEYS, VARIANTS, all_keys, sections
 from mpt_cli.settings.search_path import (
     config_directories,
+    expanded,
     group_choices,
     group_names,
     own_group_file,

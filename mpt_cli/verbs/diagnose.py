@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.search_path import conf_override, recipe_paths, shell_command
+from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:

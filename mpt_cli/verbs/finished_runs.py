@@ -12,8 +12,7 @@ from mpt_cli.compare.report import comparison_dict, print_comparison, write_comp
 from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, read_history
-from mpt_cli.settings.limits import expanded
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page

@@ -14,7 +14,6 @@ from mpt_cli.redaction import watched_environment
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
@@ -30,6 +29,7 @@ from mpt_cli.settings.schema import (
 )
 from mpt_cli.settings.search_path import (
     conf_override,
+    expanded,
     group_files,
     group_names,
     is_own_group,

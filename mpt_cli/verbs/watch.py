@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from mpt_cli.errors import INTERRUPTED, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.report.following import News, RunFollower, read_header, summary_from
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.limits import expanded
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.sweep.directory import GOOD, SweepDirectory, gravest_code
 from mpt_cli.sweep.progress import RUNNING, JobState, Screen, SweepView, format_job
 from mpt_cli.telemetry.console.plain import PlainConsole
