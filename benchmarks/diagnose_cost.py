@@ -27,10 +27,10 @@ def main(backend: str, recipe: str = "digits_resnet") -> None:
 
     settings = load_settings([f"conf={recipe}", "policy=float32", f"backend={backend}"])
     platform = prepare_backend(settings)
-    from mpt_cli.diagnose.examination import Examination, Request
+    from mpt_cli.diagnose.examination import Examination, ExaminationRequest
     from mpt_cli.training.program import SettingsProgram
 
-    examination = Examination(SettingsProgram(settings), platform, Request(batches=BATCHES))
+    examination = Examination(SettingsProgram(settings), platform, ExaminationRequest(batches=BATCHES))
     examination.measure_at(1)  # compiles both
     parts, course = examination.parts, examination._course
     (batch,) = course.peek_batches(1)

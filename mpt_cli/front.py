@@ -295,9 +295,9 @@ def diagnose(
         program = SettingsProgram(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
     platform = program.prepare_backend()
     from mpt_cli.diagnose.diagnosis import diagnose as examine
-    from mpt_cli.diagnose.examination import Request
+    from mpt_cli.diagnose.examination import ExaminationRequest
 
-    return examine(program, platform, Request(tuple(at_steps), batches, phase), say)
+    return examine(program, platform, ExaminationRequest(tuple(at_steps), batches, phase), say)
 
 
 def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | None, loss_scale: Any) -> Program:
@@ -331,7 +331,7 @@ def plan(
     can't be compiled for it.
     """
     _check_least(devices=(devices, 1))
-    from mpt_cli.plan.plan import Request
+    from mpt_cli.plan.plan import PlanRequest
     from mpt_cli.plan.plan import plan as make_plans
 
-    return make_plans(_as_words(words), Request(device, devices, find_largest_batch), _teller(quiet))[1]
+    return make_plans(_as_words(words), PlanRequest(device, devices, find_largest_batch), _teller(quiet))[1]

@@ -50,7 +50,7 @@ JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, whe
 
 
 @dataclass(frozen=True)
-class Target:
+class ScriptTarget:
     """A script by its path, or a module by its name, and the words after it."""
 
     name: str
@@ -284,7 +284,7 @@ def _replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
+def run_script(target: ScriptTarget, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
     """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included)."""
     seen = ScriptRun(settings, target.title)
     error: BaseException | None = None
@@ -306,7 +306,7 @@ def run_script(target: Target, settings: Settings) -> tuple[ScriptRun, BaseExcep
 
 
 @contextmanager
-def _as_main(target: Target) -> Iterator[None]:
+def _as_main(target: ScriptTarget) -> Iterator[None]:
     """`sys.argv` and `sys.path` as Python has them for a script or a module."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [target.name, *target.arguments]
@@ -535,7 +535,7 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
         yield
 
 
-def plan_of(target: Target, settings: Settings) -> list[str]:
+def plan_of(target: ScriptTarget, settings: Settings) -> list[str]:
     """What `run_script` would do to which calls of the script, read off its text; nothing is run."""
     lines = [f"before {target.name} begins: dtype policy {settings.policy.name}"]
     path = Path(target.name)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
-from mpt_cli.diagnose.examination import Point
+from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
 from mpt_cli.telemetry.format import format_fraction, format_scale
@@ -240,7 +240,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
     }
 
 
-def _point_content(point: Point, scales: dict[str, float | None]) -> dict[str, Any]:
+def _point_content(point: ExaminedPoint, scales: dict[str, float | None]) -> dict[str, Any]:
     own = {**scales, "at_loss_scale": point.loss_scale}
     return {"step": point.step, "loss": point.loss, "loss_scale": point.loss_scale,
             "safe_window": _window_content(point.window), "layers": _layers_content(point.layers, own)}  # fmt: skip

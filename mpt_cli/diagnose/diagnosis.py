@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from math import floor, log2
 
-from mpt_cli.diagnose.examination import Examination, Point, Request
+from mpt_cli.diagnose.examination import Examination, ExaminationRequest, ExaminedPoint
 from mpt_cli.diagnose.safe_windows import LayerRange, ScaleTrial, common_window
 from mpt_cli.engine.backend import Platform
 from mpt_cli.errors import ConfigError, Problem
@@ -38,7 +38,7 @@ class Diagnosis:
     platform: Platform
     policy: PolicySettings
     batches: int
-    points: list[Point]
+    points: list[ExaminedPoint]
     window: SafeScales | None
     recommended: float | None
     verified_step: int
@@ -66,7 +66,7 @@ class Diagnosis:
         return self.points[0].layers
 
     @property
-    def verified_point(self) -> Point:
+    def verified_point(self) -> ExaminedPoint:
         """The point whose highest safe scale is the lowest, on which scales were tried."""
         return next(point for point in self.points if point.step == self.verified_step)
 
@@ -88,7 +88,9 @@ class Diagnosis:
         return self.window is not None and self.window.empty and not any(w is not None and w.empty for w in each)
 
 
-def diagnose(program: Program, platform: Platform, request: Request, say: Callable[[str], None]) -> Diagnosis:
+def diagnose(
+    program: Program, platform: Platform, request: ExaminationRequest, say: Callable[[str], None]
+) -> Diagnosis:
     """Measure, recommend, verify. Leaves nothing behind; `say` hears what is going on.
 
     Raises ConfigError for what would keep `mpt train` from starting and for steps that the run does not have,
@@ -108,14 +110,14 @@ def diagnose(program: Program, platform: Platform, request: Request, say: Callab
     return _mended(examination, _verified(examination, _keep_some_in_float32(examination, [], say), say), say)
 
 
-def _check_phase(settings: Settings, request: Request) -> None:
+def _check_phase(settings: Settings, request: ExaminationRequest) -> None:
     count = len(settings.phases) or 1
     if not 1 <= request.phase <= count:
         rule = f"must be 1 to {count}." if settings.phases else "must be left out: the run has no phases."
         raise ConfigError(Problem("--phase", rule, request.phase))
 
 
-def _check_steps(request: Request, parts: Assembly) -> None:
+def _check_steps(request: ExaminationRequest, parts: Assembly) -> None:
     """Those of the run, or of the phase that is measured."""
     last, phases, steps = max(request.at_steps), parts.settings.phases, parts.total_steps
     if phases and parts.train_feed.steps is not None:
@@ -141,7 +143,7 @@ def _keep_some_in_float32(examination: Examination, kept: list[str], say: Callab
     return kept
 
 
-def _without_scale(examination: Examination, point: Point) -> list[str]:
+def _without_scale(examination: Examination, point: ExaminedPoint) -> list[str]:
     """The layers to keep in float32 at one point; with those that take an output whose gradient doesn't fit.
 
     That gradient is computed by the layer that takes the output, so it is lost as long as that one is in float16.

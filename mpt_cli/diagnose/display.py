@@ -17,7 +17,7 @@ from rich.text import Text
 
 from mpt_cli.diagnose.advice import config_lines, sentences
 from mpt_cli.diagnose.diagnosis import Diagnosis
-from mpt_cli.diagnose.examination import Point
+from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, power_of_two_below
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
@@ -72,7 +72,7 @@ def print_diagnosis(found: Diagnosis, files: Sequence[str], console: Console) ->
     print_labelled(rows, console)
 
 
-def _print_point(found: Diagnosis, point: Point, console: Console) -> None:
+def _print_point(found: Diagnosis, point: ExaminedPoint, console: Console) -> None:
     title = f"step {point.step}: gradients of outputs and weights, the worse of the two"
     shown = most_telling(point.layers)
     titles, rows = _titles(found, point), [_cells(found, point, layer) for layer in shown]
@@ -96,18 +96,18 @@ def most_telling(layers: Sequence[LayerRange]) -> list[LayerRange]:
     return [layer for layer in layers if layer.name in kept]
 
 
-def _titles(found: Diagnosis, point: Point) -> list[str]:
+def _titles(found: Diagnosis, point: ExaminedPoint) -> list[str]:
     """The shares stand for no scaling, the run's own scale and the recommended one, each once."""
     scales = [f"×{_short_scale(scale)}" for scale in _scales(found, point)]
     return ["layer", "max 2^", *scales, "subn.", "safe 2^", "lost %"]
 
 
-def _scales(found: Diagnosis, point: Point) -> list[float]:
+def _scales(found: Diagnosis, point: ExaminedPoint) -> list[float]:
     wanted = [1.0, point.loss_scale, *([found.recommended] if found.recommended else [])]
     return list(dict.fromkeys(wanted))
 
 
-def _cells(found: Diagnosis, point: Point, layer: LayerRange) -> list[str]:
+def _cells(found: Diagnosis, point: ExaminedPoint, layer: LayerRange) -> list[str]:
     exponents = [g.largest_exponent for g in layer.gradients if g.largest_exponent is not None]
     bound = [g.counts for g in layer.gradients if g.is_bound]
     powers = map(power_of_two_below, _scales(found, point))

@@ -205,7 +205,7 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Request:
+class ExaminationRequest:
     """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
 
     at_steps: tuple[int, ...] = (0,)
@@ -214,7 +214,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Point:
+class ExaminedPoint:
     """What was measured after `step` steps. `loss_scale` is the run's own there, 1.0 without scaling."""
 
     step: int
@@ -245,7 +245,7 @@ class _Measurement:
 class Examination:
     """Trains the run from point to point. The copies have weights of their own: training never notices them."""
 
-    def __init__(self, program: Program, platform: Platform, request: Request) -> None:
+    def __init__(self, program: Program, platform: Platform, request: ExaminationRequest) -> None:
         settings = program.settings
         assert settings.seed is not None
         self.program, self.settings, self.platform, self.request = program, settings, platform, request
@@ -282,11 +282,11 @@ class Examination:
         binding = self._binding()
         self._measured = [m if m is binding else replace(m, batches=(), weights={}) for m in self._measured]
 
-    def points(self) -> list[Point]:
+    def points(self) -> list[ExaminedPoint]:
         """What was measured so far, seen with the dtypes of the model as it is examined now."""
         return [self._point(measured) for measured in self._measured]
 
-    def binding_point(self) -> Point:
+    def binding_point(self) -> ExaminedPoint:
         """The one whose highest safe scale is the lowest."""
         return self._point(self._binding())
 
@@ -335,10 +335,10 @@ class Examination:
 
         return min((measured for measured in self._measured if measured.batches), key=highest)
 
-    def _point(self, measured: _Measurement) -> Point:
+    def _point(self, measured: _Measurement) -> ExaminedPoint:
         counted = measured.counted
         layers = ExaminedModel(self._examined, self._examined_probes.dtypes).layer_ranges(self._probes, counted)
-        return Point(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
+        return ExaminedPoint(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
         self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))

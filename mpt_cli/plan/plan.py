@@ -12,7 +12,7 @@ from typing import Any
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.hlo import Computation, Module, parse_module
-from mpt_cli.plan.program import Compiled, Memory, Planned, Target, assemble_for, check_plan, prepare_compiler
+from mpt_cli.plan.program import Compiled, CompileTarget, Memory, Planned, assemble_for, check_plan, prepare_compiler
 from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
@@ -50,7 +50,7 @@ class Bound:
 
 
 @dataclass(frozen=True)
-class Share:
+class PlanShare:
     """Part of a whole: of a layer's operations, or of a kind of kernel's bytes."""
 
     name: str
@@ -99,8 +99,8 @@ class Plan:
     product_flops: dict[str, float]
     matrix_share: float
     bytes: int
-    moves: list[Share]
-    islands: list[Share]
+    moves: list[PlanShare]
+    islands: list[PlanShare]
     uneven: list[str]
     traffic: list[Traffic]
     host_transfers: list[str]
@@ -129,7 +129,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """What `mpt plan` was asked for beside the configuration."""
 
     device: str
@@ -137,13 +137,13 @@ class Request:
     find_batch: bool = False
 
 
-def plan(words: Sequence[str], request: Request, say: Say = lambda text: None) -> tuple[Device, list[Plan]]:
+def plan(words: Sequence[str], request: PlanRequest, say: Say = lambda text: None) -> tuple[Device, list[Plan]]:
     """The device and a plan of each configuration that `words` span (`policy=float32,mixed_float16`).
 
     ConfigError, with all problems, before anything is compiled; also where the compiler is not installed.
     """
     device = load_device(request.device)
-    target = Target(device, request.devices)
+    target = CompileTarget(device, request.devices)
     found = [(overrides, settings_of(each)) for overrides, each in combinations_of(words)]
     problems = []
     for _, settings in found:
@@ -172,7 +172,9 @@ def combinations_of(words: Sequence[str]) -> Iterator[tuple[dict[str, str], list
         yield {key: point.values[key] for key in grid.varied}, list(point.words)
 
 
-def _plan_one(overrides: dict[str, str], settings: Settings, target: Target, request: Request, say: Say) -> Plan:
+def _plan_one(
+    overrides: dict[str, str], settings: Settings, target: CompileTarget, request: PlanRequest, say: Say
+) -> Plan:
     platform = prepare_compiler(settings, target)
     name = ", ".join(f"{key}={value}" for key, value in overrides.items()) or settings.recipe
     say(f"compiling {name} for {target.count} x {request.device}")
@@ -273,14 +275,14 @@ def _sent(opcode: str, count: int, devices: int) -> float:
     return (2 if opcode == "all-reduce" else 1) * count * (devices - 1) / devices
 
 
-def _moves(step: Step) -> list[Share]:
+def _moves(step: Step) -> list[PlanShare]:
     """Kernels that do nothing but cast, transpose or copy."""
     kinds = sorted({kernel.move for kernel in step.kernels} - {""})
     members = {kind: [kernel for kernel in step.kernels if kernel.move == kind] for kind in kinds}
-    return [Share(kind, len(found), sum(kernel.bytes for kernel in found)) for kind, found in members.items()]
+    return [PlanShare(kind, len(found), sum(kernel.bytes for kernel in found)) for kind, found in members.items()]
 
 
-def _islands(products: Sequence[Product], policy: str) -> list[Share]:
+def _islands(products: Sequence[Product], policy: str) -> list[PlanShare]:
     """Under a mixed policy: layers whose products are in float32 or tf32, with their operations."""
     if not policy.startswith(MIXED):
         return []
@@ -288,7 +290,7 @@ def _islands(products: Sequence[Product], policy: str) -> list[Share]:
     for product in products:
         if product.dtype in ("float32", "tf32", "float64"):
             found.setdefault(product.layer.path or str(product.layer), []).append(product.flops)
-    shares = [Share(name, len(flops), sum(flops)) for name, flops in found.items()]
+    shares = [PlanShare(name, len(flops), sum(flops)) for name, flops in found.items()]
     return sorted(shares, key=lambda share: -share.amount)
 
 

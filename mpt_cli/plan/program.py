@@ -50,7 +50,7 @@ class Compiled:
 
 
 @dataclass(frozen=True)
-class Target:
+class CompileTarget:
     """`count` devices to compile for; `device` is None for the CPU that is here."""
 
     device: Device | None
@@ -89,7 +89,7 @@ def check_plan(settings: Settings, devices: int) -> None:
         raise ConfigError(problems)
 
 
-def prepare_compiler(settings: Settings, target: Target) -> Platform:
+def prepare_compiler(settings: Settings, target: CompileTarget) -> Platform:
     """Have Keras imported on JAX's CPU, with the compiler for GPUs beside it where `target` is one."""
     if target.device is not None:
         check_compiler()
@@ -102,7 +102,7 @@ def prepare_compiler(settings: Settings, target: Target) -> Platform:
 class Planned:
     """A run assembled for a target: its loop can be compiled, and nothing can be run."""
 
-    target: Target
+    target: CompileTarget
     parts: "Assembly"
 
     def lower(self) -> Any:
@@ -140,7 +140,7 @@ class Planned:
         return Compiled(compiled.as_text(), memory, time.perf_counter() - began)
 
 
-def assemble_for(settings: Settings, target: Target, platform: Platform) -> Planned:
+def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) -> Planned:
     """The run of `settings` with everything but values; ConfigError where the model can't be built or traced."""
     from mpt_cli.plan.lowering import PlannedEngine
     from mpt_cli.precision.keras_internals import large_variables_without_values
@@ -154,7 +154,7 @@ def assemble_for(settings: Settings, target: Target, platform: Platform) -> Plan
 
 
 @contextmanager
-def answering_for(target: Target) -> Iterator[None]:
+def answering_for(target: CompileTarget) -> Iterator[None]:
     """Inside, JAX and what asks it answer for the target: its platform, cuDNN's attention, float16 products."""
     import jax
 

@@ -76,7 +76,7 @@ class Collection:
 
 
 @dataclass(frozen=True)
-class Request:
+class Selection:
     """The words of a command line. `keywords` is that of -k, `tags` those of --tag; `rtol` is how far a metric may be
     from that of an earlier run, relative to it."""
 
@@ -89,7 +89,7 @@ class Request:
     is_update: bool = False
 
 
-def collect(request: Request) -> Collection:
+def collect(request: Selection) -> Collection:
     """All that the words name, those of patterns and folders too, once each."""
     found = Collection()
     if request.takes_all:
@@ -127,7 +127,7 @@ def _expand(word: str) -> Iterator[str]:
         yield word
 
 
-def _add(found: Collection, name: str, request: Request, is_named: bool) -> None:
+def _add(found: Collection, name: str, request: Selection, is_named: bool) -> None:
     """What the name means: something to run, to leave out, or an error."""
     try:
         target, reason = _read(name, request, is_named)
@@ -143,7 +143,7 @@ def _add(found: Collection, name: str, request: Request, is_named: bool) -> None
         found.targets.append(target)
 
 
-def _read(name: str, request: Request, is_named: bool) -> tuple[ReproduceTarget, str]:
+def _read(name: str, request: Selection, is_named: bool) -> tuple[ReproduceTarget, str]:
     """The target, and why it would be left out where nobody named it."""
     if names_run(name):
         if not is_named and not RunDirectory(expanded(name)).summary_json.is_file():
@@ -222,7 +222,7 @@ def _unmet_requirement(need: str, settings: Settings) -> str | None:
     return f"needs a network for its data: there is no {files[0]}; give its name to try" if files else None
 
 
-def _is_chosen(target: ReproduceTarget, request: Request) -> bool:
+def _is_chosen(target: ReproduceTarget, request: Selection) -> bool:
     tagged = not request.tags or bool(set(request.tags) & set(target.tags))
     return tagged and _matches(request.keywords, [target.name, *target.tags])
 

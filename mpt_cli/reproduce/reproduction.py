@@ -119,7 +119,7 @@ def _default_output_folder() -> Path:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RerunLimits:
     """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
     none after the first that failed.
     """
@@ -131,7 +131,7 @@ class Plan:
 
 
 def reproduce(
-    targets: Sequence[ReproduceTarget], folder: Path, plan: Plan, tell: Callable[[Reproduction], None]
+    targets: Sequence[ReproduceTarget], folder: Path, plan: RerunLimits, tell: Callable[[Reproduction], None]
 ) -> list[Reproduction]:
     """Run every target in a process of its own under `folder`; `tell` hears of each.
 
@@ -146,7 +146,11 @@ def reproduce(
 
 
 def _run_once(
-    targets: Mapping[int, ReproduceTarget], folder: Path, plan: Plan, attempt: int, tell: Callable[[Reproduction], None]
+    targets: Mapping[int, ReproduceTarget],
+    folder: Path,
+    plan: RerunLimits,
+    attempt: int,
+    tell: Callable[[Reproduction], None],
 ) -> dict[int, Reproduction]:
     """The result of each by its number."""
     results: dict[int, Reproduction] = {}

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, find_overflow, on_one_device
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory
     from mpt_cli.settings.schema import Settings
 
 _DIAGNOSE_EXAMPLES = """examples:
@@ -52,9 +53,7 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, on_one_device
     from mpt_cli.job import with_drawn_seed
-    from mpt_cli.runs.directory import default_parent
     from mpt_cli.settings import load_settings
 
     steps = _read_steps(arguments.at_steps)
@@ -91,11 +90,11 @@ def _measure(
     from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
     from mpt_cli.diagnose.display import write_pictures
-    from mpt_cli.diagnose.examination import Request
+    from mpt_cli.diagnose.examination import ExaminationRequest
     from mpt_cli.report.picture import missing_matplotlib
     from mpt_cli.training.program import SettingsProgram
 
-    found = diagnose(SettingsProgram(settings), platform, Request(*request), say)
+    found = diagnose(SettingsProgram(settings), platform, ExaminationRequest(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
     if missing := missing_matplotlib():
         say(missing)
@@ -172,9 +171,7 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory, find_overflow, on_one_device
     from mpt_cli.engine.backend import prepare_backend
-    from mpt_cli.runs.directory import RunDirectory
     from mpt_cli.runs.resume import stored_settings
 
     run = RunDirectory.open(run_dir)

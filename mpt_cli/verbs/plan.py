@@ -36,10 +36,10 @@ def run_plan(arguments: argparse.Namespace) -> int:
         names = ", ".join(device_names())
         raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "For example "
                                   "--device h100."))  # fmt: skip
-    from mpt_cli.plan.plan import Request, plan
+    from mpt_cli.plan.plan import PlanRequest, plan
     from mpt_cli.telemetry.format import format_bytes
 
-    request = Request(arguments.device, arguments.devices, arguments.largest_batch)
+    request = PlanRequest(arguments.device, arguments.devices, arguments.largest_batch)
     device, plans = plan(arguments.overrides, request, lambda text: say(text, sys.stderr))
     if arguments.json:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.reproduce.collection import Request, collect, names_run, raise_problems
-from mpt_cli.reproduce.reproduction import Plan, Reproduction, create_output_folder, reproduce
+from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
+from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json, say
 
 _REPRODUCE_EXAMPLES = """examples:
@@ -85,17 +85,17 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
 
 
-def _plan(arguments: argparse.Namespace) -> Plan:
-    return Plan(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
+def _plan(arguments: argparse.Namespace) -> RerunLimits:
+    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
 
 
-def _read_request(arguments: argparse.Namespace) -> Request:
+def _read_request(arguments: argparse.Namespace) -> Selection:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     names = [text for text in arguments.given if text not in changes]
     problems = _problems(arguments, names, any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
-    return Request(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)
+    return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)
 
 
 def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:

@@ -44,9 +44,9 @@ def run_run(arguments: argparse.Namespace) -> int:
     settings, name = _settings(overrides), _target_name(rest)
     if any(word.startswith(("backend=", "backend.name=")) for word in overrides):
         _choose_backend(settings.backend.name)  # else the script runs on the one that Keras chooses for it
-    from mpt_cli.script import Target, plan_of, run_script
+    from mpt_cli.script import ScriptTarget, plan_of, run_script
 
-    target = Target(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
+    target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
     if dry:
         say("\n".join(plan_of(target, settings)))
         return OK

@@ -7,7 +7,7 @@ import keras
 from backends import BACKEND
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, diagnose
-from mpt_cli.diagnose.examination import Request
+from mpt_cli.diagnose.examination import ExaminationRequest
 from mpt_cli.engine.backend import Platform
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
@@ -29,7 +29,9 @@ def net_settings(net: str, *words: str) -> Settings:
 
 
 def diagnosed(net: str, *words: str, **request: Any) -> Diagnosis:
-    return diagnose(SettingsProgram(net_settings(net, *words)), PLATFORM, Request(**request), lambda text: None)
+    return diagnose(
+        SettingsProgram(net_settings(net, *words)), PLATFORM, ExaminationRequest(**request), lambda text: None
+    )
 
 
 def unnamed(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:

@@ -11,7 +11,7 @@ from examined import PLATFORM, diagnosed, net_settings
 
 from mpt_cli.data.load import load_data
 from mpt_cli.diagnose.advice import config_lines, sentences
-from mpt_cli.diagnose.examination import Examination, Request, RunStepper
+from mpt_cli.diagnose.examination import Examination, ExaminationRequest, RunStepper
 from mpt_cli.errors import ConfigError, NumericalError
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.checkpoint import collect_state
@@ -27,7 +27,7 @@ def test_weights_are_bit_identical_with_and_without_measuring_between_the_steps(
     plain = assemble(SettingsProgram(settings), PLATFORM, load_data(settings.data, 0))
     RunStepper(plain).train_to(20)
     keras.utils.set_random_seed(0)
-    measured = Examination(SettingsProgram(settings), PLATFORM, Request(batches=3))
+    measured = Examination(SettingsProgram(settings), PLATFORM, ExaminationRequest(batches=3))
     for step in (0, 7, 14, 20):  # an epoch has 15 steps
         measured.measure_at(step)
     measured.verifier().try_scale(2.0**30)
@@ -114,7 +114,7 @@ def test_a_device_that_cannot_do_float16_is_said_without_a_traceback(monkeypatch
         raise ValueError("The precision 'F16_F16_F32' is not supported by dot_general on CPU\nand more")
 
     settings = net_settings("sequential")
-    examination = Examination(SettingsProgram(settings), PLATFORM, Request(batches=1))
+    examination = Examination(SettingsProgram(settings), PLATFORM, ExaminationRequest(batches=1))
     monkeypatch.setattr(examination, "_examined_pass", refuse)
     rule = "policy.name: can't be computed on this device: The precision 'F16_F16_F32' is not supported by dot_general"
     with pytest.raises(ConfigError, match=rule):

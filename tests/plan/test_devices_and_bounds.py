@@ -11,7 +11,7 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan import device as module
 from mpt_cli.plan.device import FOLDER, Device, check_compiler, device_names, load_device
-from mpt_cli.plan.plan import LAUNCH_SECONDS, Request, bound_of, combinations_of, largest_batch, plan, settings_of
+from mpt_cli.plan.plan import LAUNCH_SECONDS, PlanRequest, bound_of, combinations_of, largest_batch, plan, settings_of
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
 from mpt_cli.settings import load_settings
@@ -134,12 +134,12 @@ def test_the_commands_of_the_guide_can_be_planned():
 
 def test_tensorflow_is_refused_where_it_was_asked_for():
     with pytest.raises(ConfigError, match=r"TensorFlow compiles for a GPU only where one is"):
-        plan(["conf=digits_mlp", "backend=tensorflow"], Request("h100"))
+        plan(["conf=digits_mlp", "backend=tensorflow"], PlanRequest("h100"))
 
 
 def test_the_words_are_those_of_a_grid():
     with pytest.raises(ConfigError, match=r"policy: must agree with policy=float32. Received: 'mixed_float16'"):
-        plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], Request("h100"))
+        plan(["conf=digits_mlp", "policy=float32", "policy=mixed_float16"], PlanRequest("h100"))
 
 
 def test_the_compiler_is_an_extra(monkeypatch):

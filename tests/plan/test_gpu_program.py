@@ -7,7 +7,7 @@ import pytest
 from backends import only_on
 
 from mpt_cli.plan.device import PLUGINS
-from mpt_cli.plan.plan import Plan, Request, plan
+from mpt_cli.plan.plan import Plan, PlanRequest, plan
 
 pytestmark = [
     pytest.mark.long,
@@ -20,7 +20,7 @@ GPT = ["conf=gpt2_small_synthetic", "seed=0", "data.examples=64", "optimizer.sch
 
 
 def plans_of(*words: str, device: str = "h100", devices: int = 1) -> list[Plan]:
-    return plan(words, Request(device, devices))[1]
+    return plan(words, PlanRequest(device, devices))[1]
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from backends import assert_passes_on_jax, only_on
 from mpt_cli.errors import ConfigError, UserCodeError
 from mpt_cli.plan.display import details
 from mpt_cli.plan.plan import read_plan
-from mpt_cli.plan.program import Target, assemble_for, prepare_compiler, tracing_errors
+from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler, tracing_errors
 from mpt_cli.settings import load_settings
 
 on_jax = only_on("jax")
@@ -23,7 +23,7 @@ WIDE = ["conf=digits_mlp", "backend=jax", "seed=0", "policy=float32", "model.hid
 
 
 def planned_on_cpu(words: list[str]):
-    settings, target = load_settings(words), Target(None)
+    settings, target = load_settings(words), CompileTarget(None)
     return assemble_for(settings, target, prepare_compiler(settings, target))
 
 

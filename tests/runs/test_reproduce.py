@@ -19,7 +19,7 @@ from mpt_cli.cli import main
 from mpt_cli.jobs.executor import Command, Share
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import collection, reproduction
-from mpt_cli.reproduce.collection import Request, collect, expected_of
+from mpt_cli.reproduce.collection import Selection, collect, expected_of
 from mpt_cli.reproduce.reproduction import read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
@@ -258,12 +258,12 @@ def test_runs_in_a_folder_and_their_configuration_are_held_against_their_own_sum
     for name in ("first", "second"):
         shutil.copytree(earlier, Path("all") / name)
     Path("all/second/summary.json").unlink()
-    found = collect(Request(["all"]))
+    found = collect(Selection(["all"]))
     assert [(target.name, target.recipe is None) for target in found.targets] == [("first", True),
                                                                                   ("all/mine.yaml", False)]  # fmt: skip
     assert found.left_out == {"all/second": collection.NOT_ENDED}
     for word in ("all/first", "all/first/config.yaml", "all/*/config.yaml"):
-        (target,) = collect(Request([word])).targets
+        (target,) = collect(Selection([word])).targets
         assert (target.recipe, target.expect["val_loss"], target.words[0]) == (None, 0.1, "conf=all/first/config.yaml")
     assert main(["reproduce", "all/first/config.yaml", "--update"]) == 2
     assert main(["reproduce", "all", "--output", "out"]) == 0 and len(outcome["words"]) == 2
@@ -282,8 +282,8 @@ def test_the_weights_of_an_earlier_run_are_held_against_it_bit_for_bit(outcome, 
 
 def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
     earlier.rename("digits_mlp")
-    assert [target.recipe for target in collect(Request(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
-    assert [target.expect["steps_seen"] for target in collect(Request(["./digits_mlp"])).targets] == [345]
+    assert [target.recipe for target in collect(Selection(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
+    assert [target.expect["steps_seen"] for target in collect(Selection(["./digits_mlp"])).targets] == [345]
     assert main(["reproduce", "./digits_mlp", "--update"]) == 2
     assert main(["reproduce", "./digits_mlp"]) == 0
     assert outcome["words"][0][0] == "conf=digits_mlp/config.yaml"
@@ -335,7 +335,7 @@ def test_counters_stay_exact_under_a_tolerance() -> None:
 def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(collection, "nvidia_gpus", list)
     monkeypatch.setenv("KERAS_HOME", str(tmp_path))
-    collected = collect(Request(takes_all=True))
+    collected = collect(Selection(takes_all=True))
     left_out = collected.left_out
     assert "digits_mlp" in {target.name for target in collected.targets}
     assert left_out["gpt2_small_synthetic"] == "needs a GPU, and this machine has none"
@@ -343,12 +343,12 @@ def test_what_cannot_run_here_is_left_out_with_the_reason(monkeypatch: pytest.Mo
     monkeypatch.setattr(collection, "nvidia_gpus", lambda: [{"name": "X"}])
     (tmp_path / "datasets").mkdir()
     (tmp_path / "datasets" / "mnist.npz").touch()
-    assert {"mnist", "gpt2_small_synthetic"} <= {target.name for target in collect(Request(takes_all=True)).targets}
+    assert {"mnist", "gpt2_small_synthetic"} <= {target.name for target in collect(Selection(takes_all=True)).targets}
 
 
 def test_what_says_nothing_to_hold_it_against_is_refused(recipe: Path) -> None:
     recipe.write_text(RECIPE.partition("expect:")[0])
-    found = collect(Request(["./mine.yaml"]))
+    found = collect(Selection(["./mine.yaml"]))
     assert not found.targets
     assert "expect: ./mine.yaml has no expect: block" in str(*found.errors)
 
@@ -387,7 +387,7 @@ def named(name: str, text: str = RECIPE) -> None:
 
 
 def collected(*names: str, **request: Any) -> list[str]:
-    return [target.name for target in collect(Request(names, **request)).targets]
+    return [target.name for target in collect(Selection(names, **request)).targets]
 
 
 def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
@@ -396,10 +396,10 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     named("mine/conf/trainer/long.yaml", "epochs: 50\n")
     named("mine/base.yaml", "seed: 1\n")
     assert collected("mine") == ["mine/a.yaml", "mine/deep/b.yml"]
-    assert collect(Request(["mine"])).left_out == {"mine/base.yaml": "has no expect: block"}
+    assert collect(Selection(["mine"])).left_out == {"mine/base.yaml": "has no expect: block"}
     assert collected("mine/**/*.y*ml", "digits_r*") == ["mine/a.yaml", "mine/deep/b.yml", "digits_resnet"]
     assert collected("mine", tags=["nightly"]) == collected("mine", keywords="GPU and not b") == ["mine/a.yaml"]
-    assert str(collect(Request(["nothing*"])).errors[0]) == (
+    assert str(collect(Selection(["nothing*"])).errors[0]) == (
         "nothing*: NAME: must match at least one recipe. Received: 'nothing*'."
     )
     named("recipes/own.yaml", RECIPE.replace("recipe: mine", "tags: [ours]"))

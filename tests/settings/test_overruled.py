@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.reproduce.collection import Request, collect
+from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import VARIANTS, FaultSettings, PolicySettings
@@ -82,5 +82,5 @@ def test_a_sweep_over_modes_of_a_config_yaml_has_a_job_for_each(write_recipe) ->
 
 def test_a_recipe_is_reproduced_under_the_mode_of_the_words(write_recipe) -> None:
     write_recipe("loss_scale: {mode: fixed}\nexpect: {loss: {max: 1}}\n")
-    [target] = collect(Request(["./own.yaml"], ["loss_scale=dynamic"])).targets
+    [target] = collect(Selection(["./own.yaml"], ["loss_scale=dynamic"])).targets
     assert load_settings(target.words).loss_scale.mode == "dynamic"
