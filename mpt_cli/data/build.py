@@ -163,7 +163,7 @@ def _check_alike(parts: list[Examples], title: str) -> None:
     if kinds[0] != kinds[-1]:
         raise DataError(f"{title}: training and validation examples differ. Received: x {kinds[0][0]} {kinds[0][1]} "
                         f"with y {kinds[0][2]}, against x {kinds[-1][0]} {kinds[-1][1]} with y {kinds[-1][2]}. "
-                        "Two pairs are those of training and of validation; several inputs or targets go into a list "
+                        "Two pairs that a loader returns are training and validation: several inputs go into a list "
                         "or a dict.")
 
 

@@ -172,7 +172,7 @@ def check_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`report` and `diagnose` of a run that trained, whose model is not built again: in this process."""
     page = run.with_name("page.html")
     assert main(["report", str(run), "--out", str(page)]) == 0
-    assert "All " in (text := page.read_text()) and " steps were applied" in text
+    assert f"Finished: {read_summary(RunDirectory(run).summary_json)['verdict']}" in page.read_text()
     capsys.readouterr()
     assert main(["diagnose", str(run)]) == 0
     assert f"no step of {run} overflowed" in capsys.readouterr().out
@@ -181,8 +181,9 @@ def check_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend", "layer"), [
-    ("tickets", "jax", "department"), ("raw_text", "tensorflow", "dense"), ("ragged_text", "tensorflow", "dense"),
-    ("gan", "tensorflow", "sequential/dense_1"), ("autoencoder", "tensorflow", "dense"),
+    ("tickets", "jax", "department"), ("raw_text", "tensorflow", "global_average_pooling1d"),
+    ("ragged_text", "tensorflow", "dense"), ("gan", "tensorflow", "sequential/dense_1"),
+    ("autoencoder", "tensorflow", "conv2d_1"),
 ])  # fmt: skip
 def test_of_an_overflow_the_layer_is_named(work: Path, name: str, backend: str, layer: str) -> None:
     """Text, ragged and several inputs, a step and a loss of the model's own."""
