@@ -1,4 +1,4 @@
-"""The pictures of the site and of README, made from real runs: `make pictures` (about a minute)."""
+"""The pictures of the site and of README, made from real runs: `make pictures`."""
 
 import re
 import subprocess
