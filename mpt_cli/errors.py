@@ -136,6 +136,7 @@ def printable_tree(tree: Any) -> Any:
 
 
 _CONTROL = {code: f"\\x{code:02x}" for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+_CONTROL |= {code: f"\\u{code:04x}" for code in range(0xD800, 0xE000)}  # halves of a character, which no file can hold
 
 
 def printable(text: str) -> str:

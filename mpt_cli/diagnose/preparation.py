@@ -14,10 +14,12 @@ from typing import Any, Self
 from mpt_cli.engine.distribution import undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, make_empty, remove_empty, write_atomic
+from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION, Event
+from mpt_cli.telemetry.validation import misfit, required_fields
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:
@@ -67,11 +69,15 @@ def find_overflow(run: RunDirectory, step: int | None) -> OverflowEvent | None:
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """A partial last line is left out: the run may have been killed, or be running."""
     try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]
+        found = [json.loads(line) for line in read_file(path, most_bytes=None).split("\n")[:-1]]
+        wrong = next(filter(None, (misfit(Event, line, required_fields(Event)) for line in found)), None)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{path} is damaged: {error}.") from error
+    if wrong is not None:
+        raise DataError(f"{path} is damaged: {wrong}.")
+    return found
 
 
 @dataclass(frozen=True)

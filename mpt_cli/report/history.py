@@ -63,6 +63,7 @@ def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: i
 
     None where the scale did not settle: nothing was applied, or the run ended in skipped steps with no growth before.
     """
+    events = [event for event in events if "step" in event and "kind" in event]
     first_growth = next((int(event["step"]) for event in events if event["kind"] == GROWTH), None)
     skips = [int(event["step"]) for event in events if event["kind"] == OVERFLOW]
     if not applied_steps:
@@ -88,6 +89,9 @@ def json_object(line: str, is_whole: bool = False) -> dict[str, Any] | None:
     if not isinstance(found, dict):
         return None
     record = record_of(found)
+    sampled = [value for name, value in found.items() if name.startswith("gradient_") and value is not None]
+    if any(as_number(value) is None for value in sampled):
+        return None
     return found if misfit(record, found, required_fields(record) if is_whole else ()) is None else None
 
 

@@ -4,7 +4,6 @@ GitHub annotations and a summary of the job.
 
 import os
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
@@ -13,11 +12,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from mpt_cli.errors import DataError
+from mpt_cli.errors import DataError, printable
+from mpt_cli.redaction import without_secrets
 from mpt_cli.reproduce.collection import Collection, Unreadable
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import format_environment
+from mpt_cli.settings.limits import read_file
 
 MOST_DIFFERENCES = 12
 MOST_LINES = 40  # of what a run that failed had said
@@ -28,8 +29,11 @@ class ResultPrinter:
 
     def __init__(self, stream: TextIO) -> None:
         self.console = Console(file=stream, highlight=False, markup=False)
-        self.line = partial(self.console.print, soft_wrap=True)  # a line stays one line, whatever the width
         self.count = self.done = 0
+
+    def line(self, text: str) -> None:
+        """It stays one line, whatever the width."""
+        self.console.print(printable(text), soft_wrap=True)
 
     def start(self, found: Collection) -> None:
         self.count = len(found.targets)
@@ -163,7 +167,7 @@ def _properties(result: Reproduction) -> dict[str, str]:
 def _said(result: Reproduction) -> str:
     """The last lines of the run's console."""
     try:
-        text = result.child.run.console_log.read_text(encoding="utf-8", errors="replace")
+        text = read_file(result.child.run.console_log, errors="replace")
     except OSError:
         text = result.child.words
     return "\n".join(text.splitlines()[-MOST_LINES:])
@@ -173,11 +177,11 @@ def write_for_github(results: Sequence[Reproduction], errors: Sequence[Unreadabl
     """Annotations on the recipes that failed where GitHub's Actions run this, and a summary of the job in Markdown."""
     if os.environ.get("GITHUB_ACTIONS") == "true":
         for line in _annotations(results, errors):
-            print(line, file=stream)
+            print(printable(line), file=stream)
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         try:
             with Path(summary).open("a", encoding="utf-8") as file:
-                file.write(_markdown(results, errors))
+                file.write(printable(_markdown(results, errors)))
         except OSError as error:
             raise DataError(f"GITHUB_STEP_SUMMARY={summary} can't be written: {error.strerror}.") from error
 
@@ -219,4 +223,5 @@ def _markdown(results: Sequence[Reproduction], errors: Sequence[Unreadable]) -> 
 
 def _printable(text: str) -> str:
     """XML has no control characters, which the last words of a broken run may hold."""
+    text = without_secrets(text)
     return "".join(sign if sign.isprintable() or sign == "\n" else "?" for sign in text)

@@ -145,7 +145,8 @@ def strict_json(value: Any, indent: int | None = None) -> str:
     return without_secrets(text).translate(_ESCAPED)
 
 
-_ESCAPED = {code: f"\\u{code:04x}" for code in range(0x7F, 0xA0)}  # which a terminal obeys, and JSON may have bare
+# what a terminal obeys and JSON may have bare, and halves of a character, which no file can hold
+_ESCAPED = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *range(0xD800, 0xE000))}
 
 
 def _finite_json(value: Any) -> Any:

@@ -93,7 +93,7 @@ _SWEEP_READERS = ("watch sweep", "watch sweep --json", "report sweep", "report s
 
 def recipe(text: str | bytes, *words: str) -> Case:
     """One that lies in x.yaml, and is checked."""
-    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogateescape")
+    content = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
     return Case((*(words or ("check",)), "conf=./x.yaml"), {"x.yaml": content})
 
 
@@ -145,6 +145,11 @@ CORPUS = (
         b'{"step": 1%s, "kind": "overflow", "scale_before": 2.0, "scale_after": 1.0}\n' % (b"0" * 400),
            "report", RUN),
     of_run("metrics.jsonl", b'{"step": 1, "epoch": 1, "loss": 1%s}\n' % (b"0" * 400), "report", RUN),
+    of_run("events.jsonl", b"null\n", "diagnose", RUN),
+    of_run("metrics.jsonl", b'{"step": 1, "epoch": 1, "loss": 1.0, "gradient_norm": "x"}\n', "watch", RUN),
+    Case(("report", SWEEP), {f"{SWEEP}/002-seed-1/events.jsonl": b'{"step": 1, "scale_before": 1.0}\n'}),
+    Case(("reproduce", "--dry-run", "./x.yaml", "--junit", "./x.xml"), {"x.yaml": f"seed: '{TAKEN}'\n".encode()}),
+    of_run("environment.json", b'{"schema_version": 1, "versions": {"keras": "\\ud800"}}', "report", RUN),
     recipe("trainer.epochs: 5\n"), Case(("check", "conf=/etc/passwd")), Case(("show", "conf=/etc/passwd")),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
       for name in ("config.yaml", "summary.json", "metrics.jsonl", "header.json", ".lock") for verb in ("watch run",
@@ -198,7 +203,7 @@ def _broken_recipe(draw: random.Random, shelf: Path) -> Case:
     folder = draw.choice((conf_directory(), recipes_directory()))
     text = draw.choice(sorted(folder.rglob("*.yaml"))).read_bytes()
     content = (
-        mutated_text(draw, text.decode()).encode("utf-8", "surrogateescape")
+        mutated_text(draw, text.decode()).encode("utf-8", "surrogatepass")
         if draw.random() < 0.7
         else mutated_bytes(draw, text)
     )
@@ -338,7 +343,7 @@ def mutated_bytes(draw: random.Random, content: bytes) -> bytes:
             (content, b"\n", bytes(100), b"{}", b"{\n", b"[1]\n", b'{"step": 1e999}\n', b'{"step": NaN}\n')
         )
     if kind == 3:
-        return mutated_text(draw, content.decode("utf-8", "surrogateescape")).encode("utf-8", "replace")
+        return mutated_text(draw, content.decode("utf-8", "replace")).encode("utf-8", "replace")
     changed = bytearray(content)
     for _ in range(draw.randrange(1, 9) if changed else 0):
         changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.directory import read_summary, write_json, write_summary
+from mpt_cli.runs.directory import read_json, read_summary, write_json, write_summary
 from mpt_cli.telemetry.records import Summary
 
 CONTRACT = {"status", "exit_code", "verdict", "steps_seen", "applied_steps", "skipped_steps", "final_loss_scale"}
@@ -51,6 +51,12 @@ def test_a_summary_that_cannot_be_used_says_why(tmp_path: Path, text: str | None
         path.write_text(text)
     with pytest.raises(DataError, match=words):
         read_summary(path)
+
+
+def test_what_no_file_or_terminal_should_get_is_written_out(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"text": "half \ud800, code \x9b2J"})
+    assert "half \\ud800, code \\u009b2J" in (tmp_path / "x.json").read_text()
+    assert read_json(tmp_path / "x.json")["text"] == "half \ud800, code \x9b2J"
 
 
 def test_every_json_file_has_its_schema_version(tmp_path: Path) -> None:
