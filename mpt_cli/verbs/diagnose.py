@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, find_overflow, on_one_device
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory
     from mpt_cli.settings.schema import Settings
 
 _DIAGNOSE_EXAMPLES = """examples:
@@ -53,7 +52,9 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, on_one_device
     from mpt_cli.job import with_drawn_seed
+    from mpt_cli.runs.directory import default_parent
     from mpt_cli.settings import load_settings
 
     steps = _read_steps(arguments.at_steps)
@@ -112,7 +113,7 @@ def _say_no_overflow(run_dir: str, arguments: argparse.Namespace) -> int:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
                     "explanation": [text]})  # fmt: skip
     else:
-        say(text)
+        print(text)
     return OK
 
 
@@ -171,7 +172,9 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory, find_overflow, on_one_device
     from mpt_cli.engine.backend import prepare_backend
+    from mpt_cli.runs.directory import RunDirectory
     from mpt_cli.runs.resume import stored_settings
 
     run = RunDirectory.open(run_dir)

@@ -5,18 +5,16 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from mpt_cli.compare.plan import CompareDirectory
-from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
-from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.settings.search_path import expanded, shell_command
-from mpt_cli.sweep.directory import SweepDirectory, read_results
-from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
 from mpt_cli.verbs.parser import add_best, add_json, print_json, say
+
+if TYPE_CHECKING:
+    from mpt_cli.report.history import RunHistory
+    from mpt_cli.sweep.directory import SweepDirectory
+    from mpt_cli.sweep.progress import Screen
 
 _REPORT_EXAMPLES = """examples:
   mpt report runs/digits_cnn/RUN                    report.html in it, and its pictures in report_pictures/
@@ -38,7 +36,7 @@ class _Outputs(Generic[R]):
     write_page: Callable[[R, Path], None]
     write_all: Callable[[R], None]
     as_dict: Callable[[R], dict[str, Any]]
-    print_table: Callable[[R, Screen], None]
+    print_table: "Callable[[R, Screen], None]"
 
 
 def configure_report(parser: argparse.ArgumentParser) -> None:
@@ -69,19 +67,29 @@ def run_report(arguments: argparse.Namespace) -> int:
     return OK
 
 
-def _kind_of(path: Path) -> tuple[SweepDirectory, Report] | None:
+def _kind_of(path: Path) -> "tuple[SweepDirectory, Report] | None":
     """The directory of a sweep or a comparison, and how it is reported; None of a run."""
+    from mpt_cli.compare.plan import CompareDirectory
+    from mpt_cli.sweep.directory import SweepDirectory
+
     kinds = ((SweepDirectory(path), _report_sweep), (CompareDirectory(path), _report_compare))
     return next((kind for kind in kinds if kind[0].plan_json.is_file()), None)
 
 
-def sweep_or_comparison(path: Path) -> tuple[SweepDirectory, Callable[[Screen], None]] | None:
+def sweep_or_comparison(path: Path) -> "tuple[SweepDirectory, Callable[[Screen], None]] | None":
     """The directory of a sweep or a comparison, and what prints its results as they stand; None of anything else."""
+    from mpt_cli.compare.plan import CompareDirectory
+    from mpt_cli.sweep.directory import SweepDirectory, read_results
 
-    def print_sweep(screen: Screen) -> None:
+    def print_sweep(screen: "Screen") -> None:
+        from mpt_cli.sweep.report import print_results
+
         print_results(read_results(SweepDirectory(path)), screen)
 
-    def print_compare(screen: Screen) -> None:
+    def print_compare(screen: "Screen") -> None:
+        from mpt_cli.compare.report import print_comparison
+        from mpt_cli.compare.results import read_comparison
+
         print_comparison(read_comparison(CompareDirectory(path)), screen)
 
     kinds = ((SweepDirectory(path), print_sweep), (CompareDirectory(path), print_compare))
@@ -89,16 +97,20 @@ def sweep_or_comparison(path: Path) -> tuple[SweepDirectory, Callable[[Screen], 
 
 
 def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from mpt_cli.sweep.directory import SweepDirectory, read_results
+    from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
+
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
     _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, print_results), arguments)
 
 
 def _report_joint(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     from mpt_cli.sweep.joint import Joint, read_joint
+    from mpt_cli.sweep.report import print_results, results_dict, write_sweep_page
 
     page = Path(arguments.out or PAGE)
 
-    def show(joint: Joint, screen: Screen) -> None:
+    def show(joint: Joint, screen: "Screen") -> None:
         print_results(joint.found, screen)
         for number, line in enumerate(joint.differences):
             screen.say(f"{'' if number else 'differs':<11}{line}")
@@ -113,12 +125,17 @@ def _report_joint(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
 
 
 def _report_compare(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
+    from mpt_cli.compare.plan import CompareDirectory
+    from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
+    from mpt_cli.compare.results import read_comparison
+
     found = read_comparison(CompareDirectory.open(paths[0]), arguments.objective)
     _write_and_show(found, _Outputs(write_compare_page, write_comparison, comparison_dict, print_comparison), arguments)
 
 
 def _write_and_show(found: R, ways: _Outputs[R], arguments: argparse.Namespace) -> None:
     """The page alone where --out says where, else all files; then the table, or JSON."""
+    from mpt_cli.sweep.progress import Screen
 
     if arguments.out:
         ways.write_page(found, Path(arguments.out))
@@ -163,8 +180,10 @@ def _runs_in(path: Path) -> list[Path]:
     return [path]
 
 
-def _stories(paths: Sequence[Path]) -> list[RunHistory]:
+def _stories(paths: Sequence[Path]) -> "list[RunHistory]":
     """Named by their folders, with the one above where two are called the same."""
+    from mpt_cli.report.history import read_history
+
     names = [path.resolve().name for path in paths]
     labels = [name if names.count(name) == 1 else f"{path.resolve().parent.name}/{name}"
               for name, path in zip(names, paths, strict=True)]  # fmt: skip

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
-from mpt_cli.runs.expectations import check_names, with_own_expectations
-from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
@@ -264,6 +262,7 @@ def _add_untrusted(parser: argparse.ArgumentParser) -> None:
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
+    from mpt_cli.settings import load_settings
     from mpt_cli.sweep.block import read_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
@@ -275,6 +274,8 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 def run_show(arguments: argparse.Namespace) -> int:
     """Print the resolved configuration: every key with the value it would have, but for secrets, of which the record
     of a run holds where they come from. Nothing is imported or run."""
+    from mpt_cli.runs.expectations import with_own_expectations
+    from mpt_cli.settings import resolved_yaml
 
     settings, variables = _settings_of(arguments)
     settings = with_own_expectations(settings, arguments.overrides)
@@ -321,6 +322,7 @@ def configure_check(parser: argparse.ArgumentParser) -> None:
 
 def run_check(arguments: argparse.Namespace) -> int:
     """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
+    from mpt_cli.runs.expectations import check_names
 
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))

@@ -5,11 +5,14 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
-from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json, say
+
+if TYPE_CHECKING:
+    from mpt_cli.reproduce.collection import Selection
+    from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits
 
 _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce digits_mlp overflow -j 2
@@ -55,7 +58,9 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
 
 def run_reproduce(arguments: argparse.Namespace) -> int:
     """Run recipes or earlier runs again and hold them against what was expected; exit code 5 where that is missed."""
+    from mpt_cli.reproduce.collection import collect, raise_problems
     from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_for_github, write_junit
+    from mpt_cli.reproduce.reproduction import create_output_folder, reproduce
 
     found = collect(_read_request(arguments))
     if arguments.junit:
@@ -85,11 +90,15 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
 
 
-def _plan(arguments: argparse.Namespace) -> RerunLimits:
+def _plan(arguments: argparse.Namespace) -> "RerunLimits":
+    from mpt_cli.reproduce.reproduction import RerunLimits
+
     return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
 
 
-def _read_request(arguments: argparse.Namespace) -> Selection:
+def _read_request(arguments: argparse.Namespace) -> "Selection":
+    from mpt_cli.reproduce.collection import Selection, names_run
+
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     names = [text for text in arguments.given if text not in changes]
     problems = _problems(arguments, names, any(map(names_run, names)))
@@ -98,7 +107,7 @@ def _read_request(arguments: argparse.Namespace) -> Selection:
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)
 
 
-def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> list[Problem]:
+def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) -> "list[Problem]":
     checks = [
         (bool(names) or arguments.all, Problem("NAME", "give recipes, files or run directories, or --all.")),
         (arguments.jobs >= 1, Problem("-j", "must be at least 1.", arguments.jobs)),
@@ -112,7 +121,7 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
     return [problem for holds, problem in checks if not holds]
 
 
-def _update(results: Sequence[Reproduction]) -> bool:
+def _update(results: "Sequence[Reproduction]") -> bool:
     """Whether every recipe now expects what came out; a run that failed gives nothing to write."""
     by_recipe: dict[Path, list[Reproduction]] = {}
     for result in results:
@@ -122,15 +131,13 @@ def _update(results: Sequence[Reproduction]) -> bool:
     return all(updated)
 
 
-def _update_recipe(path: Path, seeds: Sequence[Reproduction]) -> bool:
+def _update_recipe(path: Path, seeds: "Sequence[Reproduction]") -> bool:
     """`seeds` are the results of one recipe."""
     from mpt_cli.runs.expectations import first_figures, new_figures, updated_text, write_recipe
 
     expect = seeds[0].target.expect
-    reached = {
-        name: [check.got for result in seeds for check in result.checks if check.name == name]
-        for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)
-    }
+    reached = {name: [check.got for result in seeds for check in result.checks if check.name == name]
+               for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)}
     if not reached and expect:
         return True
     is_lost = any(name not in expect or None in got for name, got in reached.items())

@@ -4,6 +4,7 @@ side.
 
 import argparse
 import sys
+from typing import TYPE_CHECKING
 
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import (
@@ -16,10 +17,12 @@ from mpt_cli.jobs.launchers import (
     split_launcher_overrides,
 )
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.sweep.progress import Screen
-from mpt_cli.sweep.run import Options, dry_run_of_resume, resume_sweep, split_overrides, start_sweep
-from mpt_cli.sweep.samplers import GridSettings, SamplerSettings, SearchSettings
 from mpt_cli.verbs.parser import add_overrides, print_json, say
+
+if TYPE_CHECKING:
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.run import Options
+    from mpt_cli.sweep.samplers import SamplerSettings
 
 _SWEEP_EXAMPLES = """values, in Hydra's grammar:
   loss_scale.initial_scale=2**8,2**15,2**24     one after another
@@ -87,7 +90,9 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     """Many runs of one command line: every combination of the values given, each in a process of its own, ranked."""
     words, launcher_words = split_launcher_overrides(arguments.overrides)
     _check_sweep(arguments, words)
+    from mpt_cli.sweep.progress import Screen
     from mpt_cli.sweep.report import objective_lines, print_results, results_dict
+    from mpt_cli.sweep.run import Options, resume_sweep, start_sweep
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
@@ -108,14 +113,16 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _sampler(arguments: argparse.Namespace) -> SamplerSettings:
+def _sampler(arguments: argparse.Namespace) -> "SamplerSettings":
+    from mpt_cli.sweep.samplers import GridSettings, SearchSettings
+
     if arguments.trials is None:
         return GridSettings()
     sampler = arguments.sampler or next(iter(SAMPLERS))
     return SearchSettings(arguments.trials, sampler, arguments.sampler_seed or 0, pruner=arguments.pruner)
 
 
-def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: Screen) -> Launcher:
+def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Screen") -> Launcher:
     from mpt_cli.sweep.directory import SweepDirectory
 
     if arguments.resume is not None and arguments.launcher is None and not overrides:
@@ -123,7 +130,9 @@ def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: Scree
     return choose_launcher(arguments.launcher or LocalLauncher.name, overrides)
 
 
-def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options) -> int:
+def _dry_run(arguments: argparse.Namespace, words: list[str], options: "Options") -> int:
+    from mpt_cli.sweep.run import dry_run_of_resume, split_overrides
+
     content, lines = (
         dry_run_of_resume(arguments.resume, options, arguments.trials, words)
         if arguments.resume
@@ -185,6 +194,8 @@ def run_compare(arguments: argparse.Namespace) -> int:
     _check_compare(arguments)
     from mpt_cli.compare.report import comparison_dict, print_comparison
     from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
+    from mpt_cli.sweep.progress import Screen
+    from mpt_cli.sweep.run import Options
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.runs.directory import RunDirectory, summary_dict
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
@@ -41,6 +39,7 @@ def configure_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
+    from mpt_cli.settings import load_settings
 
     overrides = with_configuration_of_run(arguments.overrides)
     settings = load_settings(overrides)
@@ -48,6 +47,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         return code
     from mpt_cli import job
     from mpt_cli.jobs import launch
+    from mpt_cli.runs.directory import summary_dict
     from mpt_cli.sweep.block import Block, read_block
 
     command = ["mpt", "train", *overrides]
@@ -109,6 +109,7 @@ def with_configuration_of_run(overrides: list[str]) -> list[str]:
     resumed = [text.removeprefix("resume=").strip("'\"") for text in overrides if text.startswith("resume=")]
     if not resumed or resumed[-1] in ("auto", "null", "") or any(text.startswith("conf=") for text in overrides):
         return overrides
+    from mpt_cli.runs.directory import RunDirectory
 
     return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *overrides]
 
@@ -133,6 +134,7 @@ def configure_killed(parser: argparse.ArgumentParser) -> None:
 def run_killed(arguments: argparse.Namespace) -> int:
     """Train until a step, then kill this very process as `kill -9` would; `mpt verify-resume` calls it."""
     from mpt_cli import job
+    from mpt_cli.settings import load_settings
 
     settings = load_settings(arguments.overrides)
     reporters = job.Reporters(sys.stderr, [KillAt(arguments.at)])
@@ -156,6 +158,7 @@ def run_verify_resume(arguments: argparse.Namespace) -> int:
     """Prove that a killed run goes on as if nothing had happened: run it whole, run it killed and resumed, compare."""
     from mpt_cli.job import with_drawn_seed
     from mpt_cli.reproduce.resume_proof import verify_resume
+    from mpt_cli.settings import load_settings
 
     settings = with_drawn_seed(load_settings(arguments.overrides))
     if (settings.distribute.processes or 1) > 1:

@@ -13,8 +13,6 @@ from mpt_cli.report.following import News, RunFollower, read_header, summary_fro
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
-from mpt_cli.sweep.directory import GOOD, SweepDirectory, gravest_code
-from mpt_cli.sweep.progress import RUNNING, JobState, Screen, SweepView, format_job
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
 from mpt_cli.telemetry.setup import console_sinks
@@ -23,6 +21,9 @@ from mpt_cli.telemetry.sinks.jsonl_csv import event_from, snapshot_from
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from mpt_cli.sweep.directory import SweepDirectory
+    from mpt_cli.sweep.progress import JobState, Screen
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
 PLAIN_SECONDS = 30.0  # between two lines about a running job of a sweep, where nothing changes in place
@@ -291,6 +292,8 @@ def _show_news(news: News, audience: Audience) -> None:
 
 
 def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
+    from mpt_cli.sweep.directory import gravest_code
+    from mpt_cli.sweep.progress import Screen, SweepView
     from mpt_cli.verbs.finished_runs import sweep_or_comparison
 
     kind = sweep_or_comparison(path)
@@ -320,7 +323,7 @@ def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
     return code
 
 
-def _looks(view: Any, sweep: SweepDirectory) -> "Iterator[list[JobState]]":
+def _looks(view: Any, sweep: "SweepDirectory") -> "Iterator[list[JobState]]":
     """The jobs, again and again until nobody goes on with the sweep; DataError where its directory is removed."""
     from mpt_cli.runs.presence import read_holder
 
@@ -339,7 +342,7 @@ def _looks(view: Any, sweep: SweepDirectory) -> "Iterator[list[JobState]]":
 class SweepConsole:
     """Jobs that end, as lines that stay; those that run in an area below, or piped as lines now and then."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: "Screen") -> None:
         self._screen = screen
         self._told: dict[str, Any] = {}
         self._jobs: list[JobState] = []
@@ -350,7 +353,7 @@ class SweepConsole:
         if self._live is not None:
             self._live.stop()
 
-    def print_changes(self, jobs: list[JobState]) -> None:
+    def print_changes(self, jobs: "list[JobState]") -> None:
         """As JSON, what is not as it was."""
         for state in jobs:
             found = state.as_dict()
@@ -358,7 +361,10 @@ class SweepConsole:
                 self._told[state.job.name] = found
                 _print_record("job", found)
 
-    def show(self, jobs: list[JobState]) -> None:
+    def show(self, jobs: "list[JobState]") -> None:
+        from mpt_cli.sweep.directory import GOOD
+        from mpt_cli.sweep.progress import format_job
+
         self._jobs = jobs
         for state in jobs:
             if state.result is not None and self._told.get(state.job.name) != state.result:
@@ -370,6 +376,8 @@ class SweepConsole:
                 self._screen.say(line)
 
     def _running_lines(self) -> list[str]:
+        from mpt_cli.sweep.progress import RUNNING, format_job
+
         ended = sum(state.result is not None for state in self._jobs)
         running = [state for state in self._jobs if state.status == RUNNING]
         return [*map(format_job, running), f"{ended} of {len(self._jobs)} jobs done, {len(running)} running"]
@@ -380,7 +388,7 @@ class SweepConsole:
         return Text("\n".join(self._running_lines()), no_wrap=True, overflow="ellipsis")
 
 
-def _live_area(screen: Screen, render: Any) -> Any:
+def _live_area(screen: "Screen", render: Any) -> Any:
     from rich.live import Live
 
     if screen.live is None:
