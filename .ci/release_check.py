@@ -24,13 +24,20 @@ def main() -> int:
         run(sys.executable, "-m", "build", "-q", "--outdir", str(dist), str(ROOT))
         run(sys.executable, "-m", "twine", "check", "--strict", *map(str, dist.iterdir()))
         (wheel,) = dist.glob("*.whl")
-        found = [(version, path) for version in PYTHONS if (path := shutil.which(f"python{version}"))]
+        found = [(version, path) for version in PYTHONS if (path := working_python(version)) is not None]
         for version, python in found:
             check_first_minutes(wheel, python, Path(folder, version))
             print(f"Python {version}: {len(COMMANDS)} commands of the first five minutes", flush=True)
     missing = [version for version in PYTHONS if version not in dict(found)]
     print(f"not found here, so not checked: {', '.join(missing)}" if missing else "every supported Python was checked")
     return 0 if found else 1
+
+
+def working_python(version: str) -> str | None:
+    """Its path; a shim that leads to no Python is none."""
+    path = shutil.which(f"python{version}")
+    works = path is not None and subprocess.run([path, "--version"], capture_output=True).returncode == 0
+    return path if works else None
 
 
 def check_first_minutes(wheel: Path, python: str, folder: Path) -> None:
