@@ -204,9 +204,9 @@ _MOST_LAYERS, _MOST_SAMPLES = 40, 60
 
 def _layer_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
     """Of a single run: where the values of each layer lay at each sample, against what float16 holds."""
-    story = stories[0]
-    if len(stories) > 1:
+    if len(stories) != 1:
         return []
+    story = stories[0]
     return [_layer_picture(story, kind, title) for kind, title in _OF_LAYERS.items() if story.layers.get(kind)]
 
 

@@ -147,6 +147,11 @@ def test_sampled_gradients_have_pictures(tmp_path):
     assert found["gradient-headroom-doublings"].levels == {"no room left": 0.0} and "gradient-norm" not in found
 
 
+def test_no_run_has_no_picture():
+    """As of a sweep whose jobs all failed before they began."""
+    assert run_pictures([]) == []
+
+
 def test_a_picture_says_in_words_and_numbers_what_it_shows():
     picture = Picture("p", "Loss", "loss", [Curve("one", [1, 2, 3], [0.5, 0.25, 1.0])])
     assert picture.description == "loss over step, 1 curve. one: from 0.5 to 1, between 0.25 and 1."
