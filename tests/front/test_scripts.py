@@ -383,8 +383,8 @@ def save(*_):
     print("saved", flush=True)
     sys.exit(7)
 {before}
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     time.sleep(300)
 except KeyboardInterrupt:
     {caught}
