@@ -66,6 +66,7 @@ def test_rooms_import_only_from_rooms_before_them(module):
         assert other not in LIBRARIES_OF_THEIR_OWN.get(room, set()), f"{module} must stand on its own"
 
 
+@pytest.mark.slow
 def test_there_is_no_import_cycle():
     graph = {name: {known(i) for i in imports(path, inside_functions=False)} - {None, name}
              for name, path in MODULES.items()}  # fmt: skip
@@ -82,6 +83,7 @@ def test_there_is_no_import_cycle():
         visit(module, ())
 
 
+@pytest.mark.slow
 def test_no_relative_imports():
     for module, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):

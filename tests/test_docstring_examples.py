@@ -12,6 +12,7 @@ TEXTS = {name: text for name, path in MODULES.items() if ">>> " in (text := path
 NEEDS_TENSORFLOW = {name for name, text in TEXTS.items() if ">>> import tensorflow" in text}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(TEXTS.keys() - (NEEDS_TENSORFLOW if BACKEND == "jax" else set())))
 def test_the_examples_in_docstrings_hold(name):
     found = doctest.testmod(importlib.import_module(name))

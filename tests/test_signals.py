@@ -43,6 +43,7 @@ def run_body(body: str, *numbers: signal.Signals, between: float = 0.2) -> tuple
     return process.returncode, out, err, time.monotonic() - started
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "word"), [(signal.SIGINT, 130, "interrupted"),
                                                       (signal.SIGTERM, 143, "terminated")])  # fmt: skip
 def test_what_hears_nothing_is_ended_with_the_code_of_the_signal(number, code, word):
@@ -59,6 +60,7 @@ def test_what_hears_nothing_is_ended_with_the_code_of_the_signal(number, code, w
     assert seconds > 0.4
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away_is_a_sigterm_also_where_nothing_is_heard():
     body = """
         with unheard("compiling"):
@@ -78,6 +80,7 @@ def test_a_terminal_that_goes_away_is_a_sigterm_also_where_nothing_is_heard():
     assert run_body(body, signal.SIGHUP)[:2] == (143, "SIGTERM\n")
 
 
+@pytest.mark.slow
 def test_under_nohup_a_terminal_that_goes_away_is_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a program inherits
     try:
@@ -103,6 +106,7 @@ def test_what_hears_ends_at_once_and_by_itself():
     assert (code, out, err.strip()) == (143, "put away\n", "mpt: terminated") and seconds < 5
 
 
+@pytest.mark.slow
 def test_what_ends_in_its_own_time_is_waited_for():
     """As a run does: the end of the call, a checkpoint; and a section that was over before its time was up."""
     body = """
@@ -119,6 +123,7 @@ def test_what_ends_in_its_own_time_is_waited_for():
     assert (code, out) == (5, "saved SIGTERM\n") and seconds > 1.4
 
 
+@pytest.mark.slow
 def test_results_that_are_written_after_an_orderly_end_are_waited_for():
     """As a sweep does, after its jobs have ended."""
     body = """
@@ -133,6 +138,7 @@ def test_results_that_are_written_after_an_orderly_end_are_waited_for():
     assert run_body(body, signal.SIGTERM)[:2] == (143, "written\n")
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_ends_also_what_would_save():
     body = """
         with Interruption(), at_forced_end(lambda e: end(e.reason, flush=True)):
@@ -143,6 +149,7 @@ def test_a_second_ctrl_c_ends_also_what_would_save():
     assert (code, out) == (130, "interrupted\n") and seconds < 5
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_leaves_what_ends_others_to_itself():
     """As the queue of a sweep, which kills its jobs then."""
     body = """
@@ -160,6 +167,7 @@ def test_a_second_ctrl_c_leaves_what_ends_others_to_itself():
     assert run_body(body, signal.SIGINT, signal.SIGINT)[:3] == (130, "killed them\n", "\nmpt: interrupted\n")
 
 
+@pytest.mark.slow
 def test_a_section_that_takes_longer_than_its_limit_ends_the_program_with_the_sentence():
     body = """
         limit = Limit(0.3, ForcedEnd(2, "compiling took longer than 0.3 s. Raise it."))
@@ -174,6 +182,7 @@ def test_a_section_that_takes_longer_than_its_limit_ends_the_program_with_the_se
     assert (code, err.strip()) == (2, "mpt: compiling took longer than 0.3 s. Raise it.")
 
 
+@pytest.mark.slow
 def test_an_ending_that_hangs_or_fails_does_not_keep_it():
     body = """
         def fails(e):
@@ -186,6 +195,7 @@ def test_an_ending_that_hangs_or_fails_does_not_keep_it():
     assert code == 143 and seconds < 10
 
 
+@pytest.mark.slow
 def test_the_end_does_not_wait_for_a_thread_that_still_reads():
     body = """
         threading.Thread(target=time.sleep, args=(60,)).start()
@@ -196,6 +206,7 @@ def test_the_end_does_not_wait_for_a_thread_that_still_reads():
     assert code == 143 and seconds < 10
 
 
+@pytest.mark.slow
 def test_signals_of_a_forked_process_are_its_own():
     body = """
         begun, begins = os.pipe()
@@ -214,6 +225,7 @@ def test_signals_of_a_forked_process_are_its_own():
     assert run_body(body)[0] == 7
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_ignored_stays_so():
     body = """
         end("ready", flush=True)
@@ -227,6 +239,7 @@ def test_a_signal_that_is_ignored_stays_so():
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_nothing_raises_in_the_middle_of_an_import_but_at_its_end():
     body = """
         signals.UNHEARD_SECONDS = 5.0
@@ -242,6 +255,7 @@ def test_nothing_raises_in_the_middle_of_an_import_but_at_its_end():
     assert (code, out, err.strip()) == (143, "imported\n", "mpt: terminated")
 
 
+@pytest.mark.slow
 def test_an_import_that_takes_long_is_not_waited_for():
     body = """
         with unheard("importing jax", may_raise=False):

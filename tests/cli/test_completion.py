@@ -156,6 +156,7 @@ def _typed(shell: str, line: str, env: dict[str, str], cwd: Path) -> str:
         child.close(force=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("line", "becomes"),
     [

@@ -15,6 +15,7 @@ def _run(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedProc
     return subprocess.run([*_MPT, *words], cwd=cwd, env=env, capture_output=True, text=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "code", "in_stderr"),
     [
@@ -44,6 +45,7 @@ def test_no_framework_is_imported(words, tmp_path) -> None:
         assert not imported & {"hydra", "omegaconf", "rich"}
 
 
+@pytest.mark.slow
 def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)
@@ -52,6 +54,7 @@ def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     assert "Traceback" not in closed.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_disk_behind_standard_output_is_no_bug(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list > /dev/full"
@@ -72,6 +75,7 @@ def test_piped_output_has_no_control_codes(tmp_path) -> None:
         assert "\x1b" not in done.stdout + done.stderr and "\r" not in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", pytest.param("latin-1", marks=pytest.mark.slow)])
 def test_a_terminal_that_lacks_a_letter_still_gets_its_text(encoding, tmp_path) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}

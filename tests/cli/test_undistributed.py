@@ -33,6 +33,7 @@ def run(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", [
     evaluation.evaluate, lambda run: export.export(run, "savedmodel"), lambda run: measure_runs([run]),
     lambda _: job.check_build(load_settings(TWO)),

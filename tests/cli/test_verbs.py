@@ -52,6 +52,7 @@ def test_check_says_what_it_found(mpt) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_show_prints_is_a_complete_recipe(mpt) -> None:
     shown = mpt("show", "conf=digits_cnn", "seed=7").out
     Path("mine.yaml").write_text(shown)
@@ -94,6 +95,7 @@ def test_list_shows_each_with_a_description(kind, name, mpt) -> None:
     assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
 
 
+@pytest.mark.slow
 def test_list_without_a_kind_is_of_recipes(mpt) -> None:
     assert mpt("list").out == mpt("list", "recipes").out
     assert [line.split()[0] for line in mpt("list").out.splitlines()] == sorted(recipe_paths())

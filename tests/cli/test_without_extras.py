@@ -44,18 +44,21 @@ def mpt(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_jobs_of_a_sweep_are_listed(mpt):
     done = mpt("sweep", "conf=digits_mlp", "seed=1,2", "--dry-run")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("seed=") >= 2
 
 
+@pytest.mark.slow
 def test_a_search_names_its_extra(mpt):
     done = mpt("sweep", "conf=digits_mlp", "seed=1,2", "--trials", "2")
     assert done.returncode == 2
     assert "--trials: optuna is not installed. pip install 'mpt-cli[optuna]'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_launcher_names_its_extra(mpt):
     done = mpt("sweep", "conf=digits_mlp", "seed=1,2", "--launcher", "submitit")
     assert done.returncode == 2 and "Traceback" not in done.stderr
@@ -81,6 +84,7 @@ def test_every_verb_runs_on_jax_without_tensorflow(mpt):
         assert (done.stdout + done.stderr).count(no_pictures) == has_pictures, words
 
 
+@pytest.mark.slow
 def test_what_needs_tensorflow_names_its_extra(mpt, tmp_path):
     without = (*EXTRAS, "tensorflow")
     install = "pip install 'mpt-cli[tensorflow]'"
@@ -94,6 +98,7 @@ def test_what_needs_tensorflow_names_its_extra(mpt, tmp_path):
         assert found.returncode != 0 and "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_what_needs_jax_names_its_extra(mpt):
     done = mpt("train", *TINY, "backend=jax", without=(*EXTRAS, "jax", "jaxlib"))
     assert done.returncode == 2

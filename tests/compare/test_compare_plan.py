@@ -13,10 +13,12 @@ def order(words, seeds=None) -> list[tuple[str, str]]:
     return [(job.overrides["policy"], job.overrides.get("seed", "")) for job in plan.jobs]
 
 
+@pytest.mark.slow
 def test_without_a_policy_the_three_usual_ones_are_compared():
     assert [policy for policy, _ in order([])] == ["float32", "mixed_float16", "mixed_bfloat16"]
 
 
+@pytest.mark.slow
 def test_each_seed_is_a_round_and_every_other_round_runs_backwards():
     found = order([TWO], seeds=3)
     assert found == [("float32", "0"), ("mixed_float16", "0"), ("mixed_float16", "1"), ("float32", "1"),
@@ -25,12 +27,14 @@ def test_each_seed_is_a_round_and_every_other_round_runs_backwards():
     assert order([TWO, "seed=4,9"])[-1] == ("float32", "9")
 
 
+@pytest.mark.slow
 def test_all_runs_have_the_same_seed_also_where_it_is_drawn():
     plan, _ = make_comparison(["conf=digits_mlp", TWO, "seed=null"], None)
     [seed] = {word for job in plan.jobs for word in job.words if word.startswith("seed=")}
     assert seed != "seed=null"
 
 
+@pytest.mark.slow
 def test_setups_know_policy_batch_and_loss_scale():
     _, setups = make_comparison(["conf=digits_mlp", "policy=mixed_float16", "loss_scale=dynamic,none",
                                  "trainer.batch_size=32"], None)  # fmt: skip

@@ -27,6 +27,7 @@ def cells(found, label: str) -> dict[str, str]:
 SPREAD = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.949, 0.961, 0.938], "mixed_bfloat16": [0.951, 0.96, 0.942]}
 
 
+@pytest.mark.slow
 def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(outcomes, tmp_path):
     outcomes.accuracy = SPREAD
     outcomes.rate = {"float32": 1000.0, "mixed_float16": 250.0, "mixed_bfloat16": 1900.0}
@@ -45,6 +46,7 @@ def test_a_faster_precision_of_equal_quality_pays_and_a_slower_one_is_explained(
     assert shown["verdict"] == "equal, faster; healthy" and cells(found, "float32")["verdict"] == "baseline; healthy"
 
 
+@pytest.mark.slow
 def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
     outcomes.accuracy = {"float32": [0.95, 0.96, 0.94], "mixed_float16": [0.93, 0.97, 0.92]}
     outcomes.rate = {"mixed_float16": 5000.0}
@@ -60,11 +62,13 @@ def test_seeds_that_show_neither_say_how_many_would(outcomes, tmp_path):
     assert told in (tmp_path / "c" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_very_same_figures_of_several_seeds_are_equal(outcomes):
     found, _ = outcomes.compare(THREE, seeds=2)
     assert "equal quality (the same results in 2 seeds)" in sentences(found)[0]
 
 
+@pytest.mark.slow
 def test_files_hold_what_the_table_shows(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE, seeds=2)
     content = json.loads((tmp_path / "c" / "results.json").read_text())
@@ -80,6 +84,7 @@ def test_files_hold_what_the_table_shows(outcomes, tmp_path):
     assert [name[:3] for name in outcomes.started] == ["001", "002", "003", "006", "005", "004"]
 
 
+@pytest.mark.slow
 def test_one_seed_and_one_round_are_said_to_be_few(outcomes):
     found, _ = outcomes.compare(THREE)
     assert any("One seed shows no spread and so neither: --seeds 3 can." in line for line in sentences(found))
@@ -88,6 +93,7 @@ def test_one_seed_and_one_round_are_said_to_be_few(outcomes):
                               "against the baseline: mixed_float16 unclear, mixed_bfloat16 unclear.")  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp_path):
     outcomes.code = {"mixed_float16": 4}
     outcomes.rate = {"mixed_bfloat16": 3000.0}
@@ -101,6 +107,7 @@ def test_a_failed_run_stands_in_the_table_and_the_rest_is_compared(outcomes, tmp
     assert code == 0 and [name[:3] for name in outcomes.started] == ["002"]
 
 
+@pytest.mark.slow
 def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     found, _ = outcomes.compare(THREE, seeds=2)
     jobs = found.plan.jobs
@@ -115,6 +122,7 @@ def test_what_ctrl_c_ended_is_interrupted_and_the_rest_not_run(outcomes):
     assert f"interrupted: {jobs[2].name}  the comparison was interrupted" in failure_lines(found)
 
 
+@pytest.mark.slow
 def test_without_its_baseline_nothing_is_compared(outcomes):
     outcomes.code = {"float32": 4}
     found, code = outcomes.compare(THREE)
@@ -122,6 +130,7 @@ def test_without_its_baseline_nothing_is_compared(outcomes):
     assert "mixed_float16 has nothing to be held against: float32 did not finish." in sentences(found)
 
 
+@pytest.mark.slow
 def test_worse_quality_never_pays(outcomes):
     outcomes.accuracy = {"float32": [0.95, 0.96, 0.97], "mixed_float16": [0.5, 0.51, 0.52]}
     outcomes.accuracy["mixed_float16"][1] = 0.5
@@ -133,6 +142,7 @@ def test_worse_quality_never_pays(outcomes):
                                    "worse quality (val_accuracy -0.4533, 95% interval -0.4677 … -0.4390 over 3 seeds).")
 
 
+@pytest.mark.slow
 def test_without_float32_the_first_is_the_baseline_and_this_is_said(outcomes):
     found, _ = outcomes.compare(["conf=digits_mlp", "policy=mixed_bfloat16,mixed_float16"])
     assert "There is no float32 among them: the first, mixed_bfloat16, is the baseline." in sentences(found)
@@ -146,6 +156,7 @@ def test_each_backend_has_a_baseline_of_its_own(outcomes):
                          "mixed_float16, backend jax": "float32, backend jax"}  # fmt: skip
 
 
+@pytest.mark.slow
 def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(THREE, workers=3)
@@ -154,6 +165,7 @@ def test_jobs_at_the_same_time_are_not_timed_against_each_other(outcomes):
     assert cells(found, "mixed_float16")["verdict"] == "unclear; healthy"
 
 
+@pytest.mark.slow
 def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, tmp_path, monkeypatch):
     outcomes.code = {"mixed_float16": 4}
     outcomes.compare(THREE, workers=3)
@@ -170,6 +182,7 @@ def test_a_resumed_comparison_runs_as_many_at_a_time_as_it_began_with(outcomes, 
     assert found.workers == 3 and overall(found).startswith("Speed was not compared")
 
 
+@pytest.mark.slow
 def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
     outcomes.rate = {"mixed_float16": 5000.0}
     found, _ = outcomes.compare(THREE)
@@ -197,6 +210,7 @@ def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, m
     assert json.loads(place.noise_json.read_text())["others_share"] == {"001": 0.75}  # 3 of 4 core seconds
 
 
+@pytest.mark.slow
 def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE)
     with (tmp_path / "out").open("w") as stream:
@@ -206,6 +220,7 @@ def test_the_table_is_plain_lines_where_there_is_no_terminal(outcomes, tmp_path)
     assert lines[5] == overall(found) and lines[-1] == "page  c/report.html"
 
 
+@pytest.mark.slow
 def test_a_comparison_is_read_from_its_directory_alone(outcomes, tmp_path):
     found, _ = outcomes.compare(THREE)
     before = (tmp_path / "c" / "results.md").read_text()

@@ -214,6 +214,7 @@ def test_steps_of_an_epoch_are_for_streams(word, message) -> None:
         load_data_of_run(load_settings(["conf=digits_mlp", "data=loader", "data.loader=loaders:rows", word]))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("loaders")
 def test_keys_that_batches_of_ones_own_leave_no_say_are_refused() -> None:
     def load(name: str, *words: str) -> DataSet:

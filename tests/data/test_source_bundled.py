@@ -80,6 +80,7 @@ def test_held_out_rows_do_not_move_the_standardising():
     assert abs(data.validation.x.mean(axis=0)).max() > 1e-3
 
 
+@pytest.mark.slow
 def test_importing_the_sources_loads_no_heavy_package():
     program = ("import sys, mpt_cli.data.load; "
                "print([name for name in ('keras', 'tensorflow', 'sklearn', 'PIL', 'jax') if name in sys.modules])")

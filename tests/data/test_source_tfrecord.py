@@ -87,6 +87,7 @@ def first_column(stream):
     return np.concatenate([x for x, _, _ in stream.batches(4, 0, 0, shuffle=False)])[:, 0].tolist()
 
 
+@pytest.mark.slow
 def test_a_large_file_is_streamed_and_every_fifth_example_held_out(path, monkeypatch):
     monkeypatch.setattr(tf_data, "MEMORY_BYTES", 10)
     data = load(path)

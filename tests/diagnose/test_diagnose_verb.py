@@ -90,6 +90,7 @@ def test_piped_output_is_plain_and_complete(tmp_path, monkeypatch, capsys):
     assert main(["check", "conf=./mine.yaml"]) == 0
 
 
+@pytest.mark.slow
 @only_on("tensorflow")
 def test_a_whole_configuration_is_written_with_another_list(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

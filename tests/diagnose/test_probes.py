@@ -43,6 +43,7 @@ def names(probes: Probes, indices: Any) -> set[str]:
     return {name_of(probes.parts[index]).rpartition("/")[2].rstrip("_0123456789") for index in indices}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", SAMPLE)
 def test_outputs_and_gradients_are_bit_for_bit_those_without_probes(net):
     model, x = built(net), batch()[0]
@@ -93,6 +94,7 @@ def test_layers_within_a_recurrent_loop_are_seen():
     assert "cell" in names(probes, probes.trained)
 
 
+@pytest.mark.slow
 def test_values_and_gradients_are_counted_apart():
     model = compiled_with_loss(keras.Sequential([keras.Input((4,)), layers.Dense(10, kernel_initializer="zeros")]))
     probes = Probes(parts_of(model), values=True)
@@ -103,6 +105,7 @@ def test_values_and_gradients_are_counted_apart():
     assert counted.sinks[0, GRADIENT, EXPONENT_BIAS - 3] == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("net", SAMPLE)
 def test_a_pass_leaves_every_variable_as_it_was(net):
     model = compiled_with_loss(built(net))
@@ -116,6 +119,7 @@ def test_a_pass_leaves_every_variable_as_it_was(net):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable.value), value)
 
 
+@pytest.mark.slow
 def test_updates_that_rounding_would_lose_are_told_by_their_size():
     dense = layers.Dense(10, use_bias=False, kernel_initializer=keras.initializers.Constant(1.0))
     model = compiled_with_loss(keras.Sequential([keras.Input((1,)), dense]))

@@ -61,6 +61,7 @@ def reference(tmp_path_factory):
     return fit(model, tmp_path_factory.mktemp("runs") / "ref"), model
 
 
+@pytest.mark.slow
 def test_fit_trains_the_callers_model_and_returns_the_record(reference):
     run, model = reference
     summary = run.summary
@@ -266,6 +267,7 @@ def test_a_finished_run_goes_on_as_if_it_had_not_ended(reference, tmp_path):
     np.testing.assert_array_equal(fresh.get_weights()[0], model.get_weights()[0])
 
 
+@pytest.mark.slow
 def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
     model = net("float32")
     run = fit(model, tmp_path / "run", epochs=1, policy="mixed_bfloat16", loss_scale=None)
@@ -277,6 +279,7 @@ def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.slow
 def test_the_process_is_as_it_was(tmp_path):
     model = net()  # which seeds
     state, handler = np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT)
@@ -294,6 +297,7 @@ def test_no_yaml_repeats_a_run_of_objects(reference):
         job.train(settings)
 
 
+@pytest.mark.slow
 def test_what_fit_can_not_train_is_said():
     x, y = data(100)
     cases = {
@@ -356,6 +360,7 @@ def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
             call()
 
 
+@pytest.mark.slow
 def test_callbacks_are_called(tmp_path):
     seen = []
     noting = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(epoch))
@@ -394,6 +399,7 @@ model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0)
 OTHER = {"tensorflow": "jax", "jax": "tensorflow"}[BACKEND]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("end", "code"), [("", 4), ("sys.exit(3)", 3), ("raise OSError('no space')", 1)])
 def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, capsys, end, code):
     (tmp_path / "never.py").write_text(NEVER.format(end=end))
@@ -421,6 +427,7 @@ def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
     assert "train.py:2: fit: a Recorder is added" in said
 
 
+@pytest.mark.slow
 def test_the_package_is_light_to_import():
     code = "import sys, mpt_cli as mpt; mpt.fit; dir(mpt); assert not {'keras', 'tensorflow', 'jax'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
@@ -428,6 +435,7 @@ def test_the_package_is_light_to_import():
         mpt.fitt  # noqa: B018
 
 
+@pytest.mark.slow
 def test_a_room_can_be_called_as_the_function_of_its_name():
     import mpt_cli.sweep.run
 

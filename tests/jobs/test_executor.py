@@ -97,6 +97,7 @@ def test_a_helpers_answer_is_the_last_line_it_said(tmp_path):
     assert call(["/no/such/program"], 1.0).why == "[Errno 2] No such file or directory: '/no/such/program'"
 
 
+@pytest.mark.slow
 def test_a_helper_past_its_time_is_killed_with_what_it_started(tmp_path):
     answer = call(["sh", "-c", "sleep 60 & echo $! > pid; wait"], 0.5, tmp_path)
     assert (answer.exit_code, answer.why) == (None, "no answer within 0 seconds")
@@ -140,6 +141,7 @@ def test_a_signal_that_is_ignored_stays_so(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+@pytest.mark.slow
 def test_what_is_held_back_from_a_process_does_not_end_it(tmp_path):
     with LocalExecutor() as executor:
         with held_back(signal.SIGUSR2):

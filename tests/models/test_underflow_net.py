@@ -60,6 +60,7 @@ def test_without_scaling_no_weight_moves_by_a_bit_in_float16():
         np.testing.assert_array_equal(old, new)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [pytest.param(2.0**10, marks=pytest.mark.slow), 2.0**15])
 def test_with_scaling_a_step_is_that_of_float32(scale):
     before, reference = weights_after_a_step("float32", None)

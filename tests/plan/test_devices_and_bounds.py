@@ -108,6 +108,7 @@ def test_a_file_that_is_no_device_is_refused(text, words, tmp_path):
         load_device(str(path))
 
 
+@pytest.mark.slow
 def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
     settings = load_settings(["conf=digits_mlp", "trainer.jit_compile=false", "trainer.batch_size=60"])
     with pytest.raises(ConfigError) as caught:

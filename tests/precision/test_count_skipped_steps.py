@@ -37,6 +37,7 @@ def iterations_and_rates(optimizer: LossScaleOptimizer, mode: str) -> list[tuple
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("count", "iterations"), [(False, [1, 1, 2, 2, 2, 3, 4]), (True, [1, 2, 3, 4, 5, 6, 7])])
 def test_iterations_and_the_schedule_follow_applied_or_all_steps(count, iterations, mode):

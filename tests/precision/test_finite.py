@@ -13,6 +13,7 @@ from tests.backends import BACKEND, MODES, compiled
 SIZES = (1, 3, 8, 17, 64, 1001)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
 def test_a_single_nan_or_inf_is_seen_wherever_it_stands(dtype: str, mode: str) -> None:
@@ -43,6 +44,7 @@ def test_a_finite_float64_beyond_float32_is_finite() -> None:
     assert float(magnitude(gradients[0])) == FLOAT32_MAX and bool(all_finite(gradients))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: str) -> None:
     variables = [keras.Variable(np.zeros(3, "float32")) for _ in range(3)]
@@ -65,6 +67,7 @@ def test_the_description_counts_the_bad_ones_and_says_when_all_are_zero(mode: st
         assert np.asarray(described(*tensors)).tolist() == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("ranks", [range(7), [3, 1, 6, 0, 2, 5, 4], [0, 0, 1, 1, 2, 2, 2]])
 def test_the_nearest_bad_one_is_found_among_small_and_large_and_empty_ones(mode: str, ranks, monkeypatch) -> None:
@@ -126,6 +129,7 @@ SPARSE_CASES = {  # rows, their places, the scale, whether what is applied is fi
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", SPARSE_CASES.values(), ids=SPARSE_CASES)
 def test_sparse_gradients_are_judged_by_the_sums_that_are_applied(case, mode):

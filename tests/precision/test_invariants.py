@@ -60,6 +60,7 @@ def tally(row: dict) -> dict[str, int]:
     return dict(zip(TALLY, row["tally"].tolist(), strict=True))
 
 
+@pytest.mark.slow
 @QUICK
 @given(dynamic_scales(), FINITE)
 def test_scale_and_counter_are_those_of_the_written_rule(rule, sequence):
@@ -67,6 +68,7 @@ def test_scale_and_counter_are_those_of_the_written_rule(rule, sequence):
     assert found == model_of(rule, sequence)
 
 
+@pytest.mark.slow
 @QUICK
 @given(st.one_of(dynamic_scales(), st.builds(FixedScale, POWERS)), FINITE)
 def test_every_step_seen_is_applied_or_skipped(rule, sequence):
@@ -78,6 +80,7 @@ def test_every_step_seen_is_applied_or_skipped(rule, sequence):
         assert count["consecutive_skips"] == run_of_skips
 
 
+@pytest.mark.slow
 @QUICK
 @given(dynamic_scales(), FINITE)
 def test_the_scale_stays_within_its_bounds_and_follows_from_growths_and_backoffs(rule, sequence):
@@ -91,6 +94,7 @@ def test_the_scale_stays_within_its_bounds_and_follows_from_growths_and_backoffs
             assert scale == rule.initial_scale * 2.0 ** (count["growths"] - count["backoffs"])
 
 
+@pytest.mark.slow
 @QUICK
 @given(POWERS, FINITE)
 def test_a_fixed_scale_never_moves(scale, sequence):
@@ -153,6 +157,7 @@ def looped(optimizer: LossScaleOptimizer, weight: keras.Variable, mode: str):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "sgd" else pytest.mark.slow) for n in OPTIMIZERS])
 def test_two_power_of_two_scales_give_bit_identical_weights(name, mode):

@@ -80,6 +80,7 @@ def test_a_class_sets_the_private_attribute_that_is_used(owner, name):
     assert name in sources, _gone(owner, name)
 
 
+@pytest.mark.slow
 def test_no_other_file_uses_a_private_part_of_keras():
     own = {node.attr for node in ast.walk(ast.parse(FILE.read_text()))
            if isinstance(node, ast.Attribute) and node.attr.startswith("_")}  # fmt: skip

@@ -58,6 +58,7 @@ def stepping(optimizer, weight, mode):
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_recorded_fit_tells_them_from_skips(tmp_path, steps):
     """The gradient of the mean output by the weight is the input: 3e38 times the scale is beyond float32."""

@@ -40,6 +40,7 @@ def steps(rule: LogMaxScale, exponents: list[float | None], mode: str = "eager")
     return rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_scales_are_those_of_the_written_formula(mode):
     exponents = [*np.random.default_rng(0).normal(-3.3, 1.7, 40).tolist(), None, None, -2.9, -30.2, -28.7, 3.3, None]

@@ -22,6 +22,7 @@ def gradients(step: int) -> list:
     return [keras.ops.convert_to_tensor(rng.normal(size=shape).astype("float32")) for shape in ((2,), ())]
 
 
+@pytest.mark.slow
 def test_steps_are_those_of_the_optimizer_itself_bit_for_bit():
     optimizer, weights = wrapped(NoScale())
     plain = keras.optimizers.Adam(0.1)

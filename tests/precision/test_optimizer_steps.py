@@ -37,6 +37,7 @@ INNERS = {
 QUICK = ("sgd", "ema", "accumulation")  # in the quick part of the suite
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in INNERS])
 def test_skipped_steps_between_change_nothing_of_the_inner_optimizer(name, mode):
@@ -202,6 +203,7 @@ def test_a_constraint_holds_after_an_applied_step_and_is_left_alone_in_a_skipped
     assert values([variable])[0] == [0.0]
 
 
+@pytest.mark.slow
 @only_on("tensorflow")
 @pytest.mark.parametrize("mode", MODES)
 def test_sparse_gradients_stay_sparse(mode):

@@ -76,6 +76,7 @@ def test_a_kept_optimizer_says_where_to_read_instead_where_keras_s_own_raises_so
             fit(compiled_model(optimizer), Reads(read))
 
 
+@pytest.mark.slow
 def test_read_through_the_model_it_is_up_to_date_on_both_backends():
     reads = Reads(lambda self: (float(self.model.optimizer.loss_scale), int(self.model.optimizer.skipped_steps)))
     fit(compiled_model(ours(), jit_compile=BACKEND == "jax"), reads)

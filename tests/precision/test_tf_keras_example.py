@@ -171,6 +171,7 @@ def test_a_traced_function_that_unscales_is_heeded_between_calls_of_minimize():
     assert (found, steps_of(opt)) == ([3.0, 2.0, 1.0, 0.0], (4, 0))
 
 
+@pytest.mark.slow
 def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
     import tensorflow as tf
 
@@ -191,6 +192,7 @@ def test_both_ways_of_scaling_alternate_in_functions_traced_long_before():
     assert (found, steps_of(opt)) == ([7.0, 6.0, 5.0, 4.0, 3.0, 2.0], (6, 0))
 
 
+@pytest.mark.slow
 def test_a_fit_between_two_calls_of_a_traced_function_that_unscales():
     opt = LossScaleOptimizer(keras.optimizers.SGD(0.5), dynamic=False, initial_scale=8.0)
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")])

@@ -91,6 +91,7 @@ def test_settings_that_fit_their_place_pass() -> None:
     check_process_info(settings("backend=jax", *TWO), ProcessInfo(0, 2, "127.0.0.1:99"))
 
 
+@pytest.mark.slow
 def test_a_run_gone_on_with_keeps_the_seed_it_drew_in_all_processes(tmp_path: Path, monkeypatch) -> None:
     (tmp_path / "config.yaml").write_text(resolved_yaml(settings("seed=77", "backend=jax", *TWO)))
     started: list[str] = []

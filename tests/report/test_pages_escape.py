@@ -50,6 +50,7 @@ def story(tmp_path_factory):
     return replace(read_history(run), label=EVIL)
 
 
+@pytest.mark.slow
 def test_the_page_of_a_run_escapes_all_that_it_shows(story):
     text = run_page([story], [draw(picture) for picture in run_pictures([story])], EVIL)
     check_escaped(text)
@@ -58,6 +59,7 @@ def test_the_page_of_a_run_escapes_all_that_it_shows(story):
         assert shown in text, shown  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_page_of_several_runs_escapes_all_that_it_shows(story):
     other = replace(story, config={**story.config, EVIL: EVIL})
     text = run_page([story, other], [draw(picture) for picture in run_pictures([story, other])])

@@ -14,6 +14,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_one_run_gets_its_page_into_its_directory(tmp_path, capsys):
     write_run(tmp_path / "run")
     assert main(["report", "run"]) == 0

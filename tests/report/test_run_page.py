@@ -37,6 +37,7 @@ def test_text_and_curves_stand_out_from_the_page(colours):
     assert all(contrast(colour, colours["page"]) >= 3 for colour in CURVE_COLOURS)
 
 
+@pytest.mark.slow
 def test_a_run_has_its_pictures_verdict_configuration_and_commands(tmp_path):
     path = tmp_path / "run" / "report.html"
     write_run_page([read_history(write_run(tmp_path / "run"))], path)
@@ -74,6 +75,7 @@ def test_several_runs_are_overlaid_each_with_a_look_of_its_own(tmp_path):
     assert "3 runs: 3 finished." in text and "Their configurations are the same." in text
 
 
+@pytest.mark.slow
 def test_of_fifty_runs_the_best_the_failed_and_the_worst_stand_out(tmp_path):
     stories = []
     for number in range(50):

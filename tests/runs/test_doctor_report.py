@@ -129,6 +129,7 @@ def test_every_extra_that_a_key_or_an_option_needs_is_told_where_it_is_missing(m
     assert told["tensorflow"][1] == "pip install 'mpt-cli[tensorflow]'"
 
 
+@pytest.mark.slow
 def test_a_backend_that_breaks_is_reported_and_breaks_nothing() -> None:
     found = probe_backend("nonsense", measure=False)
     assert not found["works"]

@@ -216,6 +216,7 @@ def test_a_failure_may_be_what_is_expected(outcome, recipe: Path) -> None:
     assert main(["reproduce", "./mine.yaml"]) == 0
 
 
+@pytest.mark.slow
 def test_update_changes_the_missed_figures_and_nothing_else(outcome, capsys, recipe: Path) -> None:
     recipe.write_text(RECIPE.replace("0.97", "0.995").replace("0.2 ", "0.05 ").replace("345", "300"))
     assert main(["reproduce", "./mine.yaml", "--update"]) == 0
@@ -243,6 +244,7 @@ def earlier() -> Path:
     return run.path
 
 
+@pytest.mark.slow
 def test_an_earlier_run_is_held_against_its_own_summary(outcome, capsys, earlier: Path) -> None:
     assert main(["reproduce", "earlier"]) == 0
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1001}}
@@ -280,6 +282,7 @@ def test_the_weights_of_an_earlier_run_are_held_against_it_bit_for_bit(outcome, 
     assert main(["reproduce", "earlier", "--output", "3"]) == 0
 
 
+@pytest.mark.slow
 def test_the_name_of_a_shipped_recipe_never_means_a_run_that_lies_about(outcome, earlier: Path) -> None:
     earlier.rename("digits_mlp")
     assert [target.recipe for target in collect(Selection(["digits_mlp"])).targets] == [recipe_paths()["digits_mlp"]]
@@ -311,6 +314,7 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
+@pytest.mark.slow
 def test_a_miss_of_a_run_that_was_resumed_with_other_settings_is_explained(outcome, capsys, earlier: Path) -> None:
     attempts = [{"attempt": 1, "changes": {}}, {"attempt": 2, "changes": {"optimizer.learning_rate": [0.001, 0.01]}},
                 {"attempt": 3, "changes": {"trainer.epochs": [2, 3]}}]  # fmt: skip
@@ -390,6 +394,7 @@ def collected(*names: str, **request: Any) -> list[str]:
     return [target.name for target in collect(Selection(names, **request)).targets]
 
 
+@pytest.mark.slow
 def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     named("mine/a.yaml", RECIPE + "tags: [nightly, gpu]\n")
     named("mine/deep/b.yml")
@@ -484,6 +489,7 @@ def test_update_gives_a_recipe_without_expectations_some(outcome, recipe: Path) 
     )
 
 
+@pytest.mark.slow
 def test_on_github_what_failed_is_annotated_and_summarised(outcome, recipe: Path, monkeypatch, capsys) -> None:
     recipe.write_text(RECIPE.replace("345", "346"))
     Path("broken.yaml").write_text("model: [1\n")
@@ -502,6 +508,7 @@ def test_on_github_what_failed_is_annotated_and_summarised(outcome, recipe: Path
     assert "GITHUB_STEP_SUMMARY=no/such/folder.md can't be written" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_value_may_be_near_by_a_share_and_by_an_amount(outcome, recipe: Path, capsys) -> None:
     expect = "expect: {val_loss: {value: 0.11, rtol: 0.05, atol: 0.005}}\n"
     recipe.write_text(RECIPE.partition("expect:")[0] + expect)

@@ -93,6 +93,7 @@ def test_two_processes_never_write_in_one_run() -> None:
         pass
 
 
+@pytest.mark.slow
 def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> None:
     run = _run(Path("here"))
     allowed = check_resumable(run, _settings("trainer.epochs=9", "optimizer.learning_rate=0.5", "logger.csv=false"))
@@ -103,6 +104,7 @@ def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> No
     assert "seed: can't change in the middle of a run. Received: 4. The run was started with 0" in str(error.value)
 
 
+@pytest.mark.slow
 def test_the_drawn_seed_is_kept_where_null_is_given_again() -> None:
     assert check_resumable(_run(Path("here"), "seed=77"), _settings("seed=null")) == {}
 

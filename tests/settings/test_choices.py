@@ -54,6 +54,7 @@ def test_two_words_that_disagree(own, messages) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_a_given_key_is_taken_back(own) -> None:
     assert load_settings([own, "~trainer.epochs"]).trainer.epochs == 10
     assert load_settings([own, "~expect.val_accuracy"]).expect == {}
@@ -77,6 +78,7 @@ def test_an_empty_dictionary_empties_the_recipes_and_a_filled_one_is_merged(word
     assert load_settings([recipe, *words]).data.kwargs == kwargs
 
 
+@pytest.mark.slow
 def test_a_recipe_empties_what_the_one_it_starts_from_has(write_recipe) -> None:
     write_recipe("data: {loader: 'a:f', kwargs: {n: 3, deep: {a: 1}}}\npolicy: {overrides: {dense: float32}}\n"
                  "trainer: {epochs: 3}\n", "base.yaml")  # fmt: skip
@@ -94,6 +96,7 @@ def test_expectations_overrides_and_sections_can_be_emptied_too(write_recipe) ->
     assert emptied == Settings(recipe="own")
 
 
+@pytest.mark.slow
 def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
     assert messages(own, "~optimizer.clipnorm") == [
         "~optimizer.clipnorm: there is nothing to take back: neither recipe nor group file gives it."

@@ -13,6 +13,7 @@ NAMES = ["plain-1.x", "my run", "a,b", "a=b", "it's", 'say "so"', "größe", "nu
          "a\\b", 'a\\"b', "${x}", "$x", "2024_11_21", "auto*"]  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_a_path_of_any_name_comes_back(name, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -40,12 +41,14 @@ def test_a_file_called_like_a_recipe_is_not_the_recipe() -> None:
     assert (conf_override(Path("overflow")), conf_override(Path("/overflow"))) == ("conf=./overflow", "conf=/overflow")
 
 
+@pytest.mark.slow
 def test_the_answer_to_a_bare_file_can_be_copied(write_recipe, messages) -> None:
     write_recipe("recipe: own\n", "my own.yaml")
     assert messages("my own.yaml")[-1].endswith("Write 'conf=./my own.yaml'.")
     assert messages("conf=my own")[0].endswith("For your own file write 'conf=./my own.yaml'.")
 
 
+@pytest.mark.slow
 def test_quotes_are_taken_off_only_as_a_pair(own) -> None:
     assert parse_override("run_dir='x'").value() == "x"
     assert load_settings(["conf='./own.yaml'"]) == load_settings([own])

@@ -134,6 +134,7 @@ def by_mpt(root: Path, defaults: list[Any], keys: str, words: list[str]) -> Any:
     return load_settings(["conf=./recipe.yaml", *words])
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:In 'primary'")  # of Hydra's, where a list has no _self_
 @pytest.mark.parametrize("case", CASES, ids=[" | ".join(map(str.strip, case)) for case in CASES])
 def test_a_recipe_is_composed_as_hydra_composes_it(case, project, monkeypatch) -> None:
@@ -152,6 +153,7 @@ def test_the_table_has_what_both_can_do() -> None:
     assert len(CASES) == len({repr(case) for case in CASES}) >= 40
 
 
+@pytest.mark.slow
 def test_a_group_that_is_named_without_override_is_taken_where_it_stands(project, monkeypatch) -> None:
     """Hydra refuses it, as `config` names the group first; the recipe's keys come after it or before it as it says."""
     monkeypatch.chdir(project)
@@ -161,6 +163,7 @@ def test_a_group_that_is_named_without_override_is_taken_where_it_stands(project
     assert (after.trainer.batch_size, before.trainer.batch_size) == (16, 16)
 
 
+@pytest.mark.slow
 def test_a_choice_of_the_command_line_wins_where_its_file_says_something(project, monkeypatch) -> None:
     """Hydra lets the recipe win."""
     monkeypatch.chdir(project)

@@ -25,6 +25,7 @@ def faults(validator: Any, text: str) -> list[str]:
     return ["/".join(map(str, error.absolute_path)) for error in validator.iter_errors(yaml.safe_load(text))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(recipe_paths()))
 def test_every_shipped_recipe_keeps_it(name, validator) -> None:
     assert faults(validator, recipe_paths()[name].read_text(encoding="utf-8")) == []
@@ -74,6 +75,7 @@ def test_what_may_be_written_keeps_it(text, validator) -> None:
     assert faults(validator, text) == []
 
 
+@pytest.mark.slow
 def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
     assert main(["list", "keys", "--schema"]) == 0
     printed = json.loads(capsys.readouterr().out)

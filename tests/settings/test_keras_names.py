@@ -22,6 +22,7 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
         assert all("y_true" in inspect.signature(kind.update_state).parameters for kind in classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -64,6 +65,7 @@ def test_where_keras_lists_nothing_the_name_is_left_to_the_run(own, monkeypatch)
     assert load_settings([own, "trainer.loss=nonsense"]).trainer.loss == "nonsense"
 
 
+@pytest.mark.slow
 def test_the_names_are_checked_without_keras() -> None:
     code = ("import sys; from mpt_cli.cli import main; main(['check', 'conf=digits_mlp', 'trainer.loss=mse']); "
             "sys.exit('keras' in sys.modules)")  # fmt: skip
@@ -80,6 +82,7 @@ def test_a_schedule_object_leaves_no_other_key_of_the_schedule(own, messages) ->
     assert said.startswith("optimizer.schedule.warmup_steps: must be left out with optimizer.schedule.object=nets:f")
 
 
+@pytest.mark.slow
 def test_an_optimizer_of_the_users_is_chosen_by_its_name(own, write_recipe) -> None:
     chosen = load_settings([own, "optimizer.name=nets:Lookahead", "optimizer.kwargs.k=5"]).optimizer
     assert (chosen.name, chosen.object, chosen.kwargs, chosen.learning_rate) == ("object", "nets:Lookahead", {"k": 5},

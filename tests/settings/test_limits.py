@@ -27,6 +27,7 @@ FILES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "rule"), FILES.items(), ids=range(len(FILES)))
 def test_a_file_that_is_no_recipe_is_refused_without_showing_it(text, rule, tmp_path, capsys):
     (tmp_path / "x.yaml").write_text(text)
@@ -34,6 +35,7 @@ def test_a_file_that_is_no_recipe_is_refused_without_showing_it(text, rule, tmp_
     assert capsys.readouterr().err == f"mpt check: conf: {tmp_path}/x.yaml {rule}\n"
 
 
+@pytest.mark.slow
 def test_what_is_just_within_the_limits_is_read(tmp_path):
     (tmp_path / "x.yaml").write_text(f"a: {'[' * (DEEPEST - 1)}{']' * (DEEPEST - 1)}\n")
     read_yaml_text(tmp_path / "x.yaml")
@@ -54,6 +56,7 @@ WORDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("word", "rule"), WORDS.items(), ids=range(len(WORDS)))
 def test_a_word_beyond_the_limits_is_refused_and_brings_no_control_code_to_the_terminal(word, rule, capsys):
     assert main(["check", "conf=digits_mlp", word]) == 2
@@ -83,6 +86,7 @@ def test_a_nul_in_a_file_is_refused_where_a_text_is_meant(tmp_path, capsys):
     assert "run_dir: must hold no NUL. Received: 'a\\x00b'." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_recipes_that_start_from_each_other_many_times_are_refused(tmp_path, capsys):
     for number in range(16):
         bases = f"[./r{number + 1}.yaml, ./r{number + 1}.yaml]" if number < 15 else "[digits_mlp]"
@@ -150,6 +154,7 @@ def test_a_key_with_points_in_a_file_is_told_how_it_is_written_there(tmp_path, c
     assert sentence in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_many_problems_are_shown_in_part(tmp_path, capsys):
     (tmp_path / "x.yaml").write_text("".join(f"k{number}: 1\n" for number in range(1000)))
     assert main(["check", f"conf={tmp_path}/x.yaml"]) == 2

@@ -49,6 +49,7 @@ def test_other_words_win_over_the_chosen_file_wherever_they_stand(write_recipe) 
     assert (settings.trainer.epochs, settings.fault) == (4, FaultSettings(kind="overflow", at_steps=[2]))
 
 
+@pytest.mark.slow
 def test_a_recipes_own_keys_win_over_the_file_it_chooses_but_not_over_that_of_one_that_starts_from_it(
     write_recipe,
 ) -> None:
@@ -80,6 +81,7 @@ def test_a_sweep_over_modes_of_a_config_yaml_has_a_job_for_each(write_recipe) ->
     assert modes == ["dynamic", "fixed", "none"]
 
 
+@pytest.mark.slow
 def test_a_recipe_is_reproduced_under_the_mode_of_the_words(write_recipe) -> None:
     write_recipe("loss_scale: {mode: fixed}\nexpect: {loss: {max: 1}}\n")
     [target] = collect(Selection(["./own.yaml"], ["loss_scale=dynamic"])).targets

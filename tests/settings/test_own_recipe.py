@@ -9,6 +9,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("written", ["model: {name: mlp}\n", "# only a comment\ntrainer:\n#  epochs: 3\n"])
 def test_what_a_recipe_does_not_say_is_the_default(written, write_recipe) -> None:
     assert load_settings([write_recipe(written)]) == Settings(recipe="own")
@@ -20,6 +21,7 @@ def test_a_file_without_a_key_is_no_recipe(written, write_recipe) -> None:
         load_settings([write_recipe(written)])
 
 
+@pytest.mark.slow
 def test_it_is_found_by_relative_absolute_and_bare_path(write_recipe) -> None:
     word = write_recipe()
     absolute = Path("own.yaml").resolve()
@@ -32,6 +34,7 @@ def test_it_is_found_in_the_home_directory(write_recipe, monkeypatch, tmp_path) 
     assert load_settings(["conf=~/own.yaml"]).recipe == "own"
 
 
+@pytest.mark.slow
 def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> None:
     assert load_settings([write_recipe("seed: 0\n", "first.yaml")]).recipe == "first"
     assert load_settings([write_recipe("recipe: other\n", "first.yaml")]).recipe == "other"
@@ -61,6 +64,7 @@ def test_expected_numbers_are_read(write_recipe) -> None:
     assert load_settings([recipe]).expect == {"final_loss_scale": 1024, "val_loss": {"max": 0.5}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -110,6 +114,7 @@ def test_a_file_that_is_no_recipe(content, part, write_recipe, messages) -> None
     assert part in message and "own.yaml" in message
 
 
+@pytest.mark.slow
 def test_a_missing_file_a_folder_and_a_bare_name(write_recipe, messages) -> None:
     write_recipe("", "config.yaml")
     assert messages("conf=./nope.yaml") == ["conf: there is no such file. Received: './nope.yaml'."]

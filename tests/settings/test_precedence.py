@@ -64,6 +64,7 @@ def test_keys_of_a_replaced_model_go_with_it_and_shared_keys_stay(own) -> None:
     assert settings.optimizer.name == "sgd" and settings.optimizer.learning_rate == 3e-3
 
 
+@pytest.mark.slow
 def test_the_chosen_file_decides_the_keys_that_it_states_and_no_other_file_does(group_file, write_recipe) -> None:
     quick = group_file.parents[1] / "trainer" / "quick.yaml"
     quick.write_text(quick.read_text() + "batch_size: 16\n")
@@ -73,6 +74,7 @@ def test_the_chosen_file_decides_the_keys_that_it_states_and_no_other_file_does(
     assert (taken.epochs, taken.batch_size) == (1, 16)
 
 
+@pytest.mark.slow
 def test_a_mode_takes_over_the_numbers_that_it_has(write_recipe) -> None:
     recipe = write_recipe("loss_scale: {mode: dynamic, growth_steps: 40, max_scale: 2**20, "
                           "schedules_follow: all_steps}\n")

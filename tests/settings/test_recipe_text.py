@@ -118,6 +118,7 @@ def test_what_is_no_yaml_is_told() -> None:
         RecipeText("? a\n: 1\nb: 2 # two\n").set(["b"], 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: f"{path.parent.name}/{path.stem}")
 def test_shipped_files_come_back_byte_for_byte(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
@@ -205,6 +206,7 @@ def comments(text: str) -> list[str]:
     return [line.strip() for line in text.splitlines() if line.strip().startswith("#")]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(recipes(), st.lists(NAMES, min_size=1, max_size=3), VALUES)
 def test_what_is_set_is_read_back_and_nothing_else_changes(text: str, path: list[str], value: Any) -> None:
@@ -218,6 +220,7 @@ def test_what_is_set_is_read_back_and_nothing_else_changes(text: str, path: list
         assert comments(after) == comments(text)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(recipes(), st.lists(NAMES, min_size=1, max_size=3))
 def test_what_is_removed_is_gone_and_nothing_else_changes(text: str, path: list[str]) -> None:
@@ -229,6 +232,7 @@ def test_what_is_removed_is_gone_and_nothing_else_changes(text: str, path: list[
         assert after == text
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(recipes(), NAMES, VALUES)
 def test_a_section_that_comes_and_goes_leaves_every_byte(text: str, name: str, value: Any) -> None:

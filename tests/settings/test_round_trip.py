@@ -31,6 +31,7 @@ def test_every_recipe_comes_back(name, tmp_path, monkeypatch) -> None:
     assert _reloaded(settings) == settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -64,6 +65,7 @@ def test_it_is_plain_and_complete(own) -> None:
     assert plain["optimizer"]["schedule"]["name"] == "constant" and plain["trainer"]["batch_size"] == 64
 
 
+@pytest.mark.slow
 def test_another_model_on_the_command_line_of_a_repeated_run(own) -> None:
     Path("config.yaml").write_text(resolved_yaml(load_settings([own])))
     assert load_settings(["conf=./config.yaml", "model=mlp"]).model.name == "mlp"

@@ -31,6 +31,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_groups_and_recipes_beside_where_one_works_are_found(capsys) -> None:
     write("conf/loss_scale/mine.yaml", MINE)
     write("recipes/vision/first.yaml", RECIPE)
@@ -50,6 +51,7 @@ def test_groups_are_described_to_the_end_of_a_sentence(capsys) -> None:
     assert all(line.endswith((".", "(conf/loss_scale/mine.yaml)")) for line in lines.values())
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_them(capsys) -> None:
     write("conf/loss_scale/mine.yaml", MINE)
     write("conf/loss_scale/yours.yaml", MINE.replace("128", "256"))
@@ -60,6 +62,7 @@ def test_a_sweep_takes_them(capsys) -> None:
     assert "1 job" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("inside", ["", "conf/"])
 def test_a_folder_is_named_by_option_or_variable(inside, folder, monkeypatch, capsys) -> None:
     write(f"far/{inside}loss_scale/mine.yaml", MINE)
@@ -84,6 +87,7 @@ def test_jobs_of_a_sweep_know_the_folder_wherever_they_run(folder, monkeypatch, 
     assert job.command == f"{CONFIG_DIR}='/my far' mpt train conf=first loss_scale=mine"
 
 
+@pytest.mark.slow
 def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> None:
     write("far/loss_scale/mine.yaml", MINE)
     write("settings_of_ours/conf/trainer/ours.yaml", "epochs: 77\n")
@@ -104,6 +108,7 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
         assert said in messages("conf=own.yaml")[0]
 
 
+@pytest.mark.slow
 def test_a_name_that_says_two_things_is_refused(messages) -> None:
     write("recipes/digits_mlp.yaml", "seed: 3\n")
     assert messages("conf=digits_mlp") == [
@@ -124,6 +129,7 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
     assert load_settings(["conf=digits_mlp"]).trainer.epochs == 15
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -139,6 +145,7 @@ def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
     assert said in "\n".join(messages("conf=digits_mlp", "loss_scale=mine"))
 
 
+@pytest.mark.slow
 def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
@@ -154,6 +161,7 @@ def test_a_group_that_nobody_has(messages) -> None:
     assert messages("conf=own.yaml") == ["defaults: _self_ must stand once."]
 
 
+@pytest.mark.slow
 def test_a_recipe_comes_from_standard_input_or_a_pipe(folder, monkeypatch, capsys) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"seed: 41\n")))
     _read_pipe.cache_clear()

@@ -27,6 +27,7 @@ def nothing_known(monkeypatch):
     monkeypatch.setattr(redaction, "_known", redaction._Known())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["hunter2", AWKWARD])
 def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(value, monkeypatch, tmp_path):
     monkeypatch.setenv("DB_PASSWORD", value)
@@ -40,6 +41,7 @@ def test_a_secret_of_the_environment_is_put_back_as_where_it_comes_from(value, m
         assert "hunter2" not in shown and "it is" in shown and "${oc.env:DB_PASSWORD}" in shown
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "is_secret"), [
     ("AWS_SECRET_ACCESS_KEY", True), ("GITHUB_TOKEN", True), ("HF_TOKEN", True), ("PGPASSWORD", True),
     ("API_KEY", True), ("WANDB_API_KEY", True), ("HOME", False), ("MONKEY", False), ("KEYBOARD", False),
@@ -56,6 +58,7 @@ def test_a_variable_that_is_no_secret_and_a_default_are_values():
     assert "description: none\n" in text
 
 
+@pytest.mark.slow
 def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again(tmp_path):
     words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net",
              "model.kwargs={api_key: sk-12345, unk_token: abcd}"]  # fmt: skip
@@ -72,6 +75,7 @@ def test_a_text_under_the_name_of_a_secret_is_left_out_and_has_to_be_given_again
     assert replace(again, recipe="digits_mlp") == load_settings(words)
 
 
+@pytest.mark.slow
 def test_what_a_recipe_reads_is_said_and_an_untrusted_one_reads_nothing(monkeypatch, capsys):
     monkeypatch.setenv("DB_PASSWORD", "hunter2")
     monkeypatch.setenv("PLACE", "elsewhere")

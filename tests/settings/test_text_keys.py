@@ -6,6 +6,7 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import parse_override
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["2024_11_21", "007", "1e5", "0x10", "true", "+1", "-1_0.5", "inf", "12:30", "1 2"])
 def test_a_number_or_truth_value_is_the_text_that_was_written(text, own) -> None:
     given = [f"run_dir={text}", f"++resume={text}", f"data.path={text}"]
@@ -13,6 +14,7 @@ def test_a_number_or_truth_value_is_the_text_that_was_written(text, own) -> None
     assert (settings.run_dir, settings.resume, settings.data.path) == (text, text, text)
 
 
+@pytest.mark.slow
 def test_null_is_none_and_a_quoted_one_text(own) -> None:
     assert load_settings([own, "run_dir=null"]).run_dir is None
     assert load_settings([own, "run_dir='null'"]).run_dir == "null"

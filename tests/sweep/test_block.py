@@ -34,6 +34,7 @@ def points(plan: SweepPlan) -> list[str]:
     return [" ".join(f"{key.rpartition('.')[2]}={value}" for key, value in job.overrides.items()) for job in plan.jobs]
 
 
+@pytest.mark.slow
 def test_a_grid_is_every_combination_in_lists_and_in_the_grammar_of_the_command_line() -> None:
     plan = plan_of("  grid: {loss_scale.initial_scale: [2**8, 1024], seed: 'range(0,3,2)', policy: glob(*_float16)}\n",
                    "trainer.batch_size=16")  # fmt: skip
@@ -45,6 +46,7 @@ def test_a_grid_is_every_combination_in_lists_and_in_the_grammar_of_the_command_
     assert (settings.loss_scale.initial_scale, settings.trainer.batch_size) == (256.0, 16)
 
 
+@pytest.mark.slow
 def test_zipped_keys_take_their_values_together_and_lists_are_values() -> None:
     plan = plan_of("  zip: {optimizer: [adam, sgd], optimizer.learning_rate: [0.001, 0.1]}\n"
                    "  grid: {model.hidden_units: [[8], [16, 32]]}\n")  # fmt: skip
@@ -55,6 +57,7 @@ def test_zipped_keys_take_their_values_together_and_lists_are_values() -> None:
     assert load_settings(plan.jobs[3].words).model.hidden_units == [16, 32]
 
 
+@pytest.mark.slow
 def test_conditions_multiply_the_points_they_hold_for_and_exclusions_take_points_away() -> None:
     plan = plan_of("  grid: {optimizer: [adam, sgd], loss_scale.initial_scale: [256, 1024]}\n"
                    "  conditional: [{when: {optimizer: sgd}, grid: {optimizer.momentum: [0.0, 0.9]}}]\n"
@@ -65,6 +68,7 @@ def test_conditions_multiply_the_points_they_hold_for_and_exclusions_take_points
     assert plan.varied == ["optimizer", "loss_scale.initial_scale", "optimizer.momentum"]
 
 
+@pytest.mark.slow
 def test_words_take_the_place_of_the_blocks_and_seeds_count_from_the_recipes() -> None:
     block = "  grid: {optimizer: [adam, sgd], trainer.batch_size: [8, 16]}\n  seeds: 2\nseed: 5\n"
     assert points(plan_of(block, "optimizer=adamw", "trainer.max_steps=3,4"))[:3] == [
@@ -73,6 +77,7 @@ def test_words_take_the_place_of_the_blocks_and_seeds_count_from_the_recipes() -
     assert len(plan_of(block, "seed=1").jobs) == 4
 
 
+@pytest.mark.slow
 def test_a_block_is_inherited_and_no_run_reads_it() -> None:
     plan_of("  grid: {seed: [1, 2]}\n")
     Path("child.yaml").write_text("defaults: [./mine.yaml]\n")
@@ -80,6 +85,7 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
     assert load_settings(["conf=./child.yaml"]).seed == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("block", "said"),
     [
@@ -133,6 +139,7 @@ def test_a_block_goes_with_one_recipe_and_no_search(capsys) -> None:
     assert "--trials: must be left out with a recipe's sweep: block." in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
     plan = make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,3,4"])
     assert [load_settings(job.words).trainer.epochs for job in plan.jobs] == [1, 2, 3, 4]
@@ -140,6 +147,7 @@ def test_what_is_made_of_a_seed_is_checked_with_the_seed_of_each_job() -> None:
         make_plan(["conf=digits_mlp", "trainer.epochs=${seed}", "seed=1,2,3,0"])
 
 
+@pytest.mark.slow
 def test_a_finished_sweep_grows_and_runs_nothing_twice(stubs, tmp_path, capsys) -> None:
     words = ["conf=digits_mlp", "seed=1,2", "loss_scale.initial_scale=256,512", f"sweep_dir={tmp_path}/s"]
     stubs.start(words)

@@ -8,6 +8,7 @@ from mpt_cli.sweep import plan
 from mpt_cli.sweep.plan import make_plan
 
 
+@pytest.mark.slow
 def test_jobs_come_in_hydras_order_with_names_and_commands():
     plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1", "trainer.epochs=2"])
     assert plan.varied == ["loss_scale.initial_scale", "seed"]
@@ -20,6 +21,7 @@ def test_jobs_come_in_hydras_order_with_names_and_commands():
     assert plan.jobs[3].command == "mpt train conf=digits_mlp 'loss_scale.initial_scale=2**15' seed=1 trainer.epochs=2"
 
 
+@pytest.mark.slow
 def test_recipes_and_policies_can_be_varied():
     plan = make_plan(["conf=digits_mlp,digits_cnn", "policy=float32,mixed_float16"])
     assert [job.name for job in plan.jobs][::3] == ["001-conf-digits_mlp_policy-float32",
@@ -27,6 +29,7 @@ def test_recipes_and_policies_can_be_varied():
     assert plan.recipe == "several"
 
 
+@pytest.mark.slow
 def test_all_problems_of_all_jobs_come_at_once_each_once():
     with pytest.raises(ConfigError) as caught:
         make_plan(["conf=digits_mlp", "trainer.epoch=3", "seed=0,-1,-2", "policy=glob(x)", "resume=auto"])
@@ -36,12 +39,14 @@ def test_all_problems_of_all_jobs_come_at_once_each_once():
     assert found[3].endswith("(job 2 of 3)")
 
 
+@pytest.mark.slow
 def test_the_same_job_under_another_spelling_is_left_out():
     plan = make_plan(["conf=digits_mlp", "loss_scale.initial_scale=2**15,32768,3.2768e4,2**14"])
     assert [job.overrides["loss_scale.initial_scale"] for job in plan.jobs] == ["2**15", "2**14"]
     assert [number for _, number in plan.duplicates] == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_seed_of_null_is_drawn_and_stands_in_the_command():
     plan = make_plan(["conf=digits_mlp", "optimizer.learning_rate=0.1,0.2", "seed=null"])
     seeds = {job.words[-1] for job in plan.jobs}
@@ -53,6 +58,7 @@ def test_more_jobs_than_could_be_meant_are_refused():
         make_plan(["conf=digits_mlp", "seed=range(1000)", "model=mlp,cnn", "trainer.epochs=range(50000)"])
 
 
+@pytest.mark.slow
 def test_what_a_job_wants_of_the_gpus():
     def wanted(*words: str) -> int:
         return make_plan(["conf=digits_mlp", *words]).jobs[0].gpus
@@ -64,6 +70,7 @@ def test_what_a_job_wants_of_the_gpus():
     assert wanted("distribute=mirrored") > 100
 
 
+@pytest.mark.slow
 def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
     own = tmp_path / "mine.yaml"
     own.write_text("trainer: {epochs: 1}\n")
@@ -74,6 +81,7 @@ def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
     assert (long[:22], long[-9:], len(long)) == ("003-description-xxxxxx", "x_seed-22", 80)
 
 
+@pytest.mark.slow
 def test_jobs_that_differ_in_their_seed_are_composed_twice_at_most_and_checked_all_the_same(monkeypatch):
     calls = []
     monkeypatch.setattr(plan, "load_settings", lambda words: calls.append(words) or load_settings(words))

@@ -45,6 +45,7 @@ def is_alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_every_job_runs_and_no_more_at_a_time_than_asked(tmp_path):
     record, stopped_by = run_queue([stub_work(tmp_path, number) for number in range(1, 8)], workers=3)
     assert {number: ending.exit_code for number, ending in record.endings.items()} == dict.fromkeys(range(1, 8), 0)
@@ -99,6 +100,7 @@ def test_what_a_job_leaves_running_ends_with_it(tmp_path):
     assert not is_alive(pid)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [
     signal.SIGINT, *(pytest.param(number, marks=pytest.mark.slow) for number in (signal.SIGTERM, signal.SIGHUP))
 ])

@@ -51,6 +51,7 @@ def test_an_objective_that_no_job_can_have_is_refused_before_they_run(word, tmp_
         check_objective(word, [load_settings(["conf=digits_mlp"])])
 
 
+@pytest.mark.slow
 def test_results_are_written_whatever_the_objective_was_to_be(stubs, tmp_path):
     stubs.manners = {2: "raises"}
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1,2", "sweep_dir=s"], objective="val_mean_absolute_error")

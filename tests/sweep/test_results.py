@@ -26,6 +26,7 @@ def cells(found, overrides: str) -> dict[str, str]:
     return {column.title: column.cell(row) for column in columns(found)}
 
 
+@pytest.mark.slow
 def test_seeds_are_one_row_with_mean_sample_deviation_and_count(stubs):
     stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.9, 5: 0.9, 6: 0.9}
     found, _ = stubs.start(GRID)
@@ -38,6 +39,7 @@ def test_seeds_are_one_row_with_mean_sample_deviation_and_count(stubs):
     assert (shown["verdict"], shown["examples/s"], shown["memory"]) == ("healthy", "1,000", "1.0 GiB")
 
 
+@pytest.mark.slow
 def test_a_failed_seed_is_counted_and_named(stubs):
     stubs.manners = {1: "overflows"}
     stubs.values = {2: 0.9, 3: 0.9}
@@ -99,6 +101,7 @@ def test_sweeps_are_ranked_together_and_what_differs_is_said(stubs, tmp_path, ca
     assert shown.endswith("page       all.html\n") and "Sweep a and a and c" in (tmp_path / "all.html").read_text()
 
 
+@pytest.mark.slow
 def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
     stubs.values = {1: 0.900, 2: 0.910, 3: 0.905, 4: 0.950, 5: 0.959, 6: 0.956}
     found, _ = stubs.start(GRID)
@@ -111,6 +114,7 @@ def test_the_first_is_called_best_only_where_the_seeds_show_it(stubs, tmp_path):
     assert content["best_is_shown"] is True and content["not_told_apart"] == []
 
 
+@pytest.mark.slow
 def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
@@ -125,6 +129,7 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
 
 
+@pytest.mark.slow
 def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
@@ -139,6 +144,7 @@ def test_seeds_of_one_configuration_have_no_best(stubs):
     assert best_lines(found)[2].strip() == "The only configuration: what sets its seeds apart is chance."
 
 
+@pytest.mark.slow
 def test_what_diverged_is_behind_without_any_spread(stubs):
     stubs.values = {1: 0.5, 2: math.inf, 3: 0.6, 4: math.inf, 5: 0.7, 6: math.inf}
     found, _ = stubs.start(["conf=digits_mlp", "seed=0,1,2", "trainer.epochs=1,2", "sweep_dir=s"],
@@ -186,6 +192,7 @@ def test_of_equals_the_one_that_skipped_less_is_first(stubs, tmp_path):
     assert again.best is not None and again.best.job.number == 2
 
 
+@pytest.mark.slow
 def test_the_summary_is_made_from_the_directory_alone(stubs):
     stubs.manners = {2: "raises", 4: "killed"}
     found, _ = stubs.start(GRID)
@@ -197,6 +204,7 @@ def test_the_summary_is_made_from_the_directory_alone(stubs):
     assert [path.read_text() for path in files] == before and found.sweep.report_html.exists()
 
 
+@pytest.mark.slow
 def test_no_job_at_all_finished(stubs):
     stubs.manners = dict.fromkeys(range(1, 7), "raises")
     found, code = stubs.start(GRID)
@@ -204,6 +212,7 @@ def test_no_job_at_all_finished(stubs):
     assert "No job finished." in found.sweep.report_html.read_text()
 
 
+@pytest.mark.slow
 def test_files_hold_every_job_with_its_command(stubs, tmp_path):
     stubs.manners = {2: "raises"}
     stubs.start(GRID)
@@ -257,6 +266,7 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
     assert "mpt train conf=digits_mlp" in text
 
 
+@pytest.mark.slow
 def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     found, _ = stubs.start(GRID)
     kept = [column.title for column in narrow(columns(found), found.configurations, 90)]

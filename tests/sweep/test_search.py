@@ -186,6 +186,7 @@ def test_a_search_for_two_objectives_is_a_study_with_two_directions(searches, tm
         OptunaStudy(tmp_path / "s" / "study.journal", read_space(WORDS), SearchSettings(6), [found.objective])
 
 
+@pytest.mark.slow
 def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):
     tpe = proposals(tmp_path / "tpe", "tpe", 30)
     chance = proposals(tmp_path / "random", "random", 30)
@@ -266,6 +267,7 @@ def test_the_pictures_of_a_search_show_its_trials_as_points(searches):
     assert max(trials.ys) == max(value_of(result.job) for result in found.results)
 
 
+@pytest.mark.slow
 def test_an_objective_that_no_job_has_ends_the_search_and_resume_may_name_another(searches, tmp_path):
     with pytest.raises(ConfigError, match=r"number that the jobs report\. Received: 'val_mean_absolute_error'"):
         searches.search([*WORDS, "sweep_dir=s"], 2, workers=1, objective="val_mean_absolute_error:max")

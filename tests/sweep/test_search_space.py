@@ -26,6 +26,7 @@ def test_the_space_in_the_grammar_of_hydra():
     assert space.overrides({"a": 0.5, "b": 7, "c": "x", "d": 5, "e": 16, "f": "3", "g": 1.0})["e"] == "2**16"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -25,6 +25,7 @@ def statuses(found) -> dict[int, str]:
     return {result.job.number: result.status for result in found.results if result.status != "finished"}
 
 
+@pytest.mark.slow
 def test_twelve_jobs_of_which_three_go_wrong(stubs, tmp_path):
     stubs.manners = {2: "raises", 5: "overflows", 9: "killed"}
     stubs.values = {7: 0.9, 8: 0.8, 10: 0.3, 11: 0.3, 12: 0.3}
@@ -79,6 +80,7 @@ def test_nothing_runs_when_one_configuration_is_wrong(stubs, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_nothing_runs_when_the_data_of_a_job_is_not_there(stubs, tmp_path):
     (tmp_path / "there.npz").write_text("anything")
     with pytest.raises(DataError) as caught:
@@ -94,6 +96,7 @@ def test_the_data_of_a_cluster_is_not_looked_for_here():
     assert len(make_plan(words, is_here=False).jobs) == 1
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_summary_and_resume_runs_the_rest(stubs, tmp_path):
     stubs.manners = {2: "hangs"}
     threading.Thread(target=signal_when, args=(tmp_path / "s", 2, signal.SIGINT), daemon=True).start()
@@ -120,6 +123,7 @@ def test_a_sweep_whose_parent_was_killed_goes_on(stubs, tmp_path):
     assert code == 0 and started(tmp_path / "s") == [] and statuses(found) == {}  # all finished, none runs again
 
 
+@pytest.mark.slow
 def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     stubs.manners = {1: "saves"}  # where it finds nothing, as it would afresh
     found, code = stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
@@ -131,6 +135,7 @@ def test_a_job_that_a_signal_ended_has_saved_and_goes_on(stubs, tmp_path):
     assert code == 0 and not (tmp_path / "s" / "earlier").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep_can_be_resumed_from_another_directory(stubs, tmp_path, monkeypatch):
     stubs.manners = {1: "raises"}
     stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
@@ -203,6 +208,7 @@ def test_many_failures_are_counted_on_the_console(stubs):
     assert len(lines) == 42 and lines[40].strip() == f"and 2 more, in {found.sweep.results_md}"
 
 
+@pytest.mark.slow
 def test_the_command_of_a_job_quotes_its_directory(stubs):
     found, _ = stubs.start(["conf=digits_mlp", "seed=3,4"])
     command = train_command(found.plan.jobs[0], tmp := found.sweep.path / "it's, 1")
@@ -211,6 +217,7 @@ def test_the_command_of_a_job_quotes_its_directory(stubs):
     assert command[-1] == "--json"
 
 
+@pytest.mark.slow
 def test_a_jobs_share_of_the_cores_stays_its_own_and_stands_in_its_command(stubs, tmp_path, monkeypatch):
     monkeypatch.setattr(capacity, "usable_cores", lambda: 4)
     monkeypatch.setattr(launchers, "thread_environment", capacity.thread_environment)

@@ -28,6 +28,7 @@ def run(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
+@pytest.mark.slow
 def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     words = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15,32768", "policy=glob(mixed_f*)"]
@@ -68,6 +69,7 @@ def test_a_report_is_of_a_sweep(tmp_path, capsys):
     assert "is no directory of a run, a sweep or a comparison" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_parent_imports_no_framework(tmp_path):
     code = "import sys; from mpt_cli.cli import main; main(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     command = [sys.executable, "-c", code, "sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]

@@ -177,6 +177,7 @@ for number in range(100000):
 """
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_does_not_end_the_run() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", HEAD],

@@ -179,6 +179,7 @@ def test_a_callback_that_predicts_adds_its_metric_to_the_record(tmp_path, policy
     assert all((a == b).all() for a, b in zip(weights(alone), weights(run_dir), strict=True))
 
 
+@pytest.mark.slow
 def test_what_a_callback_raises_is_the_users(tmp_path):
     words = r"^trainer.callbacks: Broken.on_epoch_end raised ValueError: no such cell\.$"
     with pytest.raises(UserCodeError, match=words) as raised:
@@ -188,6 +189,7 @@ def test_what_a_callback_raises_is_the_users(tmp_path):
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("failed", BAD_CONFIG, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), [
     (["trainer.callbacks=[backup_and_restore]"],
      "[0]: backup_and_restore can't be used in a run. Leave it out: resume=auto does it, to the step."),

@@ -29,6 +29,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.mark.slow
 def test_each_framework_is_told_in_its_own_words(tmp_path: Path) -> None:
     jax, tensorflow = {}, {"TF_XLA_FLAGS": "--tf_xla_auto_jit=0"}
     use_compile_cache(settings(str(tmp_path)), jax)

@@ -48,6 +48,7 @@ def program_of(model: keras.Model) -> str:
     return loop.of_shape(seen[1]).experimental_get_compiler_ir(*seen)("hlo")
 
 
+@pytest.mark.slow
 @only_on("tensorflow")
 def test_no_comparison_makes_xla_visit_the_same_values_again_and_again(monkeypatch):
     """A comparison at the end of a chain of selections doubled the time to compile with each large gradient."""

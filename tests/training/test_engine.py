@@ -52,6 +52,7 @@ def assert_trains_as_fit(run: TinyRun, data: Examples) -> None:
     assert metrics["accuracy"] == pytest.approx(history.history["accuracy"][0], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_trains_to_the_weights_of_keras_fit(kernels_as_written):
     data = tiny_data(22)
     assert_trains_as_fit(tiny_run(data, rule=FixedScale(2.0**10)), data)
@@ -84,6 +85,7 @@ def test_does_not_depend_on_the_feed_or_on_steps_per_call(jit):
     assert 0 < found[0][1].skipped < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_a_record_is_kept_of_every_step(jit):
     run = tiny_run(tiny_data(20), jit=jit, rule=DynamicScale(initial_scale=8.0, growth_steps=2))
@@ -98,6 +100,7 @@ def test_a_record_is_kept_of_every_step(jit):
     assert set(block.metrics) == {"loss", "accuracy"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_a_step_with_bad_data_changes_nothing_but_the_scale(jit):
     data = tiny_data(8)
@@ -120,6 +123,7 @@ def test_a_step_with_bad_data_changes_nothing_but_the_scale(jit):
     assert all(math.isfinite(value) for value in run.engine.metrics().values())
 
 
+@pytest.mark.slow
 def test_events_name_the_variable():
     data = tiny_data(4)
     run = tiny_run(data, rule=FixedScale(2.0**127))
@@ -190,6 +194,7 @@ def test_metrics_at_lines_within_a_call_are_those_of_a_call_that_ends_there(jit)
     assert block.metrics == pytest.approx(ends[5], rel=1e-6) and ends[2] != ends[4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("resident", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_evaluates_as_keras_does(resident):
     data = tiny_data(20, weighted=True)
@@ -206,6 +211,7 @@ def test_evaluates_as_keras_does(resident):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_inputs_and_targets_may_be_structures():
     data = tiny_data(8, weighted=True)
     keras.utils.set_random_seed(0)
@@ -225,6 +231,7 @@ def test_inputs_and_targets_may_be_structures():
         assert engine.train(piece.source, piece.batch_indices, piece.count).wait().finite.tolist() == [True, True]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(BACKEND == "jax", reason="a matter of tf.function")
 @pytest.mark.parametrize("resident", [True, False])
 def test_without_xla_one_program_serves_the_smaller_last_batch_too(resident):

@@ -103,6 +103,7 @@ def test_a_run_ends_at_the_step_that_breaks_the_rule(compiled, good, rule, per_c
     assert outcome.progress.step_in_epoch == (ledger.seen if expected else 0)
 
 
+@pytest.mark.slow
 def test_a_call_that_ends_early_leaves_the_rest_of_its_steps_to_the_next(compiled):
     """Each skip is looked at from the window's end on; without a broken rule all steps are trained, in their order."""
     good = [step % 2 == 0 for step in range(STEPS)]

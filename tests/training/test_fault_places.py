@@ -137,6 +137,7 @@ def named(run: TinyRun, search: FaultSearch):
     return event
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "every"), [
     ("dense", 5), pytest.param("convolutional", 5, marks=pytest.mark.slow),
     *(pytest.param(name, 1, marks=[pytest.mark.slow, pytest.mark.long]) for name in MODELS),
@@ -163,6 +164,7 @@ def _number_at(layer: str) -> int:
     return max(place for place, word in enumerate(words) if word.isdigit())
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_finite_is_named_before_any_layer():
     run, _ = spoiled_run(dense)
     fault = find_forward_fault(run.model, (np.full((2, 16), np.nan, "float32"), np.zeros(2, "int32"), None))
@@ -173,6 +175,7 @@ def test_a_batch_that_is_not_finite_is_named_before_any_layer():
     assert find_forward_fault(run.model, (np.zeros((2, 16), "float32"), np.zeros(2, "int32"), None)) is None
 
 
+@pytest.mark.slow
 def test_looking_for_the_layer_changes_nothing():
     run, where = spoiled_run(convolutional)
     where.assign(np.array([5, 0, np.inf], "float32"))

@@ -44,6 +44,7 @@ def bad_steps(run: TinyRun) -> list[int]:
     return (np.flatnonzero(~finite) + 1).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "expected"),
     [

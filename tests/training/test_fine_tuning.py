@@ -64,6 +64,7 @@ def test_patterns_are_of_names_paths_and_classes_and_some_keep_what_they_name(fr
     assert sorted({v.path.split("/")[-2] for v in model.trainable_variables}) == trained
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), [
     (["model.freeze=[bas]"],
      "model.freeze: must match the name, path or class of a layer of the model. Received: 'bas'. Did you mean base?"),
@@ -79,6 +80,7 @@ def test_patterns_that_can_not_be_meant_are_said(tmp_path, words, sentence):
     assert str(raised.value) == sentence
 
 
+@pytest.mark.slow
 def test_a_file_without_the_weights_of_the_model_is_said(tmp_path):
     with pytest.raises(DataError, match=r"^model.weights: there is no such file. Received: 'none.keras'\.$"):
         train(tmp_path / "run", "model.weights=none.keras")

@@ -36,6 +36,7 @@ def linear_engine(x: list[float], y: float, jit: bool) -> tuple[Engine, object]:
     return engine, engine.to_device(data.as_batch())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 def test_what_float16_does_to_gradients(jit):
     """At scale 1: 2^-10 is kept, 2^-24 subnormal, 2^-25 flushed, and 0 is no underflow."""
@@ -51,6 +52,7 @@ def test_what_float16_does_to_gradients(jit):
     assert lifted.headroom_doublings == pytest.approx(math.log2(65504) - 1)
 
 
+@pytest.mark.slow
 def test_all_flushed_and_all_zero_are_two_things():
     engine, source = linear_engine([1.0, 0.5], 2.0**-26, BACKEND == "jax")
     sample = sample_gradients(engine, source, ROW, (1, 1.0)).sample
@@ -128,6 +130,7 @@ class Attentive(keras.Model):
         return self.head(self.inner(inputs * self.gain))
 
 
+@pytest.mark.slow
 def test_a_subclassed_model_is_sampled():
     model = compile_tiny(Attentive(), LossScaleOptimizer(keras.optimizers.SGD(0.1)))
     build_metrics(model, tiny_data(8), 4)
@@ -172,6 +175,7 @@ def test_a_sample_that_fails_is_said_once_and_ends_nothing():
     assert sampler.next_due(10, 5) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("x", "zero"), [
     pytest.param([0.0, 0.0], 1, marks=pytest.mark.slow), ([0.0, 2.0**-20], 0), ([0.0, 2.0**-40], 1)
 ])  # fmt: skip

@@ -78,6 +78,7 @@ def objects(path: Path) -> list[dict]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "verdict", "exit_code", "rule", "explanation", "skipped"),
     [pytest.param(*row[1:], id=row[0], marks=() if row[0] in QUICK else pytest.mark.slow) for row in ROWS],

@@ -106,6 +106,7 @@ def check_lines(found: list[dict], steps, log: int) -> None:
         assert line["loss"] is None or math.isfinite(line["loss"])
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_good_steps_alone(compiled, tmp_path):
     """Bit for bit: a skipped step leaves nothing behind, and power-of-two scales lose no bits."""
     pattern = [step % 3 != 1 for step in range(STEPS)]

@@ -66,6 +66,7 @@ def inputs(dtype: str):
     return SimpleNamespace(input_dtype=dtype)
 
 
+@pytest.mark.slow
 def test_text_is_refused_on_jax_and_under_xla():
     assert _is_text(settings(), inputs("float32+string")) and not _is_text(settings(), inputs("int32"))
     message = r"^backend\.name: jax has no text, and inputs of the data are\. .* turn them into numbers in data\.loader"

@@ -233,6 +233,7 @@ def two_outputs() -> keras.Model:
     return keras.Model(x, {"a": layers.Dense(1, name="a")(x), "b": layers.Dense(4, activation="softmax", name="b")(x)})
 
 
+@pytest.mark.slow
 def test_each_output_has_a_loss_and_metrics_for_what_it_gives():
     smoothed = {"object": "categorical_crossentropy", "kwargs": {"label_smoothing": 0.25}}
     loss = {"a": "binary_crossentropy", "b": smoothed}

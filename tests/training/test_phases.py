@@ -236,6 +236,7 @@ def test_the_best_weights_may_be_of_another_phase_than_the_last(tmp_path):
     assert metrics["loss"] < 1 < summary.metrics["loss"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("words", "sentence"), [
     ([TWO.replace("top*", "tops")],
      "phases.1.unfreeze: must match the name, path or class of a layer of the model. Received: 'tops'. "

@@ -40,6 +40,7 @@ def check_record(run_dir: Path, steps: int) -> None:
     assert sum(event["kind"] == "overflow" for event in events) == lines[-1]["skipped_steps"]
 
 
+@pytest.mark.slow
 def test_a_scale_that_is_too_high_is_lowered_until_it_fits(tmp_path):
     summary, run_dir = train(tmp_path, *TOO_HIGH, *ROLLBACK)
 

@@ -46,6 +46,7 @@ def test_a_run_terminated_at_a_step_without_gradients_is_saved_there(tmp_path: P
     assert newest_step(tmp_path / "run") == 30
 
 
+@pytest.mark.slow
 def test_a_run_terminated_in_a_spoiled_state_does_not_promise_that_it_was_saved(tmp_path: Path) -> None:
     spoiled = ["fault=overflow", "fault.at_steps=[25]", "trainer.checkpoint_every_steps=20"]
     summary = terminated(tmp_path / "run", *NAN_TO_THE_END, *spoiled)

@@ -11,6 +11,7 @@ from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("jit", JITS)
 @pytest.mark.parametrize(("follow", "halvings"), [
     ("applied_steps", [0, 1, 1, 1, 2]), pytest.param("all_steps", [0, 1, 2, 3, 4], marks=pytest.mark.slow)

@@ -270,6 +270,7 @@ def test_a_signal_ends_a_validation_whose_epoch_is_finished_when_the_run_goes_on
         (5, 3.0, 0.5), (10, 8.0, 0.5)]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_validation_is_divided_into_calls_that_a_signal_can_wait_for():
     counts = []
     run = run_of("." * 5, epochs=1, validation=20, per_call=None)

@@ -155,6 +155,7 @@ def values(model) -> list[np.ndarray]:
 
 @only_on("tensorflow")
 class TestWhereXlaFails:
+    @pytest.mark.slow
     @pytest.mark.parametrize("always", [True, False])
     def test_the_steps_run_as_without_xla(self, always):
         engine, feeds = engine_and_feeds(model_with(Unknown(always)), True)
@@ -169,6 +170,7 @@ class TestWhereXlaFails:
         engine.evaluate(*_some(feeds[1]))
         assert np.isfinite(engine.metrics()["loss"])
 
+    @pytest.mark.slow
     def test_xla_that_was_asked_for_is_an_error(self):
         engine, feeds = engine_and_feeds(model_with(Unknown()), True)
         with pytest.raises(ConfigError, match=r"trainer.jit_compile: XLA can't compile this model: it has no operation "

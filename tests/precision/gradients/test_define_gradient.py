@@ -29,6 +29,7 @@ def slopes_of(function, variables, *arguments):
     return [float(ops.sum(g)) for g in by_variables], [float(ops.sum(g)) for g in by_arguments]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_keyword_arguments_go_to_both_functions_and_get_no_gradient(mode):
     """A tensor among them, which is traced, and what is no tensor at all."""

@@ -34,6 +34,7 @@ def sparse_slope(labels, logits):
     return gradients(lambda x: float32_sparse_categorical_crossentropy(labels, x), logits)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_value_is_float32_and_exact_where_the_softmax_is_known(dtype, mode):
@@ -66,6 +67,7 @@ def test_gradient_for_dense_labels_is_minus_log_p():
     np.testing.assert_allclose(numpy_of(by_labels), central_difference(lambda t: reference(t, LOGITS), SOFT), rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_logits_of_plus_and_minus_1e4_give_finite_values_and_gradients(mode):
     logits = tensor([[1e4, -1e4], [1e4, -1e4]], "float16")
@@ -161,6 +163,7 @@ def test_loss_class_survives_serialisation(loss):
     assert (type(copy), copy.name, copy.reduction, copy.dtype) == (loss, "mine", "sum", "float32")
 
 
+@pytest.mark.slow
 def test_a_float16_model_compiled_with_the_loss_trains_and_comes_back_from_a_file(tmp_path):
     keras.utils.set_random_seed(1)
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2, dtype="mixed_float16")])

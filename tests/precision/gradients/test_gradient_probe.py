@@ -93,6 +93,7 @@ def test_probes_that_share_a_sink_add_up_and_probes_with_their_own_do_not():
     assert (own[EXPONENT_BIAS - 1], own.sum()) == (3, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_gradients_of_a_network_are_bit_identical_with_and_without_probes(mode):
     rng = np.random.default_rng(7)

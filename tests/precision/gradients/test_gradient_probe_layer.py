@@ -89,6 +89,7 @@ def test_a_layer_called_twice_counts_both_calls():
     assert shared.statistics.sum() == 24
 
 
+@pytest.mark.slow
 def test_the_last_step_before_reading_counts_and_no_earlier_one():
     model = network(probes=True)
     fit(model, keras.optimizers.SGD(0.01), jit_compile=False, epochs=5)
@@ -96,6 +97,7 @@ def test_the_last_step_before_reading_counts_and_no_earlier_one():
     assert model.get_layer("hidden_gradient").statistics.sum() == 6
 
 
+@pytest.mark.slow
 def test_predict_and_evaluate_change_no_count():
     model = network(probes=True)
     fit(model, keras.optimizers.SGD(0.01), jit_compile=False)
@@ -119,6 +121,7 @@ def test_a_skipped_step_leaves_the_counts_of_the_last_applied_one(wrapper):
     assert after[NANS] == 0
 
 
+@pytest.mark.slow
 def test_gradient_accumulation_keeps_the_largest_count_of_each_slot():
     model = keras.Sequential([keras.Input((1,)), GradientProbe(name="probe")])
     model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2), "mse")
@@ -128,6 +131,7 @@ def test_gradient_accumulation_keeps_the_largest_count_of_each_slot():
     assert (counts[EXPONENT_BIAS], counts[EXPONENT_BIAS + 1], counts[ZEROS]) == (2, 1, 1)
 
 
+@pytest.mark.slow
 def test_counts_survive_saving(tmp_path):
     model = network(probes=True)
     fit(model, keras.optimizers.SGD(0.01), jit_compile=False)

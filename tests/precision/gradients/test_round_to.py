@@ -31,6 +31,7 @@ def expected(values: np.ndarray, name: str) -> np.ndarray:
         return values.astype(np.dtype(getattr(ml_dtypes, name, name))).astype(values.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", NAMES)
 def test_rounds_as_ml_dtypes_does(name, mode):
