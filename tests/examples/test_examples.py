@@ -181,12 +181,13 @@ def check_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "backend", "layer"), [
-    ("tickets", "jax", "department"), ("raw_text", "tensorflow", "global_average_pooling1d"),
+    ("tickets", "jax", "concatenate"), ("raw_text", "tensorflow", "global_average_pooling1d"),
     ("ragged_text", "tensorflow", "dense"), ("gan", "tensorflow", "sequential/dense_1"),
     ("autoencoder", "tensorflow", "conv2d_1"),
 ])  # fmt: skip
 def test_of_an_overflow_the_layer_is_named(work: Path, name: str, backend: str, layer: str) -> None:
-    """Text, ragged and several inputs, a step and a loss of the model's own."""
+    """Text, ragged and several inputs, a step and a loss of the model's own. What a float32 head sends back overflows
+    where it becomes float16: at the output of the layer before it."""
     words = words_of(name, backend, "run", "loss_scale.initial_scale=2**32", "loss_scale.backoff_factor=2**-20")
     done = mpt(*words, "trainer.jit_compile=auto", cwd=work)
     assert done.returncode == 0, done.stdout + done.stderr
