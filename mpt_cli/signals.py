@@ -261,6 +261,10 @@ def _raise(number: int, _: FrameType | None) -> None:
         _main.held = signal.Signals(number)
         return
     _main.is_heard, _main.raised, _main.held = False, signal.Signals(number), None
+    _raise_as_python(number)
+
+
+def _raise_as_python(number: int) -> NoReturn:
     raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
@@ -353,10 +357,6 @@ def heard_by_script() -> Iterator[None]:
     with handled_by(_raise_as_python):
         yield
     _main.is_heard = False  # it went on, and its end is not that of the signal
-
-
-def _raise_as_python(number: int) -> None:
-    raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
 
 
 def signal_of(error: BaseException) -> signal.Signals | None:

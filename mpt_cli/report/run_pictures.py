@@ -10,6 +10,7 @@ from mpt_cli.report.heat_map import Heat
 from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series
 from mpt_cli.report.picture import Curve, Picture, buckets_for, thin, thin_marks
 from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
+from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
 from mpt_cli.training.progress import MONITORED, falls
 
 SKIP_WINDOWS = 60
@@ -194,10 +195,10 @@ def _gradient_pictures(stories: Sequence[RunHistory]) -> list[Picture]:
 
 
 _OF_LAYERS = {
-    "activations": "Outputs of layers",
-    "activation_gradients": "Gradients of layers' outputs",
-    "weight_gradients": "Gradients of weights",
-    "updates": "Updates of weights",
+    ACTIVATIONS: "Outputs of layers",
+    ACTIVATION_GRADIENTS: "Gradients of layers' outputs",
+    WEIGHT_GRADIENTS: "Gradients of weights",
+    UPDATES: "Updates of weights",
 }
 _MOST_LAYERS, _MOST_SAMPLES = 40, 60
 

@@ -96,9 +96,9 @@ def collect(request: Selection) -> Collection:
         for name in recipe_paths():
             _add(found, name, request, is_named=False)
     for word in request.names:
-        files = list(_expand(word))
+        files, is_run = list(_expand(word)), names_run(word)
         for name in files:
-            _add(found, name, request, is_named=files == [word] or names_run(word))
+            _add(found, name, request, is_named=is_run or files == [word])
         if not files:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
     found.targets = [target for target in found.targets if _is_chosen(target, request)]

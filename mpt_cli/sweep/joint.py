@@ -12,7 +12,7 @@ from mpt_cli.runs.provenance import environment_differences, known_environment
 from mpt_cli.runs.resume import changed_settings, stored_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.sweep.directory import JobResult, SweepDirectory, SweepResults, rank, read_results
-from mpt_cli.sweep.plan import SweepPlan, choose_objectives, joint_keys, overrides_of
+from mpt_cli.sweep.plan import SweepPlan, choose_objectives, joint_keys, objective_word, overrides_of
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def read_joint(paths: Sequence[Path], objective: str | None = None) -> Joint:
         for joined, _ in again:
             results.setdefault(_key(joined), joined)
     numbered = [replace(each, job=replace(each.job, number=number)) for number, each in enumerate(results.values(), 1)]
-    word = objective or ",".join(f"{each.name}:{each.direction}" for each in parts[0].objectives)
+    word = objective or objective_word(parts[0].objectives)
     first, *others = choose_objectives(word, [each.summary for each in numbered if each.is_good])
     plan = SweepPlan(keys, [each.job for each in numbered], parts[0].plan.recipe)
     name = SweepDirectory(Path(" and ".join(part.sweep.path.name for part in parts)))

@@ -33,7 +33,7 @@ from mpt_cli.sweep.directory import (
     read_job,
 )
 from mpt_cli.sweep.median_stopping import first_usual
-from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, wanted_gpus
+from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, objective_word, wanted_gpus
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
 from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
 
@@ -309,7 +309,7 @@ class OptunaSampler(Sampler):
         search = self.facts["search"]
         if search.get("objective") is None:
             chosen = choose_objectives(self.facts["objective"], [result.summary])
-            search["objective"] = ",".join(f"{each.name}:{each.direction}" for each in chosen)
+            search["objective"] = objective_word(chosen)
             self.sweep.write_plan(self.plan, self.facts)
         return choose_objectives(search["objective"], [])
 

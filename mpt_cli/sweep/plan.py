@@ -77,6 +77,11 @@ def choose_objectives(word: str | None, summaries: Iterable[Mapping[str, Any]]) 
     return found
 
 
+def objective_word(objectives: Sequence[Objective]) -> str:
+    """What `choose_objectives` reads as these."""
+    return ",".join(f"{each.name}:{each.direction}" for each in objectives)
+
+
 def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
     """ConfigError for a name that no run of these settings can have, before any has begun.
 

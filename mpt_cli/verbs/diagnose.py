@@ -113,7 +113,7 @@ def _say_no_overflow(run_dir: str, arguments: argparse.Namespace) -> int:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
                     "explanation": [text]})  # fmt: skip
     else:
-        print(text)
+        say(text)
     return OK
 
 

@@ -55,7 +55,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     with _stream_of(arguments) as stream, launch.others_released(settings):
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
-            print(line, file=stream or sys.stdout, flush=True)
+            say(line, stream)
         summary = job.train(settings, command, job.Reporters(stream))
     if arguments.json:
         print_json(summary_dict(summary))
