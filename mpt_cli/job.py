@@ -37,7 +37,7 @@ from mpt_cli.telemetry.records import Summary
 from mpt_cli.telemetry.setup import build_telemetry, check_logger
 from mpt_cli.telemetry.sink import Sink, Telemetry
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, NoStore
-from mpt_cli.training.outcome import summarise, summarise_cut, summarise_failure
+from mpt_cli.training.outcome import Outcome, summarise, summarise_cut, summarise_failure, unwritten
 from mpt_cli.training.program import Program, SettingsProgram
 
 if TYPE_CHECKING:
@@ -275,12 +275,22 @@ def _run(session: "Session", kept: KeptDirectory, telemetry: Telemetry) -> Summa
                 write_summary(run.summary_json, summary)
         telemetry.finish(summary)
         raise
-    summary = summarise(session, run.path, outcome)
-    if kept.was_lost and summary.exit_code == OK:
-        summary = replace(summary, exit_code=BAD_DATA, explanation=f"{summary.explanation} {LOST_DIRECTORY}".strip())
+    summary = _summarised(session, kept, outcome)
+    try:
+        telemetry.flush()  # a summary says that the record is whole
+        write_summary(run.summary_json, summary)
+    except DataError as error:
+        telemetry.finish(unwritten(summary, error))
+        raise
     if summary.status == "finished":
         for line in expectation_lines(summary_dict(summary), session.assembly.settings.expect):
             telemetry.message(line)
     telemetry.finish(summary)
-    write_summary(run.summary_json, summary)
+    return summary
+
+
+def _summarised(session: "Session", kept: KeptDirectory, outcome: Outcome) -> Summary:
+    summary = summarise(session, kept.run.path, outcome)
+    if kept.was_lost and summary.exit_code == OK:
+        return replace(summary, exit_code=BAD_DATA, explanation=f"{summary.explanation} {LOST_DIRECTORY}".strip())
     return summary

@@ -33,7 +33,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.signs import observe
-from mpt_cli.training.outcome import Conclusion, Outcome, counted, status_of, status_of_error
+from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress
 
 NOT_OURS = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
@@ -191,7 +191,7 @@ class Recording(ABC):
         number = None if error is None else signal_of(error)
         words = "fit did not come to its end" if error is None else summarise_error(error)
         words = words if number is None else f"It was {format_end(number)}."
-        self.end(Conclusion(*status_of_error(error), judge(self.signs())[0], words))
+        self.end(conclude_unfinished(status_of_error(error), self.signs(), words))
 
     def end(self, ending: Conclusion) -> None:
         summary = Summary(

@@ -183,7 +183,8 @@ TOO_LOW = "scale too low to matter"
 DEAD_LAYERS = "dead layers"
 LOST_UPDATES = "updates lost to rounding"
 NEVER_TRAINED = "never trained"
-STOPPED = "stopped"  # a health rule ended a run of which nothing else bad can be said, such as on_overflow=abort
+# a health rule (such as on_overflow=abort) or an error ended a run of which nothing else bad can be said
+STOPPED = "stopped"
 GOOD_VERDICTS = (HEALTHY, WARM_UP)
 
 # Dynamic scaling probes: after each growth one skip may follow, a share of 1 in growth_steps. A twentieth of all steps

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mpt_cli.data.examples import leaves
-from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, MptError
+from mpt_cli.errors import BAD_DATA, BUG, NUMERICAL, OK, DataError, MptError
 from mpt_cli.signals import SIGNAL_EXIT_CODES, ForcedEnd, signal_of
 from mpt_cli.telemetry.health import COLLAPSED, GOOD_VERDICTS, NEVER_TRAINED, STOPPED, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger
 from mpt_cli.telemetry.records import Summary
+from mpt_cli.telemetry.signs import Signs
 from mpt_cli.training.checkpoint import fingerprint_weights
 from mpt_cli.training.progress import Progress
 
@@ -69,9 +70,8 @@ def summarise(session: "Session", run_dir: Path, outcome: Outcome) -> Summary:
 
 def summarise_failure(session: "Session", run_dir: Path, error: BaseException) -> Summary:
     """The summary of a run that an exception ended; a KeyboardInterrupt is the second Ctrl-C."""
-    status, exit_code = status_of_error(error)
     explanation = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    return _summary(session, run_dir, Conclusion(status, exit_code, judge(session.trainer.signs())[0], explanation))
+    return _summary(session, run_dir, conclude_unfinished(status_of_error(error), session.trainer.signs(), explanation))
 
 
 def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
@@ -82,8 +82,16 @@ def summarise_cut(session: "Session", run_dir: Path, end: ForcedEnd) -> Summary:
         saved = session.trainer.checkpointer.saved_step
         lost = f", {seen - (saved or 0)} steps are lost" if seen != saved else ""
         explanation += f" {'Nothing was' if saved is None else f'Step {saved} is'} saved{lost}."
-    verdict, _ = judge(session.trainer.signs())
-    return _summary(session, run_dir, Conclusion(status, end.exit_code, verdict, explanation))
+    ending = conclude_unfinished((status, end.exit_code), session.trainer.signs(), explanation)
+    return _summary(session, run_dir, ending)
+
+
+def unwritten(summary: Summary, error: DataError) -> Summary:
+    """The summary of a run that came to its end, which could not be written."""
+    status = "failed" if summary.status == "finished" else summary.status
+    verdict = STOPPED if summary.verdict in GOOD_VERDICTS else summary.verdict
+    return replace(summary, status=status, exit_code=BAD_DATA, verdict=verdict,
+                   explanation=f"{summary.explanation} The record of its end is not whole: {error}")  # fmt: skip
 
 
 def status_of(outcome: Outcome, verdict: str) -> tuple[str, int]:
@@ -109,6 +117,13 @@ class Conclusion(NamedTuple):
     exit_code: int
     verdict: str
     explanation: str
+
+
+def conclude_unfinished(ending: tuple[str, int], signs: Signs, explanation: str) -> Conclusion:
+    """A run that failed is not called healthy, however good its numbers were until then."""
+    verdict, _ = judge(signs)
+    verdict = STOPPED if ending[0] == "failed" and verdict in GOOD_VERDICTS else verdict
+    return Conclusion(*ending, verdict, explanation)
 
 
 def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:

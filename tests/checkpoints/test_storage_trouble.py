@@ -1,7 +1,11 @@
 """A disk that is full, read-only or gone while a run writes on it."""
 
+import errno
 import json
+import os
+import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +92,59 @@ def test_a_run_directory_that_is_gone_is_made_again_and_ends_with_three(tmp_path
     assert "run is gone, which was removed: made again, with the record so far" in done.stdout
     assert read_summary(tmp_path / "run" / "summary.json")["exit_code"] == 3
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.npz"))
+
+
+@pytest.fixture(scope="module")
+def failing_files(tmp_path_factory) -> Path:
+    """The library that makes writing fail, compiled."""
+    compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
+    if compiler is None:
+        pytest.skip("there is no compiler for what makes writing fail")
+    source = Path(__file__).with_name("failing_files.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+def _train_failing(library: Path, run_dir: Path, number: int, plan: dict[int, str],
+                   *words: str) -> "subprocess.CompletedProcess[str]":  # fmt: skip
+    program = str(Path(__file__).with_name("troubled_run.py"))
+    failing = {"LD_PRELOAD": str(library), "FAIL_UNDER": str(run_dir), "FAIL_ERRNO": str(number),
+               "FAIL_WHEN": str(run_dir.parent / "now")}  # fmt: skip
+    return subprocess.run([sys.executable, program, str(run_dir), json.dumps(plan), *words], capture_output=True,
+                          text=True, env={**os.environ, **failing}, timeout=300)  # fmt: skip
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS], ids=["EIO", "EROFS"])
+def test_a_disk_that_breaks_for_a_while_costs_nothing(tmp_path: Path, failing_files: Path, number: int) -> None:
+    run = RunDirectory(tmp_path / "run")
+    sampled = "trainer.gradient_health_every_steps=30"  # the file of samples is begun while nothing can be written
+    done = _train_failing(failing_files, run.path, number, {20: "fail", 70: "mend"}, sampled)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"can't be written: {os.strerror(number)}; its lines wait in memory, training goes on" in done.stdout
+    assert "checkpoints can be written again" in done.stdout
+    _check_the_record(run)
+    assert {json.loads(line)["step"] for line in run.layers_jsonl.read_text().splitlines()} == {30, 60, 90}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [errno.EIO, errno.EROFS], ids=["EIO", "EROFS"])
+def test_a_disk_that_stays_broken_ends_with_three_and_the_run_goes_on_from_it(
+    tmp_path: Path, failing_files: Path, number: int
+) -> None:
+    run = RunDirectory(tmp_path / "run")
+    scaled = ("loss_scale.initial_scale=1024", "loss_scale.growth_steps=2000")
+    done = _train_failing(failing_files, run.path, number, {20: "fail"}, *scaled)
+    assert done.returncode == 3 and "Traceback" not in done.stderr, done.stdout + done.stderr
+    assert os.strerror(number) in done.stderr
+    assert "\n   4/4  " in done.stdout  # trained to its end all the same
+    assert "verdict      stopped" in done.stdout  # nothing is healthy that could not be saved
+    assert f"resume={run.path}" in done.stdout.partition("\nnext ")[2].splitlines()[0]
+    kept = CheckpointStore(run.checkpoints).newest()
+    assert kept is not None and kept.step == 16
+    assert _train(run.path, {}, *scaled, "resume=auto").returncode == 0
+    summary = read_summary(run.summary_json)
+    assert (summary["status"], summary["verdict"], summary["applied_steps"]) == ("finished", "healthy", STEPS)
 
 
 def test_a_read_only_run_directory_is_named(small_disk: Path) -> None:

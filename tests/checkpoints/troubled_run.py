@@ -1,7 +1,7 @@
 """A run whose disk gets into trouble at chosen steps: `python troubled_run.py RUN_DIR JSON words…`.
 
-JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `remove`
-the run, or `terminate` it.
+JSON maps steps to what happens there: `fill` the file system to its last byte, `free` it again, `fail` what is written
+(see `failing_files.c`) and `mend` that, `remove` the run, or `terminate` it.
 """
 
 import json
@@ -40,6 +40,12 @@ class Trouble(Sink):
 
     def free(self) -> None:
         self.filler.unlink()
+
+    def fail(self) -> None:
+        Path(os.environ["FAIL_WHEN"]).touch()
+
+    def mend(self) -> None:
+        Path(os.environ["FAIL_WHEN"]).unlink()
 
     def terminate(self) -> None:
         os.kill(os.getpid(), signal.SIGTERM)

@@ -138,7 +138,8 @@ def next_commands(summary: Summary) -> list[str]:
         look_into = [shell_command("diagnose", run if overflowed else own), shell_command("report", run)]
         return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
     if summary.exit_code:
-        return [repeat]
+        go_on = shell_command("train", own, format_override("resume", str(run)))
+        return [go_on, repeat] if any(run.glob("checkpoints/step-*.json")) else [repeat]
     return [shell_command("evaluate", run), shell_command("export", run), repeat]
 
 

@@ -68,8 +68,8 @@ class JsonlSink(Sink):
     def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
         self._metrics = LineFile(metrics_path)
         self._events = LineFile(events_path)
-        self._layers_path = layers_path
-        self._layers: LineFile | None = None
+        self._layers = LineFile(layers_path, when_needed=True)
+        self._files = (self._metrics, self._events, self._layers)
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
@@ -98,16 +98,10 @@ class JsonlSink(Sink):
         return strict_json(fields)
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
-        if self._layers is None:
-            self._layers = LineFile(self._layers_path)
         for layer in layers:
             line = {"step": step, "loss_scale": loss_scale, **vars(layer), **self._common}
             self._layers.add(partial(strict_json, line))
         self._layers.poll(now=True)
-
-    @property
-    def _files(self) -> list[LineFile]:
-        return [file for file in (self._metrics, self._events, self._layers) if file is not None]
 
     def write_error(self) -> str | None:
         return next(filter(None, (file.write_error for file in self._files)), None)

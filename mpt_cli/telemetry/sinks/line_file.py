@@ -26,11 +26,15 @@ class LineFile:
     When the file can't be written the lines wait in memory, `write_error` says why, and each later flush tries again: a
     disk that is full for a while costs nothing. DataError when the file can't be opened, when `flush` or `close` is
     called all the same, and when too much waits.
+
+    With `when_needed` there is no file before the first line, and opening it is a part of writing to it.
     """
 
-    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.monotonic, when_needed: bool = False) -> None:
         self.path = path
         self._clock = clock
+        self._when_needed = when_needed
+        self._descriptor = -1
         self._lines: list[Callable[[], str]] = []
         self._unwritten = b""  # lines a write did not take
         self._flushed_at = clock()
@@ -40,11 +44,16 @@ class LineFile:
 
     def open(self) -> None:
         """Append to the file as it is now; also after `close`, when somebody else may have changed it."""
+        if self._when_needed:
+            return
         try:
-            repair_tail(self.path)
-            self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._open()
         except OSError as error:
             raise _cannot_write(self.path, error) from error
+
+    def _open(self) -> None:
+        repair_tail(self.path)
+        self._descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def add(self, line: Callable[[], str]) -> None:
         self._lines.append(line)
@@ -68,6 +77,8 @@ class LineFile:
         data = b"".join([self._unwritten, *(line().encode() + b"\n" for line in self._lines)])
         self._flushed_at, self._lines = self._clock(), []
         try:
+            if data and self._descriptor < 0 and self._when_needed:
+                self._open()
             while data:
                 data = data[os.write(self._descriptor, data) :]
             self.write_error = None
@@ -85,13 +96,12 @@ class LineFile:
                 raise
 
     def close(self) -> None:
-        if self._descriptor < 0:
-            return
         try:
             self.flush()
         finally:
-            os.close(self._descriptor)
-            self._descriptor = -1
+            if self._descriptor >= 0:
+                os.close(self._descriptor)
+                self._descriptor = -1
 
 
 def repair_tail(path: Path) -> int:
