@@ -135,7 +135,7 @@ def load_trained(trained: TrainedModel) -> Any:
         load_function(builder, "model.builder")
     if trained.is_whole:
         try:
-            model = keras.saving.load_model(trained.path, compile=False)
+            model = keras.saving.load_model(trained.path, compile=False, safe_mode=True)
         except Exception as error:
             if builder is None:
                 raise DataError(f"{trained.path} can't be read as a Keras model: {error}") from error

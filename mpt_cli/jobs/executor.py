@@ -2,7 +2,6 @@
 that is this machine. Light: nothing here knows of Keras, NumPy or a cluster.
 """
 
-import fcntl
 import json
 import os
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
 
 from mpt_cli.errors import OK, TERMINATED
-from mpt_cli.runs.presence import note_holder, read_holder
+from mpt_cli.runs.presence import note_holder, read_holder, take_lock
 
 Subject = TypeVar("Subject")
 
@@ -227,11 +226,7 @@ class LocalExecutor:
 def _take(lock: Path, stack: ExitStack) -> TextIO | None:
     """The lock file, locked until the stack is closed and whoever was given it has ended; None where it is taken."""
     file = stack.enter_context(lock.open("a", encoding="utf-8"))
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return None
-    return file
+    return file if take_lock(file) else None
 
 
 def _streams(command: Command[Any], stack: ExitStack) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 all) and read.
 """
 
-import fcntl
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TextIO
 
 from mpt_cli.errors import DataError
-from mpt_cli.runs.presence import forget_holder, note_holder
+from mpt_cli.runs.presence import forget_holder, note_holder, read_holder, take_lock
 from mpt_cli.settings.limits import read_file, remove_file
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
@@ -188,10 +187,12 @@ class RunDirectory:
         The lock goes with the process, also when it is killed. `key` is what names the directory.
         """
         with self._open_lock(key) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise DataError(f"another process is writing in {self.path}. Wait for it, or stop it first.") from error
+            if not take_lock(file):
+                holder = read_holder(self.lock_file)
+                named = f" (process {holder.pid} of {holder.host}, by its {LOCK_FILE})" if holder else ""
+                unknown = " Where it has ended, remove that file." if holder and holder.is_gone is None else ""
+                words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
+                raise DataError(words)
             note_holder(file)
             self._drop_temporary()
             try:

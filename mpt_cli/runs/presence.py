@@ -1,5 +1,6 @@
 """What a run tells those who look at it from outside while it goes on: which process writes, and what it announced."""
 
+import fcntl
 import json
 import os
 import platform
@@ -39,6 +40,22 @@ class Holder:
         if (self.host, self.namespace) != (platform.node(), _namespace()):
             return None
         return _start_of(self.pid) != self.started
+
+
+def take_lock(lock_file: TextIO) -> bool:
+    """Whether this process holds the file now, until whoever has it open has closed it or ended.
+
+    Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
+    container it can't be known whether it has ended.
+    """
+    try:
+        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        holder = read_holder(Path(lock_file.name))
+        return holder is None or holder.is_gone is True or holder == Holder.of(os.getpid())
+    return True
 
 
 def note_holder(lock_file: TextIO, pid: int | None = None) -> None:

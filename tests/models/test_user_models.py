@@ -184,6 +184,15 @@ def test_a_corrupt_file_is_an_error_of_the_data(saved):
         build_model(Saved(path=str(saved)), (3,), 4)
 
 
+def test_code_in_a_saved_model_is_not_run(tmp_path):
+    layer = keras.layers.Lambda(lambda x, seen=str(tmp_path / "seen"): (open(seen, "a").close(), x)[1])
+    keras.Sequential([keras.Input((3,)), layer, keras.layers.Dense(4)]).save(tmp_path / "code.keras")
+    (tmp_path / "seen").unlink()
+    with pytest.raises(DataError, match=r"holds Python code \(a Lambda layer\), which is not run.*model\.builder"):
+        build_model(Saved(path=str(tmp_path / "code.keras")), (3,), 4)
+    assert not (tmp_path / "seen").exists()
+
+
 def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
     path = saved.with_suffix(".h5")
     path.write_text("no model")

@@ -1,6 +1,11 @@
 """Which run is gone on with, whether it may be, and what its files hold then."""
 
+import errno
+import fcntl
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,6 +13,7 @@ from finished_run import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.runs.directory import RunDirectory, write_json
+from mpt_cli.runs.presence import Holder, note_holder, read_holder
 from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary, truncate_telemetry
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings
@@ -90,6 +96,30 @@ def test_two_processes_never_write_in_one_run() -> None:
     with run.lock(), pytest.raises(DataError, match="another process is writing"), run.lock():
         pass
     with run.lock():
+        pass
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    run = _run(Path("here"))
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    with run.lock():
+        pass
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with run.lock_file.open("a") as file:
+        note_holder(file, other.pid)
+    named = rf"another process is writing in here \(process {other.pid} of .*, by its .lock\)"
+    with pytest.raises(DataError, match=named), run.lock():
+        pass
+    other.communicate(b"\n")  # it left its name, as one that was killed does
+    with run.lock():
+        assert read_holder(run.lock_file) == Holder.of(os.getpid())
+    run.lock_file.write_text(run.lock_file.read_text() or json.dumps({"pid": 5, "host": "elsewhere", "namespace": "x",
+                                                                     "started": "7"}))  # fmt: skip
+    with pytest.raises(DataError, match=r"process 5 of elsewhere.*has ended, remove that file"), run.lock():
         pass
 
 
