@@ -37,7 +37,7 @@ test-all: $(VENV)/.dev
 	$(PYTEST)
 
 audit: $(VENV)-audit/bin/pip-audit
-	$< --no-deps --disable-pip -r constraints.txt
+	$< --strict --no-deps --disable-pip -r constraints.txt
 
 fuzz: $(VENV)/.dev
 	FUZZ_CASES=20000 $(PYTEST) tests/fuzz
