@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
 
 from mpt_cli.errors import OK, TERMINATED
-from mpt_cli.runs.presence import note_holder, read_holder
+from mpt_cli.runs.directory import note_holder, read_holder
 
 Subject = TypeVar("Subject")
 

@@ -4,8 +4,7 @@ import argparse
 from dataclasses import asdict
 
 from mpt_cli.errors import OK
-from mpt_cli.evaluation import evaluate
-from mpt_cli.export import export
+from mpt_cli.trained_model import evaluate, export
 from mpt_cli.verbs.parser import print_json, say
 
 

@@ -304,7 +304,7 @@ def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
 
 def _looks(view: Any, sweep: "SweepDirectory") -> "Iterator[list[JobState]]":
     """The jobs, again and again until nobody goes on with the sweep; DataError where its directory is removed."""
-    from mpt_cli.runs.presence import read_holder
+    from mpt_cli.runs.directory import read_holder
 
     run, abandoned = RunDirectory(sweep.path), 0
     while True:

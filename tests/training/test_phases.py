@@ -12,12 +12,12 @@ from backends import BACKEND, ROOT
 
 from mpt_cli import job
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.evaluation import evaluate
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.telemetry.records import Scaling
+from mpt_cli.trained_model import evaluate
 from mpt_cli.training import phases
 from mpt_cli.training.checkpoint import _model_variables
 from mpt_cli.training.phases import Phases
