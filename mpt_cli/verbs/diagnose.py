@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, find_overflow, on_one_device
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.job import with_drawn_seed
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -17,6 +16,7 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
 
 if TYPE_CHECKING:

@@ -275,9 +275,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(problems)
     built = None
     if arguments.build:
-        from mpt_cli import job
+        from mpt_cli import training_run
 
-        built = job.check_build(settings)
+        built = training_run.check_build(settings)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
                     "build": asdict(built) if built else None})  # fmt: skip

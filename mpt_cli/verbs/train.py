@@ -18,7 +18,7 @@ def run_train(arguments: argparse.Namespace) -> int:
     settings = load_settings(overrides)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
-    from mpt_cli import job  # with what trains: a wrong word is answered before that is loaded
+    from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
     from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
     from mpt_cli.sweep.block import Block, read_block
@@ -29,7 +29,7 @@ def run_train(arguments: argparse.Namespace) -> int:
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"
             say(line, stream)
-        summary = job.train(settings, command, job.Reporters(stream))
+        summary = training_run.train(settings, command, training_run.Reporters(stream))
     if arguments.json:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
@@ -58,19 +58,19 @@ def _format_ending(status: str, explanation: str) -> str:
 
 def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overrides: list[str]) -> int | None:
     """The exit code where this process starts the others of a run or is one of those; None where it is the first."""
-    from mpt_cli import job
+    from mpt_cli import training_run
     from mpt_cli.engine.distribution import check_process_info, find_process_info
     from mpt_cli.jobs import launch
 
     if launch.must_launch(settings):
         flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
-        return launch.launch(settings, [*overrides, f"seed={job.with_seed_of_run(settings).seed}", *flags])
+        return launch.launch(settings, [*overrides, f"seed={training_run.with_seed_of_run(settings).seed}", *flags])
     process_info = find_process_info(settings)
     if process_info is not None:
         check_process_info(settings, process_info)
     if process_info is None or process_info.is_rank0:
         return None
-    job.follow(settings)
+    training_run.follow(settings)
     return OK
 
 

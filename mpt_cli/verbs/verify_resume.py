@@ -9,10 +9,10 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.job import Reporters, train, with_drawn_seed
 from mpt_cli.reproduce.resume_proof import ResumeProof, verify_resume
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Sink
+from mpt_cli.training_run import Reporters, train, with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
 
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.job import Reporters, train_program, with_drawn_seed
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings, load_settings
@@ -28,6 +27,7 @@ from mpt_cli.sweep.run import Options, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 
 if TYPE_CHECKING:
     from mpt_cli.compare.results import Comparison
