@@ -178,7 +178,7 @@ TOO_FEW = "of the gradient elements were flushed to zero"
         (["loss_scale=none"], "stopped", v.TOO_LOW, "float16 flushed them to zero, a higher loss scale keeps them: "
                                                     "loss_scale=dynamic."),
         (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         f"100% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
+         f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
          "loss_scale=dynamic."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
          "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
