@@ -25,9 +25,8 @@ from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary
+from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, required_fields
 from mpt_cli.telemetry.sink import TelemetryFiles
-from mpt_cli.telemetry.validation import misfit, required_fields
 
 
 def write_atomic(path: Path, text: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpt_cli.errors import INTERRUPTED, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.report.following import News, RunFollower, read_header, summary_from
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, read_holder
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
@@ -304,8 +304,6 @@ def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
 
 def _looks(view: Any, sweep: "SweepDirectory") -> "Iterator[list[JobState]]":
     """The jobs, again and again until nobody goes on with the sweep; DataError where its directory is removed."""
-    from mpt_cli.runs.directory import read_holder
-
     run, abandoned = RunDirectory(sweep.path), 0
     while True:
         holder = read_holder(run.lock_file)
