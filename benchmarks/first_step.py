@@ -19,7 +19,7 @@ class FirstStep(BaseException):
 
 
 def main() -> None:
-    from mpt_cli import job
+    from mpt_cli import training_run
     from mpt_cli.settings import load_settings
     from mpt_cli.telemetry.sink import Sink
 
@@ -29,7 +29,8 @@ def main() -> None:
 
     words = sys.argv[1:]
     try:
-        job.train(load_settings([*words, "logger.console=quiet"]), words, job.Reporters(sinks=[Watch()]))
+        reporters = training_run.Reporters(sinks=[Watch()])
+        training_run.train(load_settings([*words, "logger.console=quiet"]), words, reporters)
     except FirstStep:
         seconds = {"cpu": sum(os.times()[:2]), "wall": time.perf_counter() - STARTED}
         print(json.dumps(seconds), flush=True)

@@ -13,8 +13,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpt_cli.front import compare, diagnose, fit, plan, sweep
     from mpt_cli.precision import LossScaleOptimizer, Policy
+    from mpt_cli.python_api import compare, diagnose, fit, plan, sweep
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
 
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    "mpt_cli.front": ("compare", "diagnose", "fit", "plan", "sweep"),
+    "mpt_cli.python_api": ("compare", "diagnose", "fit", "plan", "sweep"),
     "mpt_cli.precision": ("LossScaleOptimizer", "Policy"),
     "mpt_cli.recorder": ("Recorder",),
     "mpt_cli.report.run": ("Run", "load_run"),
@@ -55,7 +55,7 @@ class _Room(ModuleType):
     """A room of the package that has the name of a public function, and can be called as that."""
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        return getattr(import_module("mpt_cli.front"), self.__name__.rpartition(".")[2])(*arguments, **named)
+        return getattr(import_module("mpt_cli.python_api"), self.__name__.rpartition(".")[2])(*arguments, **named)
 
 
 class _Package(ModuleType):

@@ -117,7 +117,8 @@ def _run(arguments: list[str]) -> int:
         folders, rest = take_config_directories(rest)
         check_hydra_options(parser, rest)
     with config_directories(folders):
-        return load_verb(verb).run(parser.parse_intermixed_args(rest))
+        words = parser.parse_intermixed_args(rest)  # --help, and what argparse refuses, ends here: no verb is loaded
+        return load_verb(verb)(words)
 
 
 def _top_parser() -> argparse.ArgumentParser:

@@ -15,13 +15,13 @@ import keras
 
 from mpt_cli.engine.backend import running_platform
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.front import Asked, given_settings
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step, keep_skips_whole
 from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
+from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, Recording, Subject
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory

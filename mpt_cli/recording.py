@@ -22,8 +22,7 @@ from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.step_log import StepRows
 from mpt_cli.report.run import Run
-from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
-from mpt_cli.runs.presence import header_dict
+from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
 from mpt_cli.settings.schema import Settings

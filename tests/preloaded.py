@@ -217,8 +217,8 @@ def _import_frameworks(backend: str) -> None:
     if backend == "tensorflow":
         import tensorflow  # noqa: F401
 
-    import mpt_cli.job
-    import mpt_cli.training.session  # noqa: F401
+    import mpt_cli.training.session
+    import mpt_cli.training_run  # noqa: F401
 
 
 def _serve(control: socket.socket) -> dict[str, Any] | None:

@@ -10,6 +10,7 @@ from mpt_cli.data.examples import (
     Array,
     DataSet,
     Examples,
+    Rows,
     Stream,
     draw_examples,
     fingerprint_arrays,
@@ -26,7 +27,6 @@ from mpt_cli.data.prepare import (
     read_target,
     to_numbers,
 )
-from mpt_cli.data.rows import Rows
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 

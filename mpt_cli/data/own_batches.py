@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import BatchStream, Examples, Reading
-from mpt_cli.data.rows import Rows, as_rows
+from mpt_cli.data.examples import BatchStream, Examples, Reading, Rows, as_rows
 from mpt_cli.errors import DataError, MptError, UserCodeError, summarise_error
 
 

@@ -8,8 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.data.examples import Array, Arrays, DataSet, Examples, Stream, all_arrays, leaves, map_arrays
-from mpt_cli.data.rows import Rows, as_rows, on_values
+from mpt_cli.data.examples import (
+    Array,
+    Arrays,
+    DataSet,
+    Examples,
+    Rows,
+    Stream,
+    all_arrays,
+    as_rows,
+    leaves,
+    map_arrays,
+    on_values,
+)
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import DataSettings
 

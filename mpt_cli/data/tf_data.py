@@ -13,9 +13,8 @@ from types import ModuleType
 from typing import Any
 
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
-from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, join_arrays, leaves
+from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, as_rows, join_arrays, joined, leaves
 from mpt_cli.data.paths import matching_files
-from mpt_cli.data.rows import as_rows, joined
 from mpt_cli.errors import DataError, did_you_mean, install_command
 from mpt_cli.settings.variants import TFRecord
 

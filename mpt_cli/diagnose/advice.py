@@ -10,7 +10,7 @@ import numpy as np
 
 from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
 from mpt_cli.diagnose.examination import ExaminedPoint
-from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, ScaleTrial, Updates, power_of_two_below
+from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, LostUpdates, ScaleTrial, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
 from mpt_cli.telemetry.format import format_fraction, format_scale
 from mpt_cli.telemetry.records import DEAD, FLUSHED, OVERFLOWED, VANISHED, LayerSample
@@ -272,7 +272,7 @@ def _gradients_content(found: GradientCounts | None, scales: dict[str, float | N
     }  # fmt: skip
 
 
-def _updates_content(found: Updates | None) -> dict[str, Any] | None:
+def _updates_content(found: LostUpdates | None) -> dict[str, Any] | None:
     if found is None:
         return None
     return {"moved": found.moved, "lost_in_float16_weights": found.lost_float16,

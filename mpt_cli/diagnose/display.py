@@ -29,7 +29,7 @@ from mpt_cli.precision.gradients import (
     share_subnormal,
 )
 from mpt_cli.report.tables import plain_lines, text_columns
-from mpt_cli.telemetry.format import format_scale
+from mpt_cli.telemetry.format import format_fraction, format_scale
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -215,7 +215,7 @@ def _shares(total: Any) -> Any:
 def _bars(axes: "Axes", total: Any, power: int, colour: str, label: str, offset: float) -> None:
     shares = _shares(total)
     places = np.flatnonzero(shares)
-    zeros = f"{label} ({format_percent(total[ZEROS] / max(total.sum(), 1.0))} are exact zeros)"
+    zeros = f"{label} ({format_fraction(total[ZEROS] / max(total.sum(), 1.0))} are exact zeros)"
     axes.bar(places - EXPONENT_BIAS + power + 0.5 + offset, shares[places], 0.4, color=colour, label=zeros, zorder=2)
 
 
@@ -236,17 +236,7 @@ def _mark_float16(axes: "Axes", lowest: int, highest: int) -> None:
 def scale_title(scale: float, outputs: Any, weights: Any) -> str:
     """The shares of the nonzero values that become zero or lose digits."""
     named = (("outputs", outputs), ("weights", weights))
-    shares = [(name, format_percent(share_flushed(total, scale)), format_percent(share_subnormal(total, scale)))
+    shares = [(name, format_fraction(share_flushed(total, scale)), format_fraction(share_subnormal(total, scale)))
               for name, total in named if largest_exponent(total) is not None]  # fmt: skip
     parts = [f"of {name} {flushed} flushed, {subnormal} subnormal" for name, flushed, subnormal in shares]
     return f"{'without scaling' if scale == 1 else f'loss scale {format_scale(scale)}'}: {'; '.join(parts)}"
-
-
-def format_percent(share: float) -> str:
-    """Two digits, or three where it is a hundred: `.2g` alone writes that as 1e+02.
-
-    >>> format_percent(1.0), format_percent(0.999), format_percent(0.123), format_percent(0.00123), format_percent(0.0)
-    ('100 %', '99.9 %', '12 %', '0.12 %', '0 %')
-    """
-    percent = 100 * share
-    return f"{percent:.3g} %" if percent >= 99 else f"{percent:.2g} %"

@@ -18,8 +18,7 @@ from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION, Event
-from mpt_cli.telemetry.validation import misfit, required_fields
+from mpt_cli.telemetry.records import OVERFLOW, PHASE, SCHEMA_VERSION, Event, misfit, required_fields
 
 
 def on_one_device(settings: Settings, say: Callable[[str], None]) -> Settings:

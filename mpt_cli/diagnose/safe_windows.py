@@ -70,7 +70,7 @@ class GradientCounts:
 
 
 @dataclass(frozen=True)
-class Updates:
+class LostUpdates:
     """Of the elements that one step of the optimizer moves, the shares that would be lost to rounding."""
 
     moved: int
@@ -88,7 +88,7 @@ class LayerRange:
     variable_dtype: str
     activations: GradientCounts | None
     weights: GradientCounts | None
-    updates: Updates | None
+    updates: LostUpdates | None
 
     @property
     def gradients(self) -> list[GradientCounts]:
@@ -136,11 +136,11 @@ def common_window(windows: list[SafeScales | None]) -> SafeScales | None:
     return SafeScales(max(w.lowest_power for w in minding), min(w.highest_power for w in minding))
 
 
-def _updates(row: Counts) -> Updates | None:
+def _updates(row: Counts) -> LostUpdates | None:
     moved = float(row[MOVED])
     if not moved:
         return None  # a learning rate of 0, as at the first step of a warm-up
-    return Updates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
+    return LostUpdates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
 
 
 def layer_samples(places: FlowMap, examined: Counted, shadow: Counted, scale: float) -> list[LayerSample]:

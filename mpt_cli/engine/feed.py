@@ -17,14 +17,16 @@ from mpt_cli.data.examples import (
     Batch,
     BatchStream,
     Examples,
+    Ragged,
+    Rows,
     Stream,
     all_arrays,
     fingerprint_arrays,
     join_arrays,
+    joined,
     leaves,
     map_arrays,
 )
-from mpt_cli.data.rows import Ragged, Rows, joined
 from mpt_cli.engine.loop import BatchIndices, Engine
 
 CHUNK_BYTES = 64 * 2**20

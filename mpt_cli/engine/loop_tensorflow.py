@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from mpt_cli.data.rows import Ragged
+from mpt_cli.data.examples import Ragged
 from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     EVALUATION,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
 
 from mpt_cli.errors import OK, TERMINATED
-from mpt_cli.runs.presence import note_holder, read_holder, take_lock
+from mpt_cli.runs.directory import note_holder, read_holder, take_lock
 
 Subject = TypeVar("Subject")
 

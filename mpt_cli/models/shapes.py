@@ -10,7 +10,7 @@ from typing import Any
 import keras
 from keras import layers
 
-from mpt_cli.data.rows import RAGGED
+from mpt_cli.data.examples import RAGGED
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
 from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.own_step import can_be_called

@@ -15,13 +15,12 @@ from mpt_cli.plan.hlo import Computation, Module, parse_module
 from mpt_cli.plan.program import Compiled, CompileTarget, Memory, Planned, assemble_for, check_plan, prepare_compiler
 from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
 from mpt_cli.sweep.search_space import read_grid
 
 TILE = 8  # elements: matrix units multiply float16 in tiles of that many or multiples
 LAUNCH_SECONDS = 2e-6  # assumed for the host to start a kernel; nobody measured it here
-MIXED = "mixed_"
 Say = Callable[[str], None]
 
 
@@ -284,7 +283,7 @@ def _moves(step: Step) -> list[PlanShare]:
 
 def _islands(products: Sequence[Product], policy: str) -> list[PlanShare]:
     """Under a mixed policy: layers whose products are in float32 or tf32, with their operations."""
-    if not policy.startswith(MIXED):
+    if not is_mixed(policy):
         return []
     found: dict[str, list[float]] = {}
     for product in products:

@@ -15,11 +15,9 @@ import yaml
 
 from mpt_cli.errors import ConfigError, DataError, printable_tree
 from mpt_cli.report.history import flatten, json_object
-from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
-from mpt_cli.runs.presence import HEADER, Holder, header_from, read_holder
+from mpt_cli.runs.directory import HEADER, Holder, RunDirectory, header_from, read_holder, read_json, read_summary
 from mpt_cli.settings.limits import open_file, read_yaml_text
-from mpt_cli.telemetry.records import RunHeader, Summary
-from mpt_cli.telemetry.validation import misfit, required_fields
+from mpt_cli.telemetry.records import RunHeader, Summary, misfit, required_fields
 
 
 @dataclass

@@ -16,8 +16,7 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, record_of
-from mpt_cli.telemetry.validation import misfit, required_fields
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, misfit, record_of, required_fields
 
 _TAIL_BYTES = 8192
 LONGEST_LINE = 2**24  # bytes

@@ -6,9 +6,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import replace
 
-from mpt_cli.report.heat_map import Heat
 from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series
-from mpt_cli.report.picture import Curve, Picture, buckets_for, thin, thin_marks
+from mpt_cli.report.picture import Curve, Heat, Picture, buckets_for, thin, thin_marks
 from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
 from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
 from mpt_cli.training.progress import MONITORED, falls

@@ -17,8 +17,7 @@ from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.telemetry.records import Event, Summary, record_of
-from mpt_cli.telemetry.validation import misfit
+from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
 from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.

@@ -10,7 +10,7 @@ from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
 from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.settings.variants import (
     PYTHON,
     Builder,
@@ -287,7 +287,7 @@ def check_rollback(settings: Settings) -> Iterator[Problem]:
 
 def check_float8(settings: Settings) -> Iterator[Problem]:
     policy = settings.policy
-    if policy.float8 and not policy.name.startswith("mixed_"):
+    if policy.float8 and not is_mixed(policy.name):
         rule = f"must be false with policy.name={policy.name}: float8 works on top of a mixed policy."
         yield Problem("policy.float8", rule, True, "Use policy=float8_mixed_bfloat16 or float8_mixed_float16.")
 

@@ -54,6 +54,11 @@ RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gr
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 
 
+def is_mixed(policy: str) -> bool:
+    """Whether layers under this policy compute in half precision and keep their variables in float32."""
+    return policy.startswith("mixed_")
+
+
 @dataclass
 class PolicySettings:
     """In which dtype layers compute and keep their variables."""

@@ -14,7 +14,7 @@ from rich.text import Text
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
-from mpt_cli.runs.presence import read_holder
+from mpt_cli.runs.directory import read_holder
 from mpt_cli.sweep.directory import GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console.plain import StreamLines

@@ -119,8 +119,10 @@ def format_share(part: int, whole: int) -> str:
 
 def format_fraction(fraction: float | None) -> str:
     """
-    >>> format_fraction(0.025), format_fraction(0.00011), format_fraction(0.0), format_fraction(None)
-    ('2.5%', '0.011%', '0%', '-')
+    >>> format_fraction(0.025), format_fraction(0.00011), format_fraction(0.9951), format_fraction(0.0)
+    ('2.5%', '0.011%', '99.5%', '0%')
+    >>> format_fraction(None)
+    '-'
     """
     if fraction is None:
         return "-"

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
+from mpt_cli.telemetry.format import (
+    format_count,
+    format_fraction,
+    format_number,
+    format_scale,
+    format_seconds,
+    format_share,
+)
 from mpt_cli.telemetry.records import DEAD as DEAD_LAYER
 from mpt_cli.telemetry.records import FLUSHED, NEVER, UNMOVED, VANISHED, Scaling, StopLimits, StreakCounts
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
@@ -267,7 +274,7 @@ def _ends_vanished(signs: Signs) -> str | None:
         return None
     words = f"The outputs of {_name_layers(layers)} were flushed to zero in float16{_format_sampled(signs)}"
     if flushed := signs.flushed_share:
-        words += f", and {format_percent(flushed)} of the gradient elements were zero that are not in float32"
+        words += f", and {format_fraction(flushed)} of the gradient elements were zero that are not in float32"
     return f"{words}: {CAUSES[VANISHING].explain(signs)}"
 
 
@@ -275,7 +282,7 @@ def _ends_flushed(signs: Signs) -> str | None:
     flushed, layers = signs.flushed_share, signs.layers_that(FLUSHED)
     if not layers and (flushed is None or flushed <= FLUSHED_SHARE):
         return None
-    words = f"{format_percent(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
+    words = f"{format_fraction(flushed or 0.0)} of the gradient elements were flushed to zero{_format_at_scale(signs)}"
     if layers:
         words += f", next to all of those of {_name_layers(layers)}"
     return f"{words}. {_as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))}"
@@ -297,14 +304,6 @@ def _ends_unmoved(signs: Signs) -> str | None:
     return (f"Next to none of the updates of {_name_layers(layers)} changed a weight{_format_sampled(signs)}: what is "
             "less than half a unit in the last place of a weight in half precision is rounded away. policy="
             "mixed_bfloat16 and mixed_float16 keep weights in float32.")  # fmt: skip
-
-
-def format_percent(share: float) -> str:
-    """
-    >>> format_percent(0.999), format_percent(0.4), format_percent(0.021)
-    ('100%', '40%', '2.1%')
-    """
-    return f"{100 * share:.0f}%" if share >= 0.1 else f"{100 * share:.2g}%"
 
 
 def _name_layers(layers: Sequence[str]) -> str:
@@ -396,7 +395,7 @@ REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark
 
 def _explain_unscaled(signs: Signs) -> str:
     if signs.scaling.is_needed and signs.flushed_share is not None:
-        lost = f"{100 * signs.flushed_share:.2g}% of the gradient elements were flushed to zero"
+        lost = f"{format_fraction(signs.flushed_share)} of the gradient elements were flushed to zero"
         return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."
     if not signs.scaling.is_needed:
         return "the loss was not scaled, because nothing needed it."

@@ -12,8 +12,7 @@ from rich.console import Console
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
-from mpt_cli.telemetry.console.live import LiveConsole
-from mpt_cli.telemetry.console.notebook import NotebookConsole, notebook_update
+from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink

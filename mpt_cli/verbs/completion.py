@@ -28,7 +28,8 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.parser import MODULE, OVERRIDES, SCRIPT, TARGETS, take_config_directories, verb_parser
+from mpt_cli.verbs.arguments import MODULE, OVERRIDES, SCRIPT, TARGETS
+from mpt_cli.verbs.parser import take_config_directories, verb_parser
 from mpt_cli.verbs.run import is_taken
 
 _VERBS_WITH_LISTS = ("sweep", "compare")  # they take several values of a key, with commas between them
@@ -149,9 +150,6 @@ OFFERS: dict[str, Callable[[Word], list[str]]] = {
 }
 
 
-_SHELLS = ("bash", "zsh", "fish")
-
-
 class _Finder(CompletionFinder):
     """Completes the words of one verb."""
 
@@ -215,18 +213,7 @@ def _completer(offer: Any, words: list[str]) -> Any:
     return completer
 
 
-def configure_completion(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=_SHELLS)
-    parser.epilog = (
-        "to have it in every shell:\n"
-        "  bash:  mpt completion bash >> ~/.bashrc\n"
-        "  zsh:   mpt completion zsh >> ~/.zshrc        (after compinit)\n"
-        "  fish:  mpt completion fish > ~/.config/fish/completions/mpt.fish"
-    )
-
-
 def run_completion(arguments: argparse.Namespace) -> int:
-    """Print the script that completes mpt's words: verbs, options, recipes, groups, keys and their values."""
     script = shellcode(["mpt"], shell="fish" if arguments.shell == "fish" else "bash")
     print(script.replace("[=/:]", "[=/:.]"), end="")  # no space behind a section either
     return OK

@@ -6,43 +6,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, find_overflow, on_one_device
+from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.report.picture import missing_matplotlib
+from mpt_cli.runs.directory import RunDirectory, default_parent
+from mpt_cli.runs.resume import stored_settings
+from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
+from mpt_cli.training.program import SettingsProgram
+from mpt_cli.training_run import with_drawn_seed
+from mpt_cli.verbs.parser import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory
-    from mpt_cli.settings.schema import Settings
-
-_DIAGNOSE_EXAMPLES = """examples:
-  mpt diagnose conf=digits_cnn
-  mpt diagnose conf=underflow loss_scale=none --at-steps 0,100,400
-  mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
-  mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
-  mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
-  mpt diagnose runs/overflow/RUN --step 7         at that step
-
-It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
-
-
-def configure_diagnose(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
-    parser.add_argument("--at-steps", metavar="N,N…", help="measure after these steps of training; default: 0")
-    parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
-    parser.add_argument("--phase", type=int, metavar="N", help="of a recipe with phases: the one to measure, after "
-                        "training those before it; --at-steps counts from its beginning; default: 1")  # fmt: skip
-    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
-                        "default: the last one that did")  # fmt: skip
-    parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
-    parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
-                        "or in the run directory")  # fmt: skip
-    add_json(parser)
-    parser.epilog = _DIAGNOSE_EXAMPLES
 
 
 def run_diagnose(arguments: argparse.Namespace) -> int:
-    """Which loss scale does this model need, and which layer made a run overflow? Measured, and verified in float16."""
     given = arguments.overrides
     run_dirs = [text for text in given if "=" not in text.split("/")[0] and expanded(text).is_dir()]
     _check(arguments, run_dirs)
@@ -52,11 +33,6 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, on_one_device
-    from mpt_cli.job import with_drawn_seed
-    from mpt_cli.runs.directory import default_parent
-    from mpt_cli.settings import load_settings
-
     steps = _read_steps(arguments.at_steps)
     settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
     check_write_path(arguments.write)
@@ -81,19 +57,15 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: "Settings", request: tuple[tuple[int, ...], int, int], directory: "DiagnosisDirectory",
+    settings: Settings, request: tuple[tuple[int, ...], int, int], directory: DiagnosisDirectory,
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
-    from mpt_cli.engine.backend import prepare_backend
-
     platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
     from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
     from mpt_cli.diagnose.display import write_pictures
     from mpt_cli.diagnose.examination import ExaminationRequest
-    from mpt_cli.report.picture import missing_matplotlib
-    from mpt_cli.training.program import SettingsProgram
 
     found = diagnose(SettingsProgram(settings), platform, ExaminationRequest(*request), say)
     content = {**diagnosis_content(found), "directory": str(directory.path)}
@@ -172,11 +144,6 @@ def _read_steps(text: str | None) -> tuple[int, ...]:
 
 def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     """5 where no layer can be named, because the step does not overflow when it is trained again."""
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory, find_overflow, on_one_device
-    from mpt_cli.engine.backend import prepare_backend
-    from mpt_cli.runs.directory import RunDirectory
-    from mpt_cli.runs.resume import stored_settings
-
     run = RunDirectory.open(run_dir)
     overflow = find_overflow(run, arguments.step)
     if overflow is None:

@@ -40,36 +40,20 @@ from mpt_cli.settings.search_path import (
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.verbs.parser import add_config_dir, add_json, add_overrides, print_json, say
+from mpt_cli.verbs.parser import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
     from mpt_cli.training.assembly import BuildCheck
 
-_LIST_EXAMPLES = """examples:
-  mpt list                     the recipes
-  mpt list models --json
-  mpt list groups              the files of each group, those of your project with their path
-  mpt list keys | grep scale   every key with its default, meaning and range
-  mpt list keys --schema > mpt.schema.json     for an editor: # yaml-language-server: $schema=mpt.schema.json"""
-
-
-def configure_list(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=list(_LISTINGS), default="recipes", help="default: recipes")
-    parser.add_argument("--schema", action="store_true", help="of keys: the JSON Schema of a recipe, for editors")
-    add_config_dir(parser)
-    add_json(parser)
-    parser.epilog = _LIST_EXAMPLES
-
 
 def run_list(arguments: argparse.Namespace) -> int:
-    """List what there is."""
     if arguments.schema:
         if arguments.kind != "keys":
             raise ConfigError(Problem("--schema", "is of keys.", None, "Write `mpt list keys --schema`."))
         print(strict_json(json_schema(), indent=2))
         return OK
-    entries = _LISTINGS[arguments.kind]()
+    entries = LISTINGS[arguments.kind]()
     if arguments.json:
         print_json({arguments.kind: entries})
         return OK
@@ -197,7 +181,7 @@ def _format_yaml_scalar(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-_LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
     "recipes": _recipes,
     "models": lambda: _variants("model"),
     "data": lambda: _variants("data"),
@@ -210,14 +194,7 @@ _LISTINGS: dict[str, Callable[[], list[dict[str, Any]]]] = {
 }
 
 
-def configure_copy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("recipe", metavar="RECIPE", help="its name, as `mpt list` shows it")
-    parser.add_argument("destination", metavar="DEST", nargs="?", help="a file or folder; default: ./RECIPE.yaml")
-    parser.epilog = "example:\n  mpt copy digits_cnn mine.yaml\n  mpt train conf=./mine.yaml"
-
-
 def run_copy(arguments: argparse.Namespace) -> int:
-    """Copy a shipped recipe to a file of your own. Nothing that exists is overwritten."""
     source = recipe_paths().get(arguments.recipe)
     if source is None:
         remedy = recipe_remedy(arguments.recipe)
@@ -243,23 +220,6 @@ def _write_new(target: Path, content: bytes) -> None:
         raise DataError(f"{target} cannot be written: {error.strerror}.") from None
 
 
-_SHOW_EXAMPLES = """examples:
-  mpt show conf=digits_cnn
-  mpt show conf=digits_cnn optimizer=sgd > mine.yaml     a complete file of your own"""
-
-
-def configure_show(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
-    _add_untrusted(parser)
-    add_json(parser)
-    parser.epilog = _SHOW_EXAMPLES
-
-
-def _add_untrusted(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--untrusted", action="store_true", help="read no variable of the environment: each stands for "
-                        "itself, as ${oc.env:NAME}")  # fmt: skip
-
-
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
     from mpt_cli.settings import load_settings
@@ -272,8 +232,6 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    """Print the resolved configuration: every key with the value it would have, but for secrets, of which the record
-    of a run holds where they come from. Nothing is imported or run."""
     from mpt_cli.runs.expectations import with_own_expectations
     from mpt_cli.settings import resolved_yaml
 
@@ -307,21 +265,7 @@ def imported_functions(settings: Settings) -> dict[str, str]:
     return {key: reference for key, reference in named.items() if reference}
 
 
-_CHECK_EXAMPLES = """examples:
-  mpt check conf=./mine.yaml policy=mixed_float16
-  mpt check conf=digits_cnn --build      the dtype of every layer, without training"""
-
-
-def configure_check(parser: argparse.ArgumentParser) -> None:
-    add_overrides(parser)
-    parser.add_argument("--build", action="store_true", help="load the data, build the model and audit its dtypes")
-    _add_untrusted(parser)
-    add_json(parser)
-    parser.epilog = _CHECK_EXAMPLES
-
-
 def run_check(arguments: argparse.Namespace) -> int:
-    """Say whether a configuration is sound; with --build also whether its model can be built on its data."""
     from mpt_cli.runs.expectations import check_names
 
     if arguments.untrusted and arguments.build:
@@ -331,9 +275,9 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(problems)
     built = None
     if arguments.build:
-        from mpt_cli import job
+        from mpt_cli import training_run
 
-        built = job.check_build(settings)
+        built = training_run.check_build(settings)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
                     "build": asdict(built) if built else None})  # fmt: skip
@@ -369,15 +313,7 @@ def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
     return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()
 
 
-def configure_doctor(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-measure", action="store_true",
-                        help="leave out the speed of each dtype: some seconds less")
-    add_json(parser)
-    parser.epilog = "example:\n  mpt doctor --json > doctor.json"
-
-
 def run_doctor(arguments: argparse.Namespace) -> int:
-    """Examine this machine: versions, devices, what each policy gains here, what is missing and how to get it."""
     from rich.console import Console
 
     from mpt_cli.doctor import doctor, print_doctor_report

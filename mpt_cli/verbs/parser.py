@@ -1,29 +1,15 @@
-"""From a verb to its functions and its parser, and the arguments and the JSON that several verbs share."""
+"""From a verb to its parser and to what runs it, the words that are taken before, and what verbs print."""
 
 import argparse
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
-from mpt_cli.verbs import VERBS
-
-OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
-SCRIPT = "[key=value …] SCRIPT.py args …"
-MODULE = "MODULE args …"
-TARGETS = "NAME|FILE|RUN_DIR … key=value …"
-
-
-@dataclass(frozen=True)
-class VerbFunctions:
-    """What a verb's module holds for it."""
-
-    configure: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+from mpt_cli.verbs import VERBS, arguments
 
 
 class Parser(argparse.ArgumentParser):
@@ -41,24 +27,28 @@ def say(text: str, stream: TextIO | None = None) -> None:
     print(printable(text), file=stream, flush=True)
 
 
-def load_verb(verb: str) -> VerbFunctions:
-    """The functions of one verb, whose module is imported now."""
-    module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
-    name = verb.strip("_").replace("-", "_")
-    return VerbFunctions(getattr(module, f"configure_{name}"), getattr(module, f"run_{name}"))
-
-
 def verb_parser(verb: str) -> argparse.ArgumentParser:
-    """The parser of one verb, with what its module adds to it."""
-    functions = load_verb(verb)
+    """The parser of one verb; the verb itself is not imported."""
+    configure = getattr(arguments, f"configure_{_function_name(verb)}")
     parser = Parser(
         prog=f"mpt {verb}",
-        description=inspect.getdoc(functions.run),
+        description=inspect.getdoc(configure),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    functions.configure(parser)
+    configure(parser)
     return parser
+
+
+def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
+    """What runs a verb, whose module is imported now."""
+    module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
+    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
+    return run
+
+
+def _function_name(verb: str) -> str:
+    return verb.strip("_").replace("-", "_")
 
 
 _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
@@ -105,32 +95,6 @@ def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
             raise ConfigError(Problem("--config-dir", "must be followed by a folder."))
         folders.append(folder)
     return folders, others
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar=OVERRIDES,
-        help="conf= takes a recipe's name (`mpt list`) or the path of your own YAML; each key=value changes one key, "
-        "each group=choice one part (policy, loss_scale, model, data, optimizer, trainer, backend, logger, distribute, "
-        "fault)",
-    )
-    add_config_dir(parser)
-
-
-def add_config_dir(parser: argparse.ArgumentParser) -> None:
-    """For the help; `take_config_directories` takes the words before the parser sees them."""
-    parser.add_argument("--config-dir", metavar="DIR", help="a folder with groups and recipes of your own, searched "
-                        "besides ./conf and ./recipes; also in MPT_CONFIG_DIR")  # fmt: skip
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
-
-
-def add_best(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
 
 
 def print_json(content: dict[str, Any]) -> None:

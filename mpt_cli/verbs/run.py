@@ -8,36 +8,14 @@ from pathlib import Path
 from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
-from mpt_cli.verbs.parser import MODULE, SCRIPT, say
+from mpt_cli.verbs.parser import say
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
-_EXAMPLES = """examples:
-  mpt run train.py --epochs 3
-  mpt run policy=mixed_bfloat16 train.py
-  mpt run loss_scale=fixed loss_scale.initial_scale=2**10 run_dir=runs/first train.py
-  mpt run -m package.train --epochs 3
-  mpt run --dry-run train.py        what would be changed where
-
-The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it
-ended well, it is that of the gravest verdict: 4 for a run that never trained, collapsed or was stopped by a rule."""
-
-
-def configure_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
-    parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
-    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
-    parser.epilog = _EXAMPLES
-    # what comes after the script is the script's, options too
-    parser.parse_intermixed_args = parser.parse_args  # type: ignore[method-assign]
 
 
 def run_run(arguments: argparse.Namespace) -> int:
-    """Run an unchanged Keras script in mixed precision: policy=mixed_float16 unless another is given, loss scaling
-    around its optimizers, a record and a verdict of each fit. The exit code is the verdict's where the script itself
-    ended well.
-    """
     overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
     dry = arguments.dry_run or "--dry-run" in overrides
     overrides = [word for word in overrides if word != "--dry-run"]

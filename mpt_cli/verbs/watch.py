@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from mpt_cli.errors import INTERRUPTED, OK, TERMINATED, ConfigError, DataError, Problem
 from mpt_cli.report.following import News, RunFollower, read_header, summary_from
-from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.directory import RunDirectory, read_holder
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import conf_override, expanded, shell_command
 from mpt_cli.telemetry.console.plain import PlainConsole
@@ -18,6 +18,7 @@ from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_
 from mpt_cli.telemetry.setup import console_sinks
 from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks.jsonl_csv import event_from, snapshot_from
+from mpt_cli.verbs.arguments import SHOWN_EPOCHS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,33 +28,11 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS, SWEEP_LOOK_SECONDS = 0.25, 1.0
 PLAIN_SECONDS = 30.0  # between two lines about a running job of a sweep, where nothing changes in place
-SHOWN_EPOCHS = 20  # of what is past
 SILENT_SECONDS = 10.0  # from then on it is said
 LOOKS_TO_BE_SURE = 2  # a run that only just made its directory has not signed it yet
 
-_EXAMPLES = """examples:
-  mpt watch runs/digits_cnn/RUN           the table and the live line of that run, from here on; Ctrl-C leaves it alone
-  mpt watch sweeps/digits_mlp/SWEEP       its jobs, with step, loss, scale and skips
-  mpt watch runs/digits_cnn/RUN --json | jq -c 'select(.record == "epoch")'
-
-It ends when the run ends, with the exit code of the run (143 for one that was killed and left no summary; of a sweep
-the gravest of its jobs), and with 130 on Ctrl-C, as `tail -f` does; the run goes on. A directory that is none of ours,
-or that is removed: 3.
-
---json prints an object a line, "record" says of what: header, interval, epoch, event, went_back, silent, gone, end;
-of a sweep job and end. interval, epoch and event are the lines of metrics.jsonl and events.jsonl."""
-
-
-def configure_watch(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="RUN|SWEEP|COMPARE", help="what mpt train, sweep or compare writes")
-    parser.add_argument("-n", "--epochs", type=int, metavar="N", help=f"how many epochs that are over are shown; "
-                        f"default: {SHOWN_EPOCHS}, with --json all")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON object per line")
-    parser.epilog = _EXAMPLES
-
 
 def run_watch(arguments: argparse.Namespace) -> int:
-    """Show a run or a sweep that goes on elsewhere, or is over. It reads the directory, nothing else."""
     if arguments.epochs is not None and arguments.epochs < 0:
         raise ConfigError(Problem("-n", "must be 0 or more.", arguments.epochs))
     path = expanded(arguments.directory)
@@ -294,7 +273,7 @@ def _show_news(news: News, audience: Audience) -> None:
 def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
     from mpt_cli.sweep.directory import gravest_code
     from mpt_cli.sweep.progress import Screen, SweepView
-    from mpt_cli.verbs.finished_runs import sweep_or_comparison
+    from mpt_cli.verbs.report import sweep_or_comparison
 
     kind = sweep_or_comparison(path)
     if kind is None:
@@ -325,8 +304,6 @@ def _watch_sweep(path: Path, arguments: argparse.Namespace) -> int:
 
 def _looks(view: Any, sweep: "SweepDirectory") -> "Iterator[list[JobState]]":
     """The jobs, again and again until nobody goes on with the sweep; DataError where its directory is removed."""
-    from mpt_cli.runs.presence import read_holder
-
     run, abandoned = RunDirectory(sweep.path), 0
     while True:
         holder = read_holder(run.lock_file)

@@ -11,7 +11,7 @@ import signal
 import sys
 from pathlib import Path
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import MptError
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Sink
@@ -58,7 +58,7 @@ def main(run_dir: Path, plan: dict[str, str], words: list[str]) -> int:
     settings = load_settings([*WORDS, f"run_dir={run_dir}", *words])
     trouble = Trouble(run_dir, {int(step): what for step, what in plan.items()})
     try:
-        return job.train(settings, [], job.Reporters(sys.stdout, [trouble])).exit_code
+        return training_run.train(settings, [], training_run.Reporters(sys.stdout, [trouble])).exit_code
     except MptError as error:
         print(f"mpt train: {error}", file=sys.stderr)
         return error.exit_code

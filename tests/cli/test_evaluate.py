@@ -7,11 +7,11 @@ import zipfile
 import numpy as np
 import pytest
 
-from mpt_cli import evaluation
+from mpt_cli import trained_model
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
-from mpt_cli.evaluation import check_model
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.trained_model import check_model
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore
 
 PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {"val_loss": 0.5, "val_accuracy": 0.75},
@@ -22,9 +22,9 @@ PROGRESS = {"epoch": 3, "step_in_epoch": 20, "epochs_completed": 2, "metrics": {
 def run(tmp_path, monkeypatch):
     """A run directory with best weights of epoch 3, at step 60."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluation, "check_model", lambda _: None)
+    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: None)
-    monkeypatch.setattr(evaluation, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
+    monkeypatch.setattr(trained_model, "evaluate_model", lambda *_: {"loss": 0.5, "accuracy": 0.75})
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("recipe: stub\ndefaults:\n  - model: mlp\n")
     position = {"progress": PROGRESS, "monitor": "val_accuracy"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from preloaded import mpt
 
-from mpt_cli import export as exporting
+from mpt_cli import trained_model
 from mpt_cli.cli import main
 
 
@@ -25,13 +25,13 @@ class Model:
 
 @pytest.fixture
 def export(tmp_path, monkeypatch):
-    monkeypatch.setattr(exporting, "check_model", lambda _: None)
+    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: None)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text("recipe: tiny\ndefaults:\n  - model: mlp\n")
 
     def run(trouble: BaseException | None) -> int:
-        monkeypatch.setattr(exporting, "load_trained", lambda _: Model(trouble))
+        monkeypatch.setattr(trained_model, "load_trained", lambda _: Model(trouble))
         target = str(tmp_path / "out" / "served")
         return main(["export", str(tmp_path / "run"), "--format", "savedmodel", "--output", target])
 
@@ -45,7 +45,7 @@ def test_an_export_that_ends_is_in_its_place(export, tmp_path):
 
 def test_weights_alone_make_no_keras_file(export, tmp_path, monkeypatch, capsys):
     (tmp_path / "run" / "model.weights.h5").touch()
-    monkeypatch.setattr(exporting, "load_trained", lambda _: Model(None))
+    monkeypatch.setattr(trained_model, "load_trained", lambda _: Model(None))
     assert main(["export", str(tmp_path / "run"), "--format", "keras"]) == 2
     assert "Model can't be written as a .keras file, for want of a get_config" in capsys.readouterr().err
 
@@ -65,7 +65,7 @@ def test_a_disk_without_room_leaves_nothing_and_is_a_sentence(export, tmp_path, 
 @pytest.fixture
 def run_without_keras(tmp_path, monkeypatch):
     """The words for an export of a run, where Keras must not be needed."""
-    monkeypatch.setattr(exporting, "check_model", lambda _: None)
+    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", lambda _: pytest.fail("Keras is on its way"))
     monkeypatch.chdir(tmp_path)
     Path("run").mkdir()
@@ -87,7 +87,7 @@ def test_so_is_a_wrong_suffix(run_without_keras, capsys):
 
 
 def test_so_is_an_exporter_that_is_not_installed(run_without_keras, monkeypatch, capsys):
-    monkeypatch.setitem(exporting.EXPORTERS, "onnx", ["onnx_of_no_one"])
+    monkeypatch.setitem(trained_model.EXPORTERS, "onnx", ["onnx_of_no_one"])
     assert main([*run_without_keras, "--format", "onnx"]) == 2
     said = capsys.readouterr().err
     assert "--format: onnx needs onnx_of_no_one, not installed here. Received: 'onnx'." in said

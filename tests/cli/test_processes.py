@@ -46,6 +46,18 @@ def test_no_framework_is_imported(words, tmp_path) -> None:
 
 
 @pytest.mark.slow
+def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
+    code = ("import sys; from mpt_cli.cli import main; from mpt_cli.verbs import LISTED_VERBS\n"
+            "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
+            "import mpt_cli.verbs.completion\nprint(*sys.modules, file=sys.stderr)")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    imported = set(done.stderr.splitlines()[-1].split())
+    assert not imported & {"hydra", "omegaconf", "rich", "numpy", "keras"}
+    verbs = {name.removeprefix("mpt_cli.verbs.") for name in imported if name.startswith("mpt_cli.verbs.")}
+    assert verbs == {"arguments", "parser", "completion", "run"}  # completion asks `run` which keys it takes
+
+
+@pytest.mark.slow
 def test_a_reader_who_has_gone_is_no_error(tmp_path) -> None:
     command = f"{sys.executable} -m mpt_cli list keys --json | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=60)

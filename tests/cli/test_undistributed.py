@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli import evaluation, export, job
+from mpt_cli import trained_model, training_run
 from mpt_cli.cli import main
 from mpt_cli.compare.footprint import measure_runs
 from mpt_cli.settings import load_settings, resolved_yaml
@@ -26,8 +26,7 @@ def run(tmp_path, monkeypatch):
     def prepare(settings: Settings) -> None:
         raise Prepared(settings)
 
-    monkeypatch.setattr(evaluation, "check_model", lambda _: None)
-    monkeypatch.setattr(export, "check_model", lambda _: None)
+    monkeypatch.setattr(trained_model, "check_model", lambda _: None)
     monkeypatch.setattr("mpt_cli.engine.backend.prepare_backend", prepare)
     (tmp_path / "config.yaml").write_text(resolved_yaml(load_settings(TWO)))
     return str(tmp_path)
@@ -35,8 +34,8 @@ def run(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("use", [
-    evaluation.evaluate, lambda run: export.export(run, "savedmodel"), lambda run: measure_runs([run]),
-    lambda _: job.check_build(load_settings(TWO)),
+    trained_model.evaluate, lambda run: trained_model.export(run, "savedmodel"), lambda run: measure_runs([run]),
+    lambda _: training_run.check_build(load_settings(TWO)),
 ], ids=["evaluate", "export", "compare", "check"])  # fmt: skip
 def test_a_run_of_several_processes_needs_only_one_device_afterwards(run, use):
     with pytest.raises(Prepared) as prepared:
@@ -47,7 +46,7 @@ def test_a_run_of_several_processes_needs_only_one_device_afterwards(run, use):
 
 def test_a_check_in_one_process_splits_the_batch_as_training_would(run):
     with pytest.raises(Prepared) as prepared:
-        job.check_build(load_settings(["conf=digits_mlp", "distribute=mirrored", "distribute.devices=2"]))
+        training_run.check_build(load_settings(["conf=digits_mlp", "distribute=mirrored", "distribute.devices=2"]))
     assert prepared.value.settings.distribute == DistributeSettings("mirrored", 2)
 
 

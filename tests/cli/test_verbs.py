@@ -10,6 +10,8 @@ from mpt_cli import __version__, errors
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
+from mpt_cli.verbs.arguments import KINDS
+from mpt_cli.verbs.inspection import LISTINGS
 
 
 def test_help_names_every_verb_and_exit_code(mpt) -> None:
@@ -93,6 +95,10 @@ def test_list_shows_each_with_a_description(kind, name, mpt) -> None:
     assert len(line.split()) > 1
     entries = json.loads(mpt("list", kind, "--json").out)[kind]
     assert all(entry["description"] or entry["name"] == "(all)" for entry in entries)
+
+
+def test_every_kind_that_can_be_listed_is_offered() -> None:
+    assert tuple(LISTINGS) == KINDS
 
 
 @pytest.mark.slow

@@ -14,8 +14,7 @@ from preloaded import start_mpt
 from written_run import STEPS, main
 
 from mpt_cli.report.following import LineTail, News
-from mpt_cli.runs.directory import RunDirectory, write_atomic
-from mpt_cli.runs.presence import Holder, header_from, read_holder
+from mpt_cli.runs.directory import Holder, RunDirectory, header_from, read_holder, write_atomic
 
 WRITER = Path(__file__).with_name("written_run.py")
 ROOT = Path(__file__).parents[2]
@@ -102,13 +101,13 @@ def _until(watch: "subprocess.Popen[str]", words: str) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_run_alone(tmp_path) -> None:
-    run = _start_run(tmp_path, 5, 0.3)
+    run = _start_run(tmp_path, 25, 0.3)  # it goes on when the watch begins, also on a busy machine
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    _until(watch, "1/5")
+    _until(watch, "1/25")
     watch.send_signal(signal.SIGINT)
-    _, err = watch.communicate(timeout=20)
+    _, err = watch.communicate(timeout=60)
     assert watch.returncode == 130 and "left; what it watched goes on" in err and "Traceback" not in err
-    run.communicate(timeout=20)
+    run.communicate(timeout=60)
     assert run.returncode == 0 and json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
 
 

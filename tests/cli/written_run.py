@@ -8,8 +8,7 @@ import sys
 import time
 
 from mpt_cli.precision import DynamicScale
-from mpt_cli.runs.directory import RunDirectory, write_atomic, write_json, write_summary
-from mpt_cli.runs.presence import header_dict
+from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.settings.schema import LoggerSettings
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot, Summary
 from mpt_cli.telemetry.setup import build_telemetry

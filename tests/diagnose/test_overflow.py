@@ -10,7 +10,7 @@ import yaml
 from backends import BACKEND, only_on
 from examined import NETS
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.diagnose.overflow import check_replayable
 from mpt_cli.diagnose.preparation import OverflowEvent
@@ -27,7 +27,7 @@ TINY = [
 
 
 def trained(run_dir: Path, *words: str) -> Path:
-    job.train(load_settings([*TINY, f"run_dir={run_dir}", *words]))
+    training_run.train(load_settings([*TINY, f"run_dir={run_dir}", *words]))
     return run_dir
 
 
@@ -121,7 +121,7 @@ def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):
 def test_the_scale_that_was_too_high_for_the_overflow_recipe(tmp_path, capsys):
     words = ["conf=overflow", "policy=mixed_float16", "loss_scale.initial_scale=2**30"]
     run = tmp_path / "r"
-    job.train(load_settings([*words, *TINY[1:], f"run_dir={run}"]))
+    training_run.train(load_settings([*words, *TINY[1:], f"run_dir={run}"]))
     content = found(run, capsys, "--step", "1")
     assert content["loss_scale"] == 2.0**30 and content["overflowed_again"]
     assert content["first"]["phase"] == "backward" and content["layer"] is not None

@@ -14,7 +14,7 @@ from backends import BACKEND
 from examined import NETS, PLATFORM
 from keras import ops
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.data.load import load_data
 from mpt_cli.diagnose.examination import RunStepper
@@ -41,7 +41,7 @@ def words(net: str, *more: str) -> list[str]:
 
 
 def accuracy(run_dir: Path, *settings: str) -> float:
-    job.train(load_settings([*settings, f"run_dir={run_dir}"]))
+    training_run.train(load_settings([*settings, f"run_dir={run_dir}"]))
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["steps_seen"] == 276 and summary["skipped_steps"] <= 3, summary["explanation"]
     return float(summary["metrics"]["val_accuracy"])

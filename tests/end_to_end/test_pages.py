@@ -171,7 +171,7 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
     assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
     assert "| 143 | terminated; mpt run: also the script's own |" in hook.exit_codes()
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
-    assert "::: mpt_cli.front.fit\n" in hook.python("mpt_cli")
-    hook._tree()["front"].members["fit"].docstring = None
+    assert "::: mpt_cli.python_api.fit\n" in hook.python("mpt_cli")
+    hook._tree()["python_api"].members["fit"].docstring = None
     with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.front\.fit$"):
         hook.python("mpt_cli")

@@ -291,10 +291,10 @@ def test_no_yaml_repeats_a_run_of_objects(reference):
     run, _ = reference
     settings = load_settings([f"conf={run.path / 'config.yaml'}"])
     assert settings.model.class_name == "Sequential" and run.summary["repeatable"] is False
-    from mpt_cli import job
+    from mpt_cli import training_run
 
     with pytest.raises(ConfigError, match=r"model\.name: is of a run that a Python program started"):
-        job.train(settings)
+        training_run.train(settings)
 
 
 @pytest.mark.slow

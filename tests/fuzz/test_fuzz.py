@@ -33,8 +33,7 @@ from mpt_cli.cli import main
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.precision import DynamicScale
 from mpt_cli.report import run_page
-from mpt_cli.runs.directory import write_json
-from mpt_cli.runs.presence import header_dict
+from mpt_cli.runs.directory import header_dict, write_json
 from mpt_cli.settings.schema import all_keys
 from mpt_cli.sweep import report as sweep_report
 from mpt_cli.sweep.directory import SweepDirectory

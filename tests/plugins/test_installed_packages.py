@@ -50,7 +50,7 @@ def mpt(*words: str, code: int = 0) -> str:
 
 def offered(written: str, *before: str) -> set[str]:
     """What the shell is offered for a word of `mpt train`."""
-    code = ("from mpt_cli.verbs.completion import OFFERS, Word\nfrom mpt_cli.verbs.parser import OVERRIDES\n"
+    code = ("from mpt_cli.verbs.completion import OFFERS, Word\nfrom mpt_cli.verbs.arguments import OVERRIDES\n"
             f"print(*OFFERS[OVERRIDES](Word('train', {list(before)!r}, {written!r})))")
     return set(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split())
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import DataError
 from mpt_cli.runs import kept_directory
 from mpt_cli.settings import load_settings
@@ -39,7 +39,7 @@ def train(run_dir: Path, monkeypatch, action=None):
         "logger.console=quiet", "logger.csv=true",
     ])  # fmt: skip
     other = Happens(action)
-    return job.train(settings, ["mpt", "train"], job.Reporters(None, [other])), other.said
+    return training_run.train(settings, ["mpt", "train"], training_run.Reporters(None, [other])), other.said
 
 
 def names(folder: Path) -> set[str]:
@@ -62,7 +62,7 @@ def test_a_directory_that_is_removed_is_made_again_with_the_whole_record(tmp_pat
     summary, said = train(run, monkeypatch, lambda: shutil.rmtree(run))
     assert (summary.exit_code, summary.status) == (3, "finished")
     assert summary.applied_steps == summary.steps_seen == STEPS
-    assert summary.explanation.endswith(job.LOST_DIRECTORY)
+    assert summary.explanation.endswith(training_run.LOST_DIRECTORY)
     [sentence] = [text for text in said if "is gone" in text]
     assert sentence == (f"{run} is gone, which was removed: made again, with the record so far; checkpoints of before, "
                         "and what other programs had put there, are not in it")  # fmt: skip

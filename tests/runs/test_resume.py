@@ -12,8 +12,7 @@ import pytest
 from finished_run import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.runs.directory import RunDirectory, write_json
-from mpt_cli.runs.presence import Holder, note_holder, read_holder
+from mpt_cli.runs.directory import Holder, RunDirectory, note_holder, read_holder, write_json
 from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary, truncate_telemetry
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from finished_run import FINISHED
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
@@ -123,7 +123,7 @@ def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monke
         assert "sweep.gird: must be one of" in (said := capsys.readouterr().err) and "sweep.grid.trainer.epoch" in said
     plan_of("  grid: {seed: [1, 2], policy: glob(mixed_*), policy.overrides.head: [float32]}\n")
     assert main(["check", "conf=./mine.yaml"]) == main(["show", "conf=./mine.yaml"]) == 0
-    monkeypatch.setattr(job, "train", lambda *_: Summary(**FINISHED, run_dir="r"))
+    monkeypatch.setattr(training_run, "train", lambda *_: Summary(**FINISHED, run_dir="r"))
     capsys.readouterr()
     assert main(["train", "conf=./mine.yaml"]) == 0
     assert capsys.readouterr().out == "mine: this is one run; what its sweep: block varies, `mpt sweep` runs\n"

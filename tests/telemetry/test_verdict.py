@@ -111,11 +111,11 @@ CASES = [
         "flushed",
         replace(FIXED_CLEAN, flushed_share=0.4),
         v.TOO_LOW,
-        r"40% of the gradient elements were flushed.*2\^24",
+        r"40\.0% of the gradient elements were flushed.*2\^24",
     ),
     ("vanished", replace(CLEAN, faults={"a": "flushed", "b": "vanished"}, sample_step=7, flushed_share=0.9),
-     v.VANISHES, "The outputs of layer b were flushed to zero in float16 at step 7, and 90% of"),
-    ("a layer flushed", replace(CLEAN, faults={"a": "flushed"}, flushed_share=0.02), v.TOO_LOW, "2% of the gradient"),
+     v.VANISHES, "The outputs of layer b were flushed to zero in float16 at step 7, and 90.0% of"),
+    ("a layer flushed", replace(CLEAN, faults={"a": "flushed"}, flushed_share=0.02), v.TOO_LOW, "2.0% of the gradient"),
     ("a dead layer", replace(CLEAN, faults={"a": "dead"}, sample_step=7), v.DEAD_LAYERS,
      "No gradient reached the weights of layer a at step 7, in float32 neither"),
     ("a layer unmoved", replace(CLEAN, faults={"a": "unmoved"}, sample_step=7), v.LOST_UPDATES,
@@ -297,9 +297,9 @@ def test_float16_without_scaling_is_judged_by_what_was_flushed(share, verdict):
     signs = Signs(Scaling(is_needed=True), steps_seen=10, applied_steps=10, loss=2.3, scale=1.0,
                         flushed_share=share)  # fmt: skip
     words = {
-        v.HEALTHY: "All 10 steps were applied; the loss was not scaled although layers compute in float16, and 10% of "
-                   "the gradient elements were flushed to zero: few enough to do no harm.",
-        v.TOO_LOW: "98% of the gradient elements were flushed to zero without loss scaling. Use loss_scale=dynamic.",
+        v.HEALTHY: "All 10 steps were applied; the loss was not scaled although layers compute in float16, and 10.0% "
+                   "of the gradient elements were flushed to zero: few enough to do no harm.",
+        v.TOO_LOW: "98.0% of the gradient elements were flushed to zero without loss scaling. Use loss_scale=dynamic.",
     }  # fmt: skip
     assert judge(signs) == (verdict, words[verdict])
 

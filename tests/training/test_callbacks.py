@@ -11,7 +11,7 @@ import own_callbacks
 import pytest
 from backends import BACKEND
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import BAD_CONFIG, OK, ConfigError, UserCodeError
 from mpt_cli.settings import load_settings
 
@@ -28,7 +28,7 @@ FAST = f"trainer.jit_compile={str(BACKEND == 'jax').lower()}"
 def train(folder: Path, *words: str, run: str = "run") -> tuple[Any, Path]:
     (folder / "own.yaml").write_text(RECIPE)
     settings = [f"conf={folder / 'own.yaml'}", f"run_dir={folder / run}", f"backend={BACKEND}", FAST, *words]
-    return job.train(load_settings(settings)), folder / run
+    return training_run.train(load_settings(settings)), folder / run
 
 
 def lines(run_dir: Path, epoch_end: bool) -> list[dict[str, Any]]:

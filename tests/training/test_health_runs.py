@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from backends import BACKEND
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import NUMERICAL, OK, ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry import health as v
@@ -71,7 +71,7 @@ ROWS = [row for row in RUNS if BACKEND == "tensorflow" or row[0] in ON_JAX]
 def train(tmp_path: Path, *words: str) -> tuple[Summary, Path]:
     run_dir = tmp_path / "run"
     policy = [] if any(word.startswith("policy=") for word in words) else ["policy=mixed_float16"]
-    return job.train(load_settings([*TINY, *policy, *words, f"run_dir={run_dir}"])), run_dir
+    return training_run.train(load_settings([*TINY, *policy, *words, f"run_dir={run_dir}"])), run_dir
 
 
 def objects(path: Path) -> list[dict]:
@@ -132,7 +132,7 @@ def test_a_run_that_was_stopped_goes_on_without_the_fault(tmp_path):
     assert summary.status == "stopped" and (run_dir / "postmortem.json").exists()
 
     words = ["policy=mixed_float16", "fault=none", "trainer.checkpoint_every_steps=5", f"resume={run_dir}"]
-    again = job.train(load_settings([*TINY, *words]))
+    again = training_run.train(load_settings([*TINY, *words]))
 
     assert (again.status, again.exit_code, again.steps_seen) == ("finished", OK, 80)
     assert again.applied_steps == 80 - again.skipped_steps > 40
@@ -157,9 +157,10 @@ def test_what_tells_of_the_end_of_an_attempt_goes_when_the_next_one_begins_and_n
     assert (summary.status, summary.applied_steps) == ("finished", 4)
     words, seen = [*TINY, "policy=mixed_float16", f"resume={run_dir}"], SeenAtStart()
     with pytest.raises(ConfigError, match="seed: can't change in the middle of a run"):
-        job.train(load_settings([*words, "seed=9"]), reporters=job.Reporters(sinks=[seen]))
+        training_run.train(load_settings([*words, "seed=9"]), reporters=training_run.Reporters(sinks=[seen]))
     assert (run_dir / "summary.json").exists() and seen.files == []
-    again = job.train(load_settings([*words, "trainer.max_steps=8"]), reporters=job.Reporters(sinks=[seen]))
+    reporters = training_run.Reporters(sinks=[seen])
+    again = training_run.train(load_settings([*words, "trainer.max_steps=8"]), reporters=reporters)
     assert (again.status, again.applied_steps, seen.files) == ("finished", 8, [[]])
 
 
@@ -177,7 +178,7 @@ TOO_FEW = "of the gradient elements were flushed to zero"
         (["loss_scale=none"], "stopped", v.TOO_LOW, "float16 flushed them to zero, a higher loss scale keeps them: "
                                                     "loss_scale=dynamic."),
         (["loss_scale=none", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
-         f"100% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
+         f"100.0% {TOO_FEW} without loss scaling, next to all of those of 2 layers (hidden_1, hidden_2). Use "
          "loss_scale=dynamic."),
         (["loss_scale=fixed", "loss_scale.initial_scale=2", "trainer.max_zero_gradients=null"], "finished", v.TOO_LOW,
          "Raise loss_scale.initial_scale or use loss_scale=dynamic."),
@@ -189,7 +190,7 @@ def test_a_net_that_underflows_is_called_what_it_is(tmp_path, words, status, ver
     run_dir = tmp_path / "run"
     common = [word for word in TINY if "hidden_units" not in word and "input_shape" not in word]
     words = [*common, *UNDERFLOWS, "policy=mixed_float16", "data.input_shape=[8]", "trainer.epochs=11", *words]
-    summary = job.train(load_settings([*words, f"run_dir={run_dir}"]))
+    summary = training_run.train(load_settings([*words, f"run_dir={run_dir}"]))
 
     assert (summary.status, summary.verdict) == (status, verdict), summary.explanation
     assert explanation in summary.explanation
@@ -208,8 +209,8 @@ def test_a_resumed_run_has_the_sample_of_before_only_where_gradients_are_scaled_
     own = ["trainer.gradient_health_every_steps=20", "trainer.epochs=1"]
     first, run_dir = train(tmp_path, *own, "loss_scale=none", "trainer.max_steps=22")
     words = [*TINY, "policy=mixed_float16", *own, f"resume={run_dir}"]
-    again = job.train(load_settings([*words, "loss_scale=none", "trainer.max_steps=24"]))
-    scaled = job.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26"]))
+    again = training_run.train(load_settings([*words, "loss_scale=none", "trainer.max_steps=24"]))
+    scaled = training_run.train(load_settings([*words, "loss_scale=dynamic", "trainer.max_steps=26"]))
 
     assert first.gradients is not None and first.gradients["step"] == 20
     assert (again.gradients, scaled.gradients) == (first.gradients, None)

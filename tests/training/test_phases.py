@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from backends import BACKEND, ROOT
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.evaluation import evaluate
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.telemetry.records import Scaling
+from mpt_cli.trained_model import evaluate
 from mpt_cli.training import phases
 from mpt_cli.training.checkpoint import _model_variables
 from mpt_cli.training.phases import Phases
@@ -35,7 +35,7 @@ def train(run_dir: Path, *words: str) -> Any:
              f"data.loader={PROGRAM}:load_data", *words]  # fmt: skip
     given += [] if "model=saved" in words else [f"model.builder={PROGRAM}:build_model"]
     given += [] if any(word.startswith("trainer.epochs") for word in words) else ["~trainer.epochs"]
-    return job.train(load_settings(given))
+    return training_run.train(load_settings(given))
 
 
 def lines(run_dir: Path, name: str) -> list[dict[str, Any]]:
@@ -300,8 +300,8 @@ def test_a_variable_has_one_name_in_all_phases():
 @pytest.mark.slow
 def test_a_checkpoint_of_a_phase_that_is_gone_is_said(tmp_path, monkeypatch):
     train(tmp_path / "run", TWO)
-    monkeypatch.setattr("mpt_cli.job.check_resumable", lambda run, settings: {"phases": (1, 2)})
-    monkeypatch.setattr("mpt_cli.job.finished_summary", lambda run, settings: None)
+    monkeypatch.setattr("mpt_cli.training_run.check_resumable", lambda run, settings: {"phases": (1, 2)})
+    monkeypatch.setattr("mpt_cli.training_run.finished_summary", lambda run, settings: None)
     with pytest.raises(DataError, match=r"^the checkpoint of step 20 is of phase 2, and the run has 1\. Give it"):
         train(tmp_path / "run", f"phases=[{FIRST}]", "resume=auto")
 

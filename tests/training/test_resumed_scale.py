@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from test_health_runs import TINY, objects, train
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
@@ -113,7 +113,7 @@ class Heard(Sink):
 def _go_on(run_dir: Path, *words: str) -> tuple[Summary, Heard]:
     heard = Heard()
     settings = load_settings([*TINY, "policy=mixed_float16", *words, f"resume={run_dir}"])
-    return job.train(settings, reporters=job.Reporters(sinks=[heard])), heard
+    return training_run.train(settings, reporters=training_run.Reporters(sinks=[heard])), heard
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from backends import only_on
 from test_health_runs import TINY, objects, train
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry import health as v
@@ -103,7 +103,7 @@ def test_a_resumed_run_keeps_its_lower_rates(tmp_path):
     whole, whole_dir = train(tmp_path / "whole", *words)
     _, run_dir = train(tmp_path, *words, "trainer.max_steps=30")
     policy = ["policy=mixed_float16"]
-    again = job.train(load_settings([*TINY, *policy, *words, f"resume={run_dir}"]))
+    again = training_run.train(load_settings([*TINY, *policy, *words, f"resume={run_dir}"]))
 
     assert (again.exit_code, again.rollbacks, again.steps_seen) == (OK, 2, 80)
     assert len(rollbacks(run_dir)) == 2
@@ -136,7 +136,7 @@ def test_a_checkpoint_with_bad_weights_is_passed_over(tmp_path):
     settings = load_settings([*TINY, *TOO_HIGH, "fault.every_steps=1000", "fault.above_scale=20000",
                               "fault.at_steps=[51,52,53,54,55,56,57]", "policy=mixed_float16", *ROLLBACK,
                               f"run_dir={tmp_path / 'run'}"])  # fmt: skip
-    summary = job.train(settings, reporters=job.Reporters(sinks=[Spoiler()]))
+    summary = training_run.train(settings, reporters=training_run.Reporters(sinks=[Spoiler()]))
 
     assert [event["step"] for event in rollbacks(tmp_path / "run")] == [20]
     assert (summary.exit_code, summary.rollbacks, summary.steps_seen) == (OK, 1, 80)
@@ -156,7 +156,7 @@ def test_the_person_watching_is_told(tmp_path):
     words = [*TINY, *TOO_HIGH[:-2], "policy=mixed_float16", "fault.above_scale=20000", "loss_scale.on_overflow=abort",
              *ROLLBACK, "trainer.max_steps=12", "trainer.steps_per_execution=1",
              f"run_dir={tmp_path / 'run'}"]  # fmt: skip
-    job.train(load_settings(words), reporters=job.Reporters(sinks=[heard]))
+    training_run.train(load_settings(words), reporters=training_run.Reporters(sinks=[heard]))
     assert (
         "step 1: gradients were not finite at loss scale 32768 (rule loss_scale.on_overflow=abort). Rollback 1 of 3: "
         "going on at step 0, learning rate 0.5 of the configured one, loss scale 16384"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from test_health_runs import NAN_TO_THE_END, TINY, train
 
-from mpt_cli import job
+from mpt_cli import training_run
 from mpt_cli.errors import BAD_DATA, NUMERICAL, OK, TERMINATED
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.records import Summary
@@ -31,7 +31,7 @@ class Terminate(Sink):
 
 def terminated(run_dir: Path, *words: str) -> Summary:
     settings = load_settings([*TINY, "policy=float32", "trainer.steps_per_execution=1", *words, f"run_dir={run_dir}"])
-    return job.train(settings, reporters=job.Reporters(sinks=[Terminate()]))
+    return training_run.train(settings, reporters=training_run.Reporters(sinks=[Terminate()]))
 
 
 def newest_step(run_dir: Path) -> int | None:
@@ -73,7 +73,7 @@ def test_a_run_that_begins_again_has_no_best_epoch_of_the_past(tmp_path: Path) -
     store = CheckpointStore(run_dir / "checkpoints")
     assert (summary.exit_code, store.steps(), store.steps("best-")) == (NUMERICAL, [], [40])
     again = [*TINY, "policy=mixed_float16", *fixed, "trainer.monitor=null", f"resume={run_dir}"]
-    summary = job.train(load_settings(again))
+    summary = training_run.train(load_settings(again))
     assert (summary.exit_code, summary.applied_steps, store.steps("best-")) == (OK, 80, [])
 
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.job import Reporters, train_program, with_drawn_seed
+from mpt_cli.plan.plan import Plan, PlanRequest
+from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings, load_settings
@@ -28,11 +29,11 @@ from mpt_cli.sweep.run import Options, start_sweep
 from mpt_cli.telemetry.records import RunHeader, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.program import Program, SettingsProgram
+from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 
 if TYPE_CHECKING:
     from mpt_cli.compare.results import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.plan.plan import Plan
 
 
 def fit(
@@ -323,7 +324,7 @@ def _copied_program(what: Sequence[Any], trainer: dict[str, Any], policy: str | 
 
 def plan(
     *words: Any, device: str, devices: int = 1, find_largest_batch: bool = False, quiet: bool = False
-) -> "list[Plan]":  # fmt: skip
+) -> list[Plan]:  # fmt: skip
     """`mpt plan` with these overrides: a plan of each configuration on GPUs that are not here, compiled and not run.
 
     `device` is a name of `mpt plan --device`, as in "h100". Memory is in bytes of one device, work in operations of
@@ -331,7 +332,4 @@ def plan(
     can't be compiled for it.
     """
     _check_least(devices=(devices, 1))
-    from mpt_cli.plan.plan import PlanRequest
-    from mpt_cli.plan.plan import plan as make_plans
-
     return make_plans(_as_words(words), PlanRequest(device, devices, find_largest_batch), _teller(quiet))[1]
