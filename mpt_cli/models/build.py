@@ -67,8 +67,8 @@ def load_saved_model(settings: Saved, shapes: Shapes) -> keras.Model:
         model = keras.models.load_model(settings.path, compile=False, safe_mode=True)
     except Exception as error:  # zip, JSON, HDF5 and missing user classes all raise their own
         if "safe_mode" in str(error):
-            raise DataError(f"model.path: {settings.path!r} holds Python code (a Lambda layer), which is not run from a "
-                            "file. Make the model by model.builder and take its weights from the file with "
+            raise DataError(f"model.path: {settings.path!r} holds Python code (a Lambda layer), which is not run from "
+                            "a file. Make the model by model.builder and take its weights from the file with "
                             "model.weights, or register the function with Keras and save the model again."
                             ) from error  # fmt: skip
         message = f"model.path: {settings.path!r} can't be read as a Keras model: {plain_message(error)}"
