@@ -276,8 +276,6 @@ def _become(program: str, words: list[str], cwd: str, environment: dict[str, str
     sys.modules["numpy"].random.seed()
     if (jax := sys.modules.get("jax")) is not None:
         jax.config.update("jax_platforms", environment.get("JAX_PLATFORMS"))
-        if program != "mpt_cli":  # which would set it before the import
-            jax.config.update("jax_compilation_cache_dir", environment.get("JAX_COMPILATION_CACHE_DIR"))
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)
         runpy.run_path(program, run_name="__main__")
