@@ -6,8 +6,9 @@
 A server for each backend (`python preloaded.py BACKEND`) is started when it is first asked for. It has imported Keras
 and its backend and nothing has been computed there, which is what a fork may be; a forked process has streams, working
 directory, environment, group and signals of its own, runs `mpt_cli` as `python -m mpt_cli` does, and ends as Python
-does. Where a verb does not import Keras, or a variable or word matters before Keras is imported, a fresh Python is
-started as ever. All processes of a server have the same hashes of strings: what must not hang on them takes `fresh`.
+does; what JAX compiles there is kept where runs keep it. Where a verb does not import Keras, or a variable or word
+matters before Keras is imported, a fresh Python is started as ever. All processes of a server have the same hashes of
+strings: what must not hang on them takes `fresh`.
 """
 
 import atexit
@@ -276,8 +277,6 @@ def _become(program: str, words: list[str], cwd: str, environment: dict[str, str
     sys.modules["numpy"].random.seed()
     if (jax := sys.modules.get("jax")) is not None:
         jax.config.update("jax_platforms", environment.get("JAX_PLATFORMS"))
-        if program != "mpt_cli":  # which would set it before the import
-            jax.config.update("jax_compilation_cache_dir", environment.get("JAX_COMPILATION_CACHE_DIR"))
     if program.endswith(".py"):
         sys.path[0] = str(Path(program).parent)
         runpy.run_path(program, run_name="__main__")

@@ -1,10 +1,9 @@
 """Values of secrets are neither written nor printed; whoever has the variable can run the record again."""
 
-import os
 from dataclasses import replace
 
 import pytest
-from preloaded import mpt
+from preloaded import ENVIRONMENT, mpt
 
 from mpt_cli import redaction
 from mpt_cli.cli import main
@@ -104,7 +103,7 @@ def test_nothing_that_a_run_writes_or_prints_holds_a_secret(tmp_path):
     (tmp_path / "parts.py").write_text(PARTS)
     words = ["conf=digits_mlp", "model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-12345}",
              "description=${oc.env:DB_PASSWORD}", "trainer.max_steps=3", "run_dir=r"]  # fmt: skip
-    done = mpt("train", *words, cwd=tmp_path, env={**os.environ, "DB_PASSWORD": "hunter2"})
+    done = mpt("train", *words, cwd=tmp_path, env={**ENVIRONMENT, "DB_PASSWORD": "hunter2"})
     assert done.returncode == 0, done.stderr
     assert "${oc.env:DB_PASSWORD}" in done.stdout
     printed = done.stdout + done.stderr
