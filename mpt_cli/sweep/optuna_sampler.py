@@ -114,7 +114,7 @@ class OptunaStudy:
         for epoch, value in enumerate(course, 1):
             if epoch not in trial.intermediate_values:
                 told = _told(self._study.directions[0], objective, value)
-                self._storage.set_trial_intermediate_value(trial._trial_id, epoch, told)
+                self._storage.set_trial_intermediate_value(self._storage_id(trial), epoch, told)
         return bool(course) and self._pruner.prune(self._study, self._trial(job))
 
     def tell_pruned(self, job: int) -> None:
@@ -128,6 +128,10 @@ class OptunaStudy:
 
     def trial_of(self, job: int) -> int:
         return self._trial(job).number
+
+    def _storage_id(self, trial: FrozenTrial) -> int:
+        study = self._storage.get_study_id_from_name(STUDY_NAME)
+        return self._storage.get_trial_id_from_study_id_trial_number(study, trial.number)
 
     def _trial(self, job: int) -> FrozenTrial:
         """The latest of this job."""

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 import shlex
 import signal
 import threading
@@ -158,6 +159,11 @@ def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_pa
     assert states == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.COMPLETE]
     with pytest.raises(ConfigError, match="--pruner: must be left out with several objectives"):
         searches.search(WORDS, 3, pruner="asha", objective="val_accuracy,loss")
+
+
+def test_nothing_private_of_optuna_is_used():
+    text = Path(str(studies.__file__)).read_text(encoding="utf-8")
+    assert re.findall(r"(?<!self)\._\w+", text) == []
 
 
 def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
