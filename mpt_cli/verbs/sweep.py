@@ -10,13 +10,11 @@ from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import (
     LAUNCHERS,
     Launcher,
-    LocalLauncher,
-    choose_launcher,
     launcher_from_facts,
     read_launcher_name,
     split_launcher_overrides,
 )
-from mpt_cli.sweep import PRUNERS, SAMPLERS
+from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, PRUNERS, SAMPLERS
 from mpt_cli.verbs.parser import add_overrides, print_json, say
 
 if TYPE_CHECKING:
@@ -35,7 +33,8 @@ examples:
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
-  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude, seeds
+  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude or search,
+                                         seeds, objectives, stop, jobs, launcher; words and options win over it
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
@@ -65,10 +64,10 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
                         "first of val_accuracy, val_loss, accuracy, loss that they have. Several, with commas between "
                         "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
-    parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
-                        "the median of at least 3 others at the same step")  # fmt: skip
-    parser.add_argument("--trials", type=int, metavar="N", help="search: N jobs, each with values chosen by Optuna; "
-                        "with --resume, so many in all")  # fmt: skip
+    parser.add_argument("--stop-behind-median", action=argparse.BooleanOptionalAction, help="end a job whose objective "
+                        "is far behind the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
+                        "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
                         "default: tpe, whose first 10 are random. gp needs scipy and torch, cmaes a package of that "
                         "name")  # fmt: skip
@@ -96,13 +95,13 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
+                      launcher=_launcher(arguments, words, launcher_words, screen))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
         resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
-        else start_sweep(words, options, screen, _sampler(arguments))
+        else start_sweep(words, options, screen, _kind(arguments, words))
     )
     if arguments.json:
         for line in objective_lines(found):
@@ -113,30 +112,30 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _sampler(arguments: argparse.Namespace) -> "SamplerSettings":
-    from mpt_cli.sweep.samplers import GridSettings, SearchSettings
+def _kind(arguments: argparse.Namespace, words: list[str]) -> "SamplerSettings":
+    from mpt_cli.sweep.run import split_overrides
+    from mpt_cli.sweep.samplers import SearchOptions, choose_kind
 
-    if arguments.trials is None:
-        return GridSettings()
-    sampler = arguments.sampler or next(iter(SAMPLERS))
-    return SearchSettings(arguments.trials, sampler, arguments.sampler_seed or 0, pruner=arguments.pruner)
+    said = SearchOptions(arguments.trials, arguments.sampler, arguments.sampler_seed, arguments.pruner)
+    return choose_kind(split_overrides(words)[0], said)
 
 
-def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: "Screen") -> Launcher:
+def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str], screen: "Screen") -> Launcher:
     from mpt_cli.sweep.directory import SweepDirectory
+    from mpt_cli.sweep.run import place_of, split_overrides
 
-    if arguments.resume is not None and arguments.launcher is None and not overrides:
+    if arguments.resume is not None and arguments.launcher is None and not settings:
         return launcher_from_facts(SweepDirectory.open(arguments.resume).read_plan()[1], screen.say)
-    return choose_launcher(arguments.launcher or LocalLauncher.name, overrides)
+    return place_of(split_overrides(words)[0], arguments.launcher, settings)
 
 
 def _dry_run(arguments: argparse.Namespace, words: list[str], options: "Options") -> int:
-    from mpt_cli.sweep.run import dry_run_of_resume, split_overrides
+    from mpt_cli.sweep.run import dry_run, dry_run_of_resume
 
     content, lines = (
         dry_run_of_resume(arguments.resume, options, arguments.trials, words)
         if arguments.resume
-        else _sampler(arguments).dry_run(split_overrides(words)[0], options)
+        else dry_run(words, options, _kind(arguments, words))
     )
     print_json(content) if arguments.json else say("\n".join(lines))
     return OK
@@ -152,8 +151,8 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
     for name, value in of_search.items():
-        if value is not None and (arguments.trials is None or arguments.resume is not None):
-            problems.append(Problem(name, "is for a new search: give --trials too, and no --resume.", value))
+        if value is not None and arguments.resume is not None:
+            problems.append(Problem(name, ONLY_OF_A_NEW_SEARCH, value))
     if problems:
         raise ConfigError(problems)
 
