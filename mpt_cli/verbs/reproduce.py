@@ -5,13 +5,14 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, DataError, Problem
 from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.collection import Selection
+    from mpt_cli.reproduce.history import History
     from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits
 
 _REPRODUCE_EXAMPLES = """examples:
@@ -25,8 +26,10 @@ _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce ./mine.yaml --update            run it with 3 seeds (or as many as `seeds:` says), and write into the
                                                 expect: block what they missed, or the block itself
   mpt reproduce digits_mlp seed=7               with changes
+  mpt reproduce --all --history history.jsonl   keeps what each came to, and says what drifted against its last runs
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed"""
+exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed, or with
+--fail-on-drift a figure drifted"""
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -50,6 +53,10 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
+    parser.add_argument("--history", metavar="FILE", help="add a line of JSON for each run of a recipe: metrics, speed "
+                        "beside a reference loop, memory, versions, commit, machine; and say what drifted against the "
+                        "last ten that passed on this kind of machine")  # fmt: skip
+    parser.add_argument("--fail-on-drift", action="store_true", help="exit code 5 where a figure drifted")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)
@@ -60,21 +67,31 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     """Run recipes or earlier runs again and hold them against what was expected; exit code 5 where that is missed."""
     from mpt_cli.reproduce.collection import collect, raise_problems
     from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_for_github, write_junit
-    from mpt_cli.reproduce.reproduction import create_output_folder, reproduce
+    from mpt_cli.reproduce.reproduction import Reproduction, create_output_folder, reproduce
 
     found = collect(_read_request(arguments))
     if arguments.junit:
         check_junit(Path(arguments.junit))
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     results: list[Reproduction] = []
+    history: History | None = None
     if arguments.dry_run:
         printer.start(found)
         printer.list_targets(found)
     elif found.targets:
+        history = _open_history(arguments) if arguments.history else None
         folder = create_output_folder(arguments.output)
         printer.start(found)
-        results = reproduce(found.targets, folder, _plan(arguments), printer.tell)
+
+        def tell(result: Reproduction) -> None:
+            printer.tell(result)
+            if history:
+                history.note(result)
+
+        results = reproduce(found.targets, folder, _plan(arguments), tell)
         printer.finish(results)
+        for line in history.lines(results) if history else []:
+            printer.line(line)
     if arguments.junit:
         write_junit(Path(arguments.junit), results, found)
     write_for_github(results, found.errors, sys.stderr if arguments.json else sys.stdout)
@@ -85,9 +102,24 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
-                    "results": [result.as_dict() for result in results]})  # fmt: skip
+                    "results": [_as_dict(result, history) for result in results]})  # fmt: skip
     is_met = _update(results) if arguments.update else not missed
+    if history and history.fault:
+        raise DataError(history.fault)
+    is_met = is_met and not (arguments.fail_on_drift and history and history.has_drifted)
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+
+
+def _open_history(arguments: argparse.Namespace) -> "History":
+    from mpt_cli.reproduce.history import History
+    from mpt_cli.settings.search_path import expanded
+
+    return History(expanded(arguments.history), arguments.jobs)
+
+
+def _as_dict(result: "Reproduction", history: "History | None") -> dict[str, Any]:
+    finding = history.findings.get(result.child.run.path) if history else None
+    return {**result.as_dict(), **({"history": finding.as_dict()} if finding else {})}
 
 
 def _plan(arguments: argparse.Namespace) -> "RerunLimits":
@@ -114,6 +146,9 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
         (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
         (arguments.retries >= 0, Problem("--retries", "must be at least 0.", arguments.retries)),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
+        (bool(arguments.history) or not arguments.fail_on_drift,
+         Problem("--fail-on-drift", "is for a history: give --history FILE too.")),
+        (not (arguments.history and arguments.dry_run), Problem("--history", "must be left out with --dry-run.")),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
         (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
