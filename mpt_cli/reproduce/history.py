@@ -61,7 +61,7 @@ class Drift:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Judgement:
     """What the history says of a run: against how many before it, what drifted, and what has changed since the last."""
 
     known: int
@@ -95,12 +95,12 @@ def likely_range(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def judge(entry: Entry, before: Iterable[Entry]) -> Finding:
+def judge(entry: Entry, before: Iterable[Entry]) -> Judgement:
     """Holds the entry against the last that passed of the same recipe, words and kind of machine."""
     same = ("recipe", "words", "kind")
     alike = [each for each in before if each["passed"] and all(each[name] == entry[name] for name in same)][-LAST:]
     if len(alike) < FEWEST:
-        return Finding(len(alike))
+        return Judgement(len(alike))
     drifts = []
     for name, text in entry["figures"].items():
         known = [float(each["figures"][name]) for each in alike if name in each["figures"]]
@@ -110,7 +110,7 @@ def judge(entry: Entry, before: Iterable[Entry]) -> Finding:
         if not low <= value <= high:  # nan has drifted
             drifts.append(Drift(name, value, low, high))
     changes = environment_differences(alike[-1], entry) if drifts else []
-    return Finding(len(alike), drifts, changes)
+    return Judgement(len(alike), drifts, changes)
 
 
 def read_entries(text: str) -> tuple[list[Entry], list[str]]:
@@ -154,7 +154,7 @@ class History:
     def __init__(self, path: Path, jobs: int) -> None:
         """DataError where the file can't be read or written, before the runs take their time."""
         self.path, self._jobs = path, jobs
-        self.findings: dict[Path, Finding] = {}  # by run directory
+        self.findings: dict[Path, Judgement] = {}  # by run directory
         self.fault = ""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -163,7 +163,7 @@ def _sweep() -> Schema:
     parts = {
         **{part: _described("points of a grid; without search", schema) for part, schema in grid.items()},
         "search": _described("points chosen by what came before; without grid", search),
-        "seeds": _described("runs of each point, whose mean counts", count),
+        "seeds": _described("runs of each point, whose mean counts", {**count, "maximum": 10_000}),
         "objectives": _described("what ranks the points; NAME:min or NAME:max", _one_or_more(name)),
         "stop": _described("when a job is ended early", stop), "jobs": _described("at a time, as -j", count),
         "launcher": _described("where jobs run, with its settings", {"anyOf": [_named(LAUNCHERS), launcher]}),

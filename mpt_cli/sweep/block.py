@@ -56,7 +56,10 @@ def _one_of(names: Sequence[str]) -> _Rule:
     return _Rule(f"must be one of {', '.join(names)}.", lambda value: value in names, names)
 
 
-_PLAIN = {"seeds": _at_least(1), "jobs": _at_least(1), "sweep_dir": _Rule("must be a path.", lambda value:
+_MOST_SEEDS = 10_000  # more than any sweep has jobs: a slip, which would fill the memory
+_SEEDS = _Rule(f"must be a whole number >= 1 and <= {_MOST_SEEDS}.",
+               lambda value: type(value) is int and 1 <= value <= _MOST_SEEDS)  # fmt: skip
+_PLAIN = {"seeds": _SEEDS, "jobs": _at_least(1), "sweep_dir": _Rule("must be a path.", lambda value:
           isinstance(value, str) and value != "")}  # fmt: skip
 _SEARCH = {"trials": _at_least(1), "sampler": _one_of([*SAMPLERS]), "sampler_seed": _at_least(0),
            "pruner": _one_of(PRUNERS)}  # fmt: skip
@@ -311,9 +314,13 @@ def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Words] | None
     """Its name alone, or a section with the name and its settings."""
     if content is None:
         return None
-    given = {"name": content} if isinstance(content, str) else _section("sweep.launcher", content, problems)
+    if not isinstance(content, str | dict):
+        rule = "must be a name, or a section with a name and its settings."
+        problems.append(Problem("sweep.launcher", rule, content))
+        return None
+    given = {"name": content} if isinstance(content, str) else content
     name = given.get("name")
-    if name not in LAUNCHERS:
+    if not isinstance(name, str) or name not in LAUNCHERS:
         remedy = did_you_mean(str(name), [*LAUNCHERS])
         problems.append(Problem("sweep.launcher.name", f"must be one of {', '.join(LAUNCHERS)}.", name, remedy))
         return None

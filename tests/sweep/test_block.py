@@ -104,7 +104,8 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  conditional: {when: {seed: 1}}\n", "sweep.conditional.0: must be {when: {key: value}, grid: "),
         ("  exclude: 3\n", "sweep.exclude.0: must map keys to one value each. Received: 3."),
         ("  objectives: [1]\n", "sweep.objectives: must be names, as --objective takes them. Received: [1]."),
-        ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
+        ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1 and <= 10000. Received: 0."),
+        ("  seeds: 1000000000000\n", "sweep.seeds: must be a whole number >= 1 and <= 10000. Received: 1000000000000."),
         ("  grid: {seed: [1]}\n  exclude: [{sed: 1}]\n", "sweep.exclude: must name keys that the sweep gives, not sed. "
                                                          "Did you mean seed?"),
         ("  grid: {seed: [1, 2]}\n  exclude: [{seed: 1}, {seed: 2}]\n", "sweep.exclude: must leave at least one job."),
@@ -131,6 +132,8 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  jobs: 0\n", "sweep.jobs: must be a whole number >= 1. Received: 0."),
         ("  sweep_dir: 3\n", "sweep.sweep_dir: must be a path. Received: 3."),
         ("  launcher: slrum\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: 'slrum'."),
+        ("  launcher: {name: [ray]}\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: ['ray']."),
+        ("  launcher: 3\n", "sweep.launcher: must be a name, or a section with a name and its settings. Received: 3."),
         ("  launcher: {name: submitit, partiton: gpu}\n", "sweep.launcher.partiton: is no setting of submitit. "
                                                           "Did you mean launcher.partition?"),
         ("  grid: {trainer.epochs: [0, 1]}\n", "trainer.epochs: must be >= 1. Received: 0. (job 1 of 2)"),
