@@ -146,7 +146,7 @@ class SweepDirectory:
             jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
             return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, wanted_runs(facts)), facts
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
     def write_ending(self, job: Job, ending: Ending) -> None:
@@ -163,7 +163,7 @@ class SweepDirectory:
 
 def wanted_runs(facts: dict[str, Any]) -> int:
     """How many jobs a search is to have in all, one for each seed of each trial; 0 for what is none."""
-    return facts["search"]["trials"] * facts["search"].get("seeds", 1) if "search" in facts else 0
+    return int(facts["search"]["trials"]) * int(facts["search"].get("seeds", 1)) if "search" in facts else 0
 
 
 def _default_path(parent: str, recipe: str) -> Path:

@@ -9,7 +9,7 @@ from os import environ
 from pathlib import Path
 from typing import Any, Self
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
@@ -44,6 +44,7 @@ from mpt_cli.sweep.samplers import (
     settings_from_facts,
     words_of_search,
 )
+from mpt_cli.telemetry.validation import misfit
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -142,11 +143,23 @@ def resume_sweep(
             _grow(sweep, words, options, screen)
     facts = sweep.read_plan()[1]
     settings_from_facts(facts).check()
-    options = options.filled(facts.get("limits", {}))
+    options = options.filled(_limits_of(sweep, facts))
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
         return _run(sweep, options, screen)
+
+
+_LIMITS = {"workers": int, "timeout_seconds": float, "stop_behind_median": bool}
+
+
+def _limits_of(sweep: SweepDirectory, facts: dict[str, Any]) -> dict[str, Any]:
+    """What the recipe's block said of the jobs when the sweep began, or when it last grew by it."""
+    found = facts.get("limits", {})
+    fault = misfit(_LIMITS, found) if isinstance(found, dict) else f"limits must not be {found!r}"
+    if fault:
+        raise DataError(f"{sweep.plan_json} is damaged: {fault}.")
+    return {name: found[name] for name in _LIMITS if name in found}
 
 
 def dry_run_of_resume(

@@ -1,6 +1,7 @@
 """A sweep in a file, what words make of it, and a finished sweep that grows."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from finished_run import FINISHED
 
 from mpt_cli import job
 from mpt_cli.cli import main
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.block import PARTS, read_block, with_more_values
@@ -224,6 +225,23 @@ def test_what_the_block_says_of_the_jobs_holds_when_the_sweep_is_resumed(stubs, 
     assert (code, [result.status for result in found.results]) == (143, ["timed out"])
     stubs.manners = {}
     assert stubs.resume(tmp_path / "s", timeout_seconds=60.0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"limits": [1]}, "limits must not be [1]"),
+        ({"limits": {"workers": "two"}}, "workers must not be 'two'"),
+        ({"search": {"trials": "many"}}, "invalid literal for int() with base 10: 'many'"),
+        ({"search": {"trials": 3, "seeds": []}}, "int() argument must be"),
+    ],
+)
+def test_what_is_damaged_in_a_plan_is_said_on_resume(part, said, stubs, tmp_path) -> None:
+    stubs.start(["conf=digits_mlp", f"sweep_dir={tmp_path}/s"])
+    plan = tmp_path / "s" / "sweep.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), **part}))
+    with pytest.raises(DataError, match=rf"sweep\.json is damaged: {re.escape(said)}"):
+        stubs.resume(tmp_path / "s")
 
 
 @pytest.mark.slow
