@@ -204,7 +204,7 @@ def read_launcher_name(name: str) -> str:
 
 def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
     """ConfigError when a setting is wrong, a package is missing, or there is no Slurm here."""
-    launcher = _read_settings(LAUNCHERS[name], overrides)
+    launcher = read_launcher(name, overrides)
     launcher.check()
     return launcher
 
@@ -227,7 +227,9 @@ def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[
     return [override for override in overrides if override not in own], own
 
 
-def _read_settings(kind: type[Launcher], overrides: Sequence[str]) -> Launcher:
+def read_launcher(name: str, overrides: Sequence[str]) -> Launcher:
+    """The one of this name with these settings, which need not be one that can be used here."""
+    kind = LAUNCHERS[name]
     if overrides and not fields(kind):
         remedy = "Name one with --launcher submitit or --launcher ray."
         raise ConfigError(Problem(overrides[0].partition("=")[0], "is for another launcher than local.", None, remedy))

@@ -4,7 +4,7 @@ It says what the strict load says of single keys: types, ranges, choices, and wh
 optimizer and loss-scale mode has. What keys mean together is `settings.checks`' and not in it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
@@ -130,18 +130,64 @@ def _defaults() -> Schema:
     return {**listed, "description": "files of groups, and recipes to start from, in the order of composition"}
 
 
+# of `mpt sweep`, a room below, which has them with what each needs; a test holds the two together
+SAMPLERS = ("tpe", "random", "gp", "cmaes", "nsgaii")
+PRUNERS = ("none", "median", "asha", "hyperband")
+LAUNCHERS = ("local", "submitit", "ray")
+
+
 def _sweep() -> Schema:
-    """What `mpt sweep` varies."""
-    values = {"type": "object", "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}
+    """What `mpt sweep` varies, and how it runs."""
+    values: Schema = {"type": "object",
+                      "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}  # fmt: skip
     point = {"type": "object", "minProperties": 1}
-    one_or_more = {"anyOf": [values, {"type": "array", "items": values}]}
-    condition = {"type": "object", "properties": {"when": point, "grid": values}, "required": ["when", "grid"],
-                 "additionalProperties": False}  # fmt: skip
-    parts = {"grid": values, "zip": one_or_more, "exclude": {"type": ["array", "object"]},
-             "conditional": {"anyOf": [condition, {"type": "array", "items": condition}]},
-             "seeds": {"type": "integer", "minimum": 1}}  # fmt: skip
-    return {"type": "object", "properties": parts, "additionalProperties": False,
+    condition = _closed({"when": point, "grid": values}, required=["when", "grid"])
+    count, at_least_0 = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 0}
+    search = _closed({
+        "trials": _described("how many points", count),
+        "sampler": _described("of Optuna; default tpe", _named(SAMPLERS)),
+        "sampler_seed": _described("with jobs: 1 the same search again", at_least_0),
+        "pruner": _described("ends jobs behind others at the same epoch; default none", _named(PRUNERS)),
+        "space": _described("values, or interval(a,b), by key", values),
+    })  # fmt: skip
+    stop = _closed({
+        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0}),
+        "behind_median": _described("ends a job far behind the median of at least 3 others", {"type": "boolean"}),
+    })  # fmt: skip
+    launcher = {"type": "object", "properties": {"name": _named(LAUNCHERS)}, "required": ["name"]}
+    name = {"type": "string", "minLength": 1}
+    grid = {
+        "grid": values, "zip": _one_or_more(values), "exclude": _one_or_more(point),
+        "conditional": _one_or_more(condition),
+    }  # fmt: skip
+    parts = {
+        **{part: _described("points of a grid; without search", schema) for part, schema in grid.items()},
+        "search": _described("points chosen by what came before; without grid", search),
+        "seeds": _described("runs of each point, whose mean counts", {**count, "maximum": 10_000}),
+        "objectives": _described("what ranks the points; NAME:min or NAME:max", _one_or_more(name)),
+        "stop": _described("when a job is ended early", stop), "jobs": _described("at a time, as -j", count),
+        "launcher": _described("where jobs run, with its settings", {"anyOf": [_named(LAUNCHERS), launcher]}),
+        "sweep_dir": _described("where the runs go", name),
+    }  # fmt: skip
+    return {**_closed(parts), "not": {"required": ["search"], "anyOf": [{"required": [part]} for part in grid]},
             "description": "what `mpt sweep` varies, beside the words of the command line"}  # fmt: skip
+
+
+def _described(text: str, schema: Schema) -> Schema:
+    return {**schema, "description": text}
+
+
+def _closed(properties: Schema, required: Sequence[str] = ()) -> Schema:
+    found: Schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    return {**found, "required": [*required]} if required else found
+
+
+def _named(names: Sequence[str]) -> Schema:
+    return {"enum": [*names]}
+
+
+def _one_or_more(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
 
 
 def _choice(group: str) -> Schema:

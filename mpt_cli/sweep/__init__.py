@@ -5,4 +5,5 @@
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room
 SAMPLERS = {"tpe": (), "random": (), "gp": ("scipy", "torch"), "cmaes": ("cmaes",), "nsgaii": ()}
-PRUNERS = ("median", "asha", "hyperband")
+ONLY_OF_A_NEW_SEARCH = "is for a new search: give --trials too, and no --resume."
+PRUNERS = ("none", "median", "asha", "hyperband")

@@ -7,27 +7,68 @@
       exclude: [{policy: mixed_bfloat16, loss_scale.initial_scale: 2**8}]
       seeds: 3
       objectives: [val_accuracy, "seconds:min"]
+      stop: {behind_median: true, timeout_seconds: 600}
+      jobs: 2
+      launcher: {name: submitit, partition: gpu}
+      sweep_dir: mine
 
 Every combination of the grid is a point, and keys of a zip take their values together. A condition multiplies the
-points that it holds for; exclude takes points away. A key given on the command line is that, whatever the block says.
+points that it holds for; exclude takes points away. In place of these four a search chooses points of a space:
+
+      search: {trials: 30, sampler: tpe, sampler_seed: 0, pruner: asha, space: {
+        optimizer.learning_rate: "tag(log,interval(1e-4,1e-1))", optimizer.name: [adam, sgd]}}
+
+A key or an option given on the command line is that, whatever the block says.
 """
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
+from mpt_cli.jobs.launchers import LAUNCHERS, PREFIX, read_launcher
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
-from mpt_cli.sweep.search_space import Assignment, Grid, Words, read_grid
+from mpt_cli.sweep import PRUNERS, SAMPLERS
+from mpt_cli.sweep.search_space import Assignment, Grid, Words, dimension_problems, read_grid
 
-PARTS = ("grid", "zip", "exclude", "conditional", "seeds", "objectives")
+
+@dataclass(frozen=True)
+class _Rule:
+    """What a value of the block must be that is no key's; `names` are all that it can be, where they are few."""
+
+    says: str
+    holds: Callable[[Any], bool]
+    names: Sequence[str] = ()
+
+
+def _at_least(least: int) -> _Rule:
+    return _Rule(f"must be a whole number >= {least}.", lambda value: type(value) is int and value >= least)
+
+
+def _one_of(names: Sequence[str]) -> _Rule:
+    return _Rule(f"must be one of {', '.join(names)}.", lambda value: value in names, names)
+
+
+_MOST_SEEDS = 10_000  # more than any sweep has jobs: a slip, which would fill the memory
+_SEEDS = _Rule(f"must be a whole number >= 1 and <= {_MOST_SEEDS}.",
+               lambda value: type(value) is int and 1 <= value <= _MOST_SEEDS)  # fmt: skip
+_PLAIN = {"seeds": _SEEDS, "jobs": _at_least(1), "sweep_dir": _Rule("must be a path.", lambda value:
+          isinstance(value, str) and value != "")}  # fmt: skip
+_SEARCH = {"trials": _at_least(1), "sampler": _one_of([*SAMPLERS]), "sampler_seed": _at_least(0),
+           "pruner": _one_of(PRUNERS)}  # fmt: skip
+_STOP = {
+    "timeout_seconds": _Rule("must be > 0 seconds.", lambda value: type(value) in (int, float) and value > 0),
+    "behind_median": _Rule("must be true or false.", lambda value: isinstance(value, bool)),
+}
+OF_A_GRID = ("grid", "zip", "exclude", "conditional")
+PARTS = (*OF_A_GRID, "search", "objectives", "stop", "launcher", *_PLAIN)
 Axis = tuple[Assignment, ...]  # keys that take their values together
 
 
@@ -41,13 +82,25 @@ class Condition:
 
 @dataclass
 class Block:
-    """What a block says, and what is wrong with it. `axes` vary in this order, the last one fastest."""
+    """What a block says, and what is wrong with it. `axes` vary in this order, the last one fastest.
+
+    `search` are the settings of a search but for its `space`, which has a word of the command line by key; None where
+    the block asks for none. `of_a_grid` are the parts it has that no search goes with.
+    """
 
     axes: list[Axis] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
     excluded: list[Mapping[str, str]] = field(default_factory=list)
     seeds: int | None = None
     objective: str | None = None  # as --objective has it
+    search: Mapping[str, Any] | None = None
+    space: Mapping[str, str] = field(default_factory=dict)
+    of_a_grid: Sequence[str] = ()
+    timeout_seconds: float | None = None
+    stop_behind_median: bool | None = None
+    jobs: int | None = None
+    launcher: tuple[str, Words] | None = None  # its name and its settings as words
+    sweep_dir: str | None = None
     problems: list[Problem] = field(default_factory=list)
 
     def with_words(self, grid: Grid, first_seed: int = 0) -> "Block":
@@ -59,6 +112,24 @@ class Block:
         recipes = [(each,) for each in grid.assignments if each.key == "conf" and self.axes]
         rest = [(each,) for each in grid.assignments if (each,) not in recipes]
         return replace(self, axes=[*recipes, *_without(self.axes, given), *rest, *last], conditions=conditions)
+
+    def words_of_search(self, words: Sequence[str], first_seed: int = 0) -> list[str]:
+        """The words of the command line with those of its space before them, and its seeds last; a word's key is the
+        word's.
+        """
+        given = {word.partition("=")[0].lstrip("+~") for word in words}
+        recipes = [word for word in words if word.startswith("conf=")]
+        space = [word for key, word in self.space.items() if key not in given]
+        seeds = range(first_seed, first_seed + self.seeds) if self.seeds and "seed" not in given else ()
+        last = [f"seed={','.join(map(str, seeds))}"] if seeds else []
+        return [*recipes, *space, *(word for word in words if word not in recipes), *last]
+
+    @property
+    def limits(self) -> dict[str, Any]:
+        """What holds while its jobs run, also where the sweep is resumed: fields of `Options`, but those not said."""
+        said = {"workers": self.jobs, "timeout_seconds": self.timeout_seconds,
+                "stop_behind_median": self.stop_behind_median}  # fmt: skip
+        return {name: value for name, value in said.items() if value is not None}
 
     @property
     def most_points(self) -> int:
@@ -167,10 +238,15 @@ def _read(content: Any) -> Block:
     if not isinstance(content, dict):
         block.problems.append(Problem("sweep", f"must be a section with {', '.join(PARTS)}.", content))
         return block
-    for name in content:
-        if name not in PARTS:
-            rule = f"must be one of {', '.join(PARTS)}."
-            block.problems.append(Problem(f"sweep.{name}", rule, None, did_you_mean(name, PARTS)))
+    problems = block.problems
+    plain = _checked("sweep", content, _PLAIN, problems, others=PARTS)
+    block.seeds, block.jobs, block.sweep_dir = (plain.get(name) for name in ("seeds", "jobs", "sweep_dir"))
+    stop = _checked("sweep.stop", _section("sweep.stop", content.get("stop"), problems), _STOP, problems)
+    block.timeout_seconds, block.stop_behind_median = stop.get("timeout_seconds"), stop.get("behind_median")
+    block.launcher = _launcher(content.get("launcher"), problems)
+    block.of_a_grid = [name for name in OF_A_GRID if content.get(name)]
+    if content.get("search") is not None:
+        _read_search(block, _section("sweep.search", content["search"], problems))
     block.axes = [(part,) for part in _assignments("sweep.grid", content.get("grid"), block.problems)]
     for index, zipped in enumerate(_listed(content.get("zip"))):
         block.axes += _zip(f"sweep.zip.{index}", zipped, block.problems)
@@ -182,14 +258,80 @@ def _read(content: Any) -> Block:
         _values(f"sweep.exclude.{index}", entry, block.problems)
         for index, entry in enumerate(_listed(content.get("exclude")))
     ]
-    block.seeds = content.get("seeds")
-    if block.seeds is not None and not (type(block.seeds) is int and block.seeds >= 1):
-        block.problems.append(Problem("sweep.seeds", "must be a whole number >= 1.", block.seeds))
     objectives = _listed(content.get("objectives"))
     if not all(isinstance(each, str) and each for each in objectives):
         block.problems.append(Problem("sweep.objectives", "must be names, as --objective takes them.", objectives))
     block.objective = ",".join(map(str, objectives)) or None
     return block
+
+
+def _section(place: str, content: Any, problems: list[Problem]) -> dict[str, Any]:
+    if content is None or isinstance(content, dict):
+        return content or {}
+    problems.append(Problem(place, "must be a section with keys of its own.", content))
+    return {}
+
+
+def _checked(
+    place: str, content: Mapping[str, Any], rules: Mapping[str, _Rule], problems: list[Problem],
+    others: Sequence[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """The values that have a rule and keep it; `others` are names beside these."""
+    known = others or [*rules]
+    for name in content:
+        if name not in known:
+            rule = f"must be one of {', '.join(known)}."
+            problems.append(Problem(f"{place}.{name}", rule, None, did_you_mean(str(name), known)))
+    found = {name: content[name] for name in rules if content.get(name) is not None}
+    for name, value in found.items():
+        if not rules[name].holds(value):
+            remedy = did_you_mean(str(value), rules[name].names)
+            problems.append(Problem(f"{place}.{name}", rules[name].says, value, remedy))
+    return found
+
+
+def _read_search(block: Block, content: Mapping[str, Any]) -> None:
+    block.search = _checked("sweep.search", content, _SEARCH, block.problems, others=[*_SEARCH, "space"])
+    if block.of_a_grid:
+        rule = f"must be left out with {' and '.join(block.of_a_grid)}: a search chooses its points itself."
+        block.problems.append(Problem("sweep.search", rule, None, "Write the keys to vary into search.space."))
+    place, space = "sweep.search.space", content.get("space")
+    if space is not None and not isinstance(space, dict):
+        block.problems.append(Problem(place, "must map keys to their values.", space))
+        return
+    for key, values in (space or {}).items():
+        problems = [replace(problem, key=f"{place}.{key}", received=None) for problem in _unknown(str(key))]
+        word = f"{key}={values}" if isinstance(values, str) else _joined(_assignment(str(key), values).words or ("",))
+        if values in ([], None):
+            problems.append(Problem(f"{place}.{key}", "must have at least one value."))
+        elif not problems:
+            problems = [replace(each, key=f"{place}.{each.key}") for each in dimension_problems([word])]
+        block.problems += problems
+        block.space = {**block.space, str(key): word}
+
+
+def _launcher(content: Any, problems: list[Problem]) -> tuple[str, Words] | None:
+    """Its name alone, or a section with the name and its settings."""
+    if content is None:
+        return None
+    if not isinstance(content, str | dict):
+        rule = "must be a name, or a section with a name and its settings."
+        problems.append(Problem("sweep.launcher", rule, content))
+        return None
+    given = {"name": content} if isinstance(content, str) else content
+    name = given.get("name")
+    if not isinstance(name, str) or name not in LAUNCHERS:
+        remedy = did_you_mean(str(name), [*LAUNCHERS])
+        problems.append(Problem("sweep.launcher.name", f"must be one of {', '.join(LAUNCHERS)}.", name, remedy))
+        return None
+    parts = {f"{key}.{inner}" if inner else str(key): each for key, value in given.items() if key != "name"
+             for inner, each in (value.items() if isinstance(value, dict) else [("", value)])}  # fmt: skip
+    words = tuple(f"{PREFIX}{key}={_text(value)}" for key, value in parts.items())
+    try:
+        read_launcher(name, words)
+    except ConfigError as error:
+        problems += [replace(problem, key=f"sweep.{problem.key}") for problem in error.problems]
+    return name, words
 
 
 def check_known(block: Block) -> list[Problem]:

@@ -145,9 +145,8 @@ class SweepDirectory:
         try:
             jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
-            trials = facts["search"]["trials"] if "search" in facts else 0
-            return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, trials), facts
-        except (KeyError, TypeError) as error:
+            return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, wanted_runs(facts)), facts
+        except (KeyError, TypeError, ValueError) as error:
             raise DataError(f"{self.plan_json} is damaged: {error}.") from error
 
     def write_ending(self, job: Job, ending: Ending) -> None:
@@ -160,6 +159,11 @@ class SweepDirectory:
             return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
         except (DataError, TypeError):
             return None
+
+
+def wanted_runs(facts: dict[str, Any]) -> int:
+    """How many jobs a search is to have in all, one for each seed of each trial; 0 for what is none."""
+    return int(facts["search"]["trials"]) * int(facts["search"].get("seeds", 1)) if "search" in facts else 0
 
 
 def _default_path(parent: str, recipe: str) -> Path:
@@ -343,7 +347,7 @@ class SweepResults:
 
     def means(self, row: Configuration) -> list[float | None]:
         """What the finished jobs of the configuration came to, by objective; None where one has no such number."""
-        return [_mean_of(row.finished, objective) for objective in self.objectives]
+        return [mean_of(row.finished, objective) for objective in self.objectives]
 
     @cached_property
     def front(self) -> list[Configuration]:
@@ -392,7 +396,7 @@ class SweepResults:
         return not self.plan.missing and all(result.status != NOT_RUN for result in self.results)
 
 
-def _mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
+def mean_of(results: Sequence[JobResult], objective: Objective) -> float | None:
     values = [objective.value(result.summary) for result in results]
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known and len(known) == len(values) else None

@@ -27,10 +27,11 @@ from mpt_cli.sweep.directory import (
     GOOD,
     INTERRUPTED,
     NOT_RUN,
-    STOPPED_EARLY,
     JobResult,
     SweepDirectory,
+    mean_of,
     read_job,
+    wanted_runs,
 )
 from mpt_cli.sweep.median_stopping import first_usual
 from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, objective_word, wanted_gpus
@@ -114,7 +115,7 @@ class OptunaStudy:
         for epoch, value in enumerate(course, 1):
             if epoch not in trial.intermediate_values:
                 told = _told(self._study.directions[0], objective, value)
-                self._storage.set_trial_intermediate_value(trial._trial_id, epoch, told)
+                self._storage.set_trial_intermediate_value(self._storage_id(trial), epoch, told)
         return bool(course) and self._pruner.prune(self._study, self._trial(job))
 
     def tell_pruned(self, job: int) -> None:
@@ -128,6 +129,10 @@ class OptunaStudy:
 
     def trial_of(self, job: int) -> int:
         return self._trial(job).number
+
+    def _storage_id(self, trial: FrozenTrial) -> int:
+        study = self._storage.get_study_id_from_name(STUDY_NAME)
+        return self._storage.get_trial_id_from_study_id_trial_number(study, trial.number)
 
     def _trial(self, job: int) -> FrozenTrial:
         """The latest of this job."""
@@ -245,7 +250,8 @@ class OptunaSampler(Sampler):
         return [self.template]
 
     def format_count(self, count: int) -> str:
-        return f"{count} trials"
+        seeds = len(self.space.seeds)
+        return f"{count} runs, {seeds} for the seeds of each trial" if seeds else f"{count} trials"
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
         search = self.facts["search"]
@@ -266,8 +272,9 @@ class OptunaSampler(Sampler):
         if len(self.plan.jobs) >= wanted:
             return ""
         if not self.plan.missing:
-            return f"all {self.plan.trials} combinations have been tried"
-        made = f"{self.plan.missing} of {wanted} trials were not made. Widen the space, or ask for fewer trials."
+            return f"all {self.plan.trials // self._runs} combinations have been tried"
+        missing, of_all = self.plan.missing // self._runs, wanted // self._runs
+        made = f"{missing} of {of_all} trials were not made. Widen the space, or ask for fewer trials."
         return f"no new combination came up in {MOST_ASKED} proposals: {made}"
 
     def new_jobs(self) -> Iterator[Job]:
@@ -277,12 +284,14 @@ class OptunaSampler(Sampler):
             values = self.study.propose(number)
             if values is None:
                 if self.study.is_exhausted:
-                    self._settle_for(len(self.plan.jobs))
+                    self._settle_for(len(self.plan.jobs) // self._runs)
                 return
-            job = self._job(number, self.space.overrides(values))
-            self.plan.jobs.append(job)
+            overrides = self.space.overrides(values)
+            seeds = [{"seed": seed} for seed in self.space.seeds] or [{}]
+            jobs = [self._job(number + place, {**overrides, **seed}) for place, seed in enumerate(seeds)]
+            self.plan.jobs.extend(jobs)
             self.sweep.write_plan(self.plan, self.facts)
-            yield job
+            yield from jobs
 
     def catch_up(self) -> None:
         """Tell what became of jobs that ended without anyone to tell it; a proposal that became no job is void."""
@@ -294,15 +303,26 @@ class OptunaSampler(Sampler):
                 self.tell(read_job(self.sweep, jobs[job]))
 
     def tell(self, result: JobResult) -> None:
-        """One that was interrupted is not told: it goes on when the search is resumed."""
-        number = result.job.number
-        if result.status == FINISHED:
+        """What the trial of this job came to, once all its seeds have ended. One that was interrupted is not told: it
+        goes on when the search is resumed.
+        """
+        first = (result.job.number - 1) // self._runs * self._runs
+        results = [read_job(self.sweep, job) for job in self.plan.jobs[first : first + self._runs]]
+        statuses, number = {each.status for each in results}, first + 1
+        if statuses & {INTERRUPTED, NOT_RUN}:
+            return
+        if statuses == {FINISHED}:
             objectives = self._objectives(result)
-            self.study.tell(number, objectives, [each.value(result.summary) for each in objectives])
-        elif result.status == STOPPED_EARLY:
+            self.study.tell(number, objectives, [mean_of(results, each) for each in objectives])
+        elif statuses <= {*GOOD}:
             self.study.tell_pruned(number)
-        elif result.status not in (INTERRUPTED, NOT_RUN):
+        else:  # the mean of the other seeds would be of easier ones
             self.study.tell_failure(self.study.trial_of(number))
+
+    @property
+    def _runs(self) -> int:
+        """Of each trial."""
+        return len(self.space.seeds) or 1
 
     def _objectives(self, result: JobResult) -> list[Objective]:
         """Those of the sweep; where none was named, the first usual one that the first job had."""
@@ -315,7 +335,7 @@ class OptunaSampler(Sampler):
 
     def _settle_for(self, trials: int) -> None:
         self.facts["search"]["trials"] = trials
-        self.plan = replace(self.plan, trials=trials)
+        self.plan = replace(self.plan, trials=wanted_runs(self.facts))
         self.sweep.write_plan(self.plan, self.facts)
 
     def _job(self, number: int, overrides: dict[str, str]) -> Job:

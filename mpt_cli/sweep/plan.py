@@ -147,7 +147,8 @@ class Job:
 class SweepPlan:
     """What a sweep will run. `duplicates` are (overrides, number of the same job).
 
-    `trials` is how many jobs a search is to have, of which only those begun are in `jobs`; 0 where these are all.
+    `trials` is how many jobs a search is to have (several for a trial with several seeds), of which only those begun
+    are in `jobs`; 0 where these are all.
     """
 
     varied: list[str]

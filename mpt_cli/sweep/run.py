@@ -1,18 +1,18 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
 from os import environ
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, mpt_command
-from mpt_cli.jobs.launchers import Launcher, LocalLauncher
+from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
@@ -29,12 +29,22 @@ from mpt_cli.sweep.directory import (
     gravest_code,
     read_job,
     read_results,
+    wanted_runs,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
 from mpt_cli.sweep.plan import Job, SweepPlan, choose_objectives, grow_plan, job_count, plan_dict, plan_lines
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
-from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
+from mpt_cli.sweep.samplers import (
+    GridSampler,
+    GridSettings,
+    Sampler,
+    SamplerSettings,
+    choose_kind,
+    settings_from_facts,
+    words_of_search,
+)
+from mpt_cli.telemetry.validation import misfit
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -52,10 +62,14 @@ class Options:
     workers: int | None = None
     timeout_seconds: float | None = None
     objective: str | None = None
-    stop_behind_median: bool = False
+    stop_behind_median: bool | None = None
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
+
+    def filled(self, said: Mapping[str, Any]) -> Self:
+        """With what is said elsewhere of the fields of which these say nothing."""
+        return replace(self, **{name: value for name, value in said.items() if getattr(self, name) is None})
 
     def limits(self, jobs: Sequence[Job], most: int | None = None) -> Limits:
         """What runs at a time; `most` is how many jobs there will be where not these are all."""
@@ -81,20 +95,38 @@ def split_overrides(overrides: Sequence[str], key: str = "sweep_dir") -> tuple[l
     return [override for override in overrides if not override.startswith(f"{key}=")], paths[0] if paths else None
 
 
+def place_of(words: Sequence[str], name: str | None, settings: Sequence[str]) -> Launcher:
+    """Where the jobs run: by the name and the settings of a command line, and by the recipe's block where that names
+    none or the same.
+    """
+    said, own = read_block(words).launcher or (LocalLauncher.name, ())
+    return choose_launcher(name or said, [*(own if name in (None, said) else ()), *settings])
+
+
 def start_sweep(
-    overrides: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings = GRID
+    overrides: Sequence[str], options: Options, screen: Screen, kind: SamplerSettings | None = None
 ) -> tuple[SweepResults, int]:
     """A new sweep: what its configurations can be is checked before the first job starts. Returns results and exit
-    code.
+    code. `kind` None: what the recipe's block says.
     """
-    kind.check()
     own, path = split_overrides(overrides)
+    block, kind = read_block(own), kind or choose_kind(own)
+    kind.check()
+    options = options.filled({**block.limits, "objective": block.objective})
     plan = kind.make_plan(own, options, screen.say)
-    options = replace(options, objective=options.objective or read_block(own).objective)
-    sweep = SweepDirectory.create(path, plan.recipe)
+    sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
     with sweep.lock():
-        begin(sweep, plan, {**plan_facts(["mpt", "sweep", *overrides], options), **kind.facts(own)}, options)
+        facts = {**plan_facts(["mpt", "sweep", *overrides], options), "limits": block.limits, **kind.facts(own)}
+        begin(sweep, plan, facts, options)
         return _run(sweep, options, screen)
+
+
+def dry_run(
+    overrides: Sequence[str], options: Options, kind: SamplerSettings
+) -> tuple[dict[str, Any], list[str]]:
+    """What `start_sweep` would run, for --json and as lines."""
+    own, _ = split_overrides(overrides)
+    return kind.dry_run(own, options.filled({"objective": read_block(own).objective}))
 
 
 def resume_sweep(
@@ -109,11 +141,25 @@ def resume_sweep(
     if words:
         with sweep.lock():
             _grow(sweep, words, options, screen)
-    settings_from_facts(sweep.read_plan()[1]).check()
+    facts = sweep.read_plan()[1]
+    settings_from_facts(facts).check()
+    options = options.filled(_limits_of(sweep, facts))
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
         return _run(sweep, options, screen)
+
+
+_LIMITS = {"workers": int, "timeout_seconds": float, "stop_behind_median": bool}
+
+
+def _limits_of(sweep: SweepDirectory, facts: dict[str, Any]) -> dict[str, Any]:
+    """What the recipe's block said of the jobs when the sweep began, or when it last grew by it."""
+    found = facts.get("limits", {})
+    fault = misfit(_LIMITS, found) if isinstance(found, dict) else f"limits must not be {found!r}"
+    if fault:
+        raise DataError(f"{sweep.plan_json} is damaged: {fault}.")
+    return {name: found[name] for name in _LIMITS if name in found}
 
 
 def dry_run_of_resume(
@@ -124,40 +170,63 @@ def dry_run_of_resume(
     plan, facts = sweep.read_plan()
     plan = _grown(plan, facts, words, options)[0] if words else plan
     settings_from_facts(facts).check()
+    seeds = facts.get("search", {}).get("seeds", 1)
     if trials is not None:
         _check_search(facts, trials)
-        plan = replace(plan, trials=trials)
+        plan = replace(plan, trials=trials * seeds)
     left = [job for job in plan.jobs if read_job(sweep, job).status not in GOOD]
     shown = replace(plan, jobs=left, duplicates=[])
-    lines = [*plan_lines(shown), *([f"and {plan.missing} more trials"] if plan.missing else [])]
-    return {**plan_dict(shown), "trials": plan.missing}, lines
+    lines = [*plan_lines(shown), *([f"and {plan.missing // seeds} more trials"] if plan.missing else [])]
+    return {**plan_dict(shown), "trials": plan.missing // seeds}, lines
 
 
 def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
-    """Adds the jobs that the words make of the sweep's own, where none with their configuration is there."""
+    """Adds the jobs that the words make of the sweep's own, where none with their configuration is there, or to a
+    search as many trials as its recipe says now.
+    """
     plan, facts = sweep.read_plan()
     grown, asked = _grown(plan, facts, words, options, screen.say)
-    shared = options.environment_of_jobs(options.limits(grown.jobs).workers)
+    shared = options.environment_of_jobs(options.limits(grown.jobs or plan.jobs).workers)
     count = len(grown.jobs) - len(plan.jobs)
     jobs = [job if job.number <= len(plan.jobs) else replace(job, environment=shared) for job in grown.jobs]
+    if "search" in facts:
+        facts["search"]["trials"] = asked
+    if any(word.startswith("conf=") for word in words):
+        facts["limits"] = read_block(words).limits
     sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
-    screen.say(f"{job_count(count)} more, {asked - count} there already")
+    if "search" not in facts:
+        screen.say(f"{job_count(count)} more, {asked - count} there already")
 
 
 def _grown(
     plan: SweepPlan, facts: dict[str, Any], words: Sequence[str], options: Options,
     say: Callable[[str], None] = lambda line: None,
 ) -> tuple[SweepPlan, int]:  # fmt: skip
-    """The plan with what the words add to it, and how many jobs they ask for."""
-    if "search" in facts:
-        rule = "must be given without other words where the sweep is a search."
-        raise ConfigError(Problem("--resume", rule, " ".join(words), "--trials N makes it longer."))
-    given = {word.partition("=")[0].lstrip("+~") for word in words}
+    """The plan with what the words add to it, and how many jobs they ask for; of a search, how many trials."""
     own = [word for word in split_overrides(facts["command_line"][2:])[0] if not word.startswith("-")]
+    if "search" in facts:
+        trials = _longer_search(facts["search"], own, words)
+        return replace(plan, trials=wanted_runs({"search": {**facts["search"], "trials": trials}})), trials
+    given = {word.partition("=")[0].lstrip("+~") for word in words}
     known = with_more_values(own, facts.get("grown_by", []))
     kept = [word for word in known if word.partition("=")[0].lstrip("+~") not in given]
     more = GRID.make_plan([*kept, *words], options, say)
     return grow_plan(plan, more), len(more.jobs)
+
+
+def _longer_search(search: dict[str, Any], own: Sequence[str], words: Sequence[str]) -> int:
+    """How many trials the recipe's block now asks for, whose space must be as it was."""
+    if len(words) != 1 or not words[0].startswith("conf="):
+        rule = "must be given without other words where the sweep is a search."
+        remedy = "--trials N makes it longer, or conf=RECIPE with more trials in its sweep: block."
+        raise ConfigError(Problem("--resume", rule, " ".join(words), remedy))
+    now = words_of_search([*words, *(word for word in own if not word.startswith("conf="))])
+    if now[1:] != [word for word in search["words"] if not word.startswith("conf=")]:
+        rule = "must be what the search began with: its samplers know no other space, and no other seeds."
+        remedy = f"It was {' '.join(search['words'])}."
+        raise ConfigError(Problem("sweep.search.space", rule, " ".join(now[1:]), remedy))
+    trials = (read_block(words).search or {}).get("trials")
+    return int(search["trials"] if trials is None else trials)
 
 
 def _check_search(facts: dict[str, Any], trials: int) -> None:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer
-from mpt_cli.sweep import SAMPLERS
-from mpt_cli.sweep.block import Block, read_block
+from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
+from mpt_cli.sweep.block import first_seed, read_block
 from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import (
     Job,
@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from mpt_cli.sweep.run import Options
 
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
+
+
+@dataclass(frozen=True)
+class SearchOptions:
+    """What a command line says of a search; None where it says nothing."""
+
+    trials: int | None = None
+    sampler: str | None = None
+    sampler_seed: int | None = None
+    pruner: str | None = None
 
 
 @dataclass
@@ -119,8 +129,7 @@ class GridSettings(SamplerSettings):
     def make_plan(
         self, overrides: Sequence[str], options: "Options", say: Callable[[str], None] = lambda sentence: None
     ) -> SweepPlan:
-        block = read_block(overrides)
-        return make_plan(overrides, say, options.launcher.is_here, options.objective or block.objective, block)
+        return make_plan(overrides, say, options.launcher.is_here, options.objective, read_block(overrides))
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
         plan = self.make_plan(overrides, options)
@@ -135,9 +144,10 @@ class GridSettings(SamplerSettings):
 
 @dataclass(frozen=True)
 class SearchSettings(SamplerSettings):
-    """`trials` jobs, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
+    """`trials` points, each with values that Optuna chooses by what came before; `pruner` ends those that are behind.
 
-    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search.
+    `words` are those that span the space; with the same `sampler_seed` one job at a time repeats the search. With
+    several seeds a trial is as many jobs, and what it came to is their mean.
     """
 
     trials: int
@@ -145,6 +155,7 @@ class SearchSettings(SamplerSettings):
     sampler_seed: int = 0
     words: list[str] = field(default_factory=list)
     pruner: str | None = None
+    seeds: int = 1  # runs of each trial
 
     def check(self) -> None:
         if importlib.util.find_spec("optuna") is None:
@@ -156,36 +167,64 @@ class SearchSettings(SamplerSettings):
 
     def make_plan(self, overrides: Sequence[str], options: "Options", say: Callable[[str], None]) -> SweepPlan:
         """The edges of the space are checked; the configurations inside it by the jobs themselves."""
-        if read_block(overrides) != Block():
-            remedy = "Write on the command line what is to be searched, with a recipe that has no such block."
-            raise ConfigError(Problem("--trials", "must be left out with a recipe's sweep: block.", None, remedy))
-        space = read_space(overrides)
+        space = read_space(words_of_search(overrides))
         settings, *others = check_space(space)
         if "," in (options.objective or "") and self.sampler == "cmaes":
             remedy = "Take nsgaii, tpe or gp."
             raise ConfigError(Problem("--sampler", "cmaes is for one objective.", options.objective, remedy))
         if "," in (options.objective or "") and self.pruner:
             raise ConfigError(Problem("--pruner", "must be left out with several objectives.", self.pruner))
+        if space.seeds and self.pruner:
+            rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
+            raise ConfigError(Problem("--pruner", rule, self.pruner))
         check_objective(options.objective, [settings, *others])
         if options.launcher.is_here:
             check_files([settings])
-        return SweepPlan(space.keys, [], settings.recipe)
+        return SweepPlan([*space.keys, *(["seed"] if space.seeds else [])], [], settings.recipe)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
-        space = read_space(overrides)
-        check_objective(options.objective, check_space(space))
+        self.make_plan(overrides, options, lambda sentence: None)
+        space = read_space(words_of_search(overrides))
         width = max(map(len, space.keys))
         lines = [f"{dimension.key:<{width}}  {dimension}" for dimension in space.dimensions]
-        lines.append(f"{self.trials} trials, {self.sampler}")
+        seeds = f", each with seeds {', '.join(space.seeds)}" if space.seeds else ""
+        lines.append(f"{self.trials} trials, {self.sampler}{f', {self.pruner}' if self.pruner else ''}{seeds}")
         return {"search": lines}, lines
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
-        return {"search": asdict(replace(self, words=[*overrides]))}
+        words = words_of_search(overrides)
+        return {"search": asdict(replace(self, words=words, seeds=len(read_space(words).seeds) or 1))}
 
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         from mpt_cli.sweep.optuna_sampler import open_search
 
         return open_search(self, sweep, options)
+
+
+def words_of_search(overrides: Sequence[str]) -> list[str]:
+    """Those that span the space: the recipe's with the command line's. ConfigError where the recipe has a grid."""
+    block = read_block(overrides)
+    if block.of_a_grid:
+        rule = f"must be left out with {' and '.join(block.of_a_grid)} of a recipe's sweep: block."
+        raise ConfigError(Problem("--trials", rule, None, "A search has its keys in search.space, or as words."))
+    return block.words_of_search(overrides, first_seed(overrides) if block.seeds else 0)
+
+
+def choose_kind(overrides: Sequence[str], given: SearchOptions | None = None) -> SamplerSettings:
+    """A search where the command line or the recipe's block says of how many trials, else a grid."""
+    block = read_block(overrides)
+    own = {name: value for name, value in asdict(given or SearchOptions()).items() if value is not None}
+    said = {**(block.search or {}), **own}
+    problems = []
+    if block.search is not None and "trials" not in said:
+        problems.append(Problem("sweep.search.trials", "must be given, or --trials N."))
+    elif "trials" not in said:
+        problems = [Problem(f"--{name.replace('_', '-')}", ONLY_OF_A_NEW_SEARCH, value) for name, value in own.items()]
+    if problems:
+        raise ConfigError(problems)
+    if said.get("pruner") == "none":
+        said["pruner"] = None
+    return SearchSettings(**said) if said else GridSettings()
 
 
 def settings_from_facts(facts: dict[str, Any]) -> SamplerSettings:

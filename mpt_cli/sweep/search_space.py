@@ -231,10 +231,13 @@ Dimension = Span | Choices
 
 @dataclass(frozen=True)
 class Space:
-    """The dimensions in the order given, and the words that stay as they are."""
+    """The dimensions in the order given, the words that stay as they are, and the seeds that each trial is run with
+    where there are several.
+    """
 
     dimensions: list[Dimension]
     fixed: list[str] = field(default_factory=list)
+    seeds: list[str] = field(default_factory=list)
 
     @property
     def keys(self) -> list[str]:
@@ -249,32 +252,47 @@ class Space:
     @property
     def edges(self) -> Iterator[list[str]]:
         """Words in which each choice and each end of a span occurs, the other dimensions at their first."""
+        seeds = [{"seed": seed} for seed in self.seeds] or [{}]
         first = {dimension.key: dimension.edges[0] for dimension in self.dimensions}
-        yield self.words(first)
+        for seed in seeds:
+            yield self.words({**first, **seed})
         for dimension in self.dimensions:
             for text in dimension.edges[1:]:
-                yield self.words({**first, dimension.key: text})
+                yield self.words({**first, **seeds[0], dimension.key: text})
 
 
 def read_space(words: Sequence[str]) -> Space:
     """The space that the words span. ConfigError with all that can't be searched."""
+    space, problems = _read_dimensions(words)
+    problems += _problems_of_space(space)
+    if problems:
+        raise ConfigError(problems)
+    return space
+
+
+def dimension_problems(words: Sequence[str]) -> list[Problem]:
+    """What is wrong with these words of a search by themselves."""
+    return _read_dimensions(words)[1]
+
+
+def _read_dimensions(words: Sequence[str]) -> tuple[Space, list[Problem]]:
     space, problems = Space([]), list[Problem]()
     for word in words:
-        span = _read_span(word, problems)
+        is_seed = word.startswith("seed=") and "interval(" not in word  # of which a list is no dimension
+        span = None if is_seed else _read_span(word, problems)
         if span is not None:
             space.dimensions.append(span)
             continue
         grid = read_grid([word])
         problems += grid.problems
         for assignment in grid.assignments:
-            if assignment.is_varied:
+            if assignment.is_varied and is_seed:
+                space.seeds.extend(assignment.values)
+            elif assignment.is_varied:
                 space.dimensions.append(Choices(assignment.key, assignment.values))
             else:
                 space.fixed.extend(assignment.words)
-    problems += _problems_of_space(space)
-    if problems:
-        raise ConfigError(problems)
-    return space
+    return space, problems
 
 
 def check_space(space: Space) -> list[Settings]:
@@ -294,8 +312,10 @@ def _problems_of_space(space: Space) -> list[Problem]:
     keys = space.keys
     found = [Problem(key, "must be given once in a search.") for key in dict.fromkeys(keys) if keys.count(key) > 1]
     if "seed" in keys:
-        remedy = "Leave it out, and sweep the best with several seeds afterwards."
-        found.append(Problem("seed", "must not be varied: a search would settle on a lucky one.", None, remedy))
+        remedy = "Write a list, as seed=0,1,2: each trial is run with all of them, and their mean counts."
+        found.append(Problem("seed", "must not be searched: a search would settle on a lucky one.", None, remedy))
+    if len(set(space.seeds)) < len(space.seeds):
+        found.append(Problem("seed", "must name each seed once.", ",".join(space.seeds)))
     if not keys:
         remedy = "For example 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))'."
         found.append(Problem("--trials", "must have something to vary.", None, remedy))

@@ -102,7 +102,8 @@ examples:
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
-  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude, seeds
+  mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude or search,
+                                         seeds, objectives, stop, jobs, launcher; words and options win over it
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\
       'loss_scale.initial_scale=2**int(interval(8,24))' --trials 30      a search, each trial by what came before
@@ -135,10 +136,10 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="what the jobs are ranked by; default: the "
                         "first of val_accuracy, val_loss, accuracy, loss that they have. Several, with commas between "
                         "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
-    parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
-                        "the median of at least 3 others at the same step")  # fmt: skip
-    parser.add_argument("--trials", type=int, metavar="N", help="search: N jobs, each with values chosen by Optuna; "
-                        "with --resume, so many in all")  # fmt: skip
+    parser.add_argument("--stop-behind-median", action=argparse.BooleanOptionalAction, help="end a job whose objective "
+                        "is far behind the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--trials", type=int, metavar="N", help="search: N points, each with values chosen by Optuna, "
+                        "a job each, or one for each of several seeds; with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
                         "default: tpe, whose first 10 are random. gp needs scipy and torch, cmaes a package of that "
                         "name")  # fmt: skip
@@ -292,8 +293,10 @@ _REPRODUCE_EXAMPLES = """examples:
   mpt reproduce ./mine.yaml --update            run it with 3 seeds (or as many as `seeds:` says), and write into the
                                                 expect: block what they missed, or the block itself
   mpt reproduce digits_mlp seed=7               with changes
+  mpt reproduce --all --history history.jsonl   keeps what each came to, and says what drifted against its last runs
 
-exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed"""
+exit code: 0 all came out as expected; 2 a recipe can't be read (the others ran); 5 an expectation was missed, or with
+--fail-on-drift a figure drifted"""
 
 
 def configure_reproduce(parser: argparse.ArgumentParser) -> None:
@@ -318,6 +321,10 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
+    parser.add_argument("--history", metavar="FILE", help="add a line of JSON for each run of a recipe: metrics, speed "
+                        "beside a reference loop, memory, versions, commit, machine; and say what drifted against the "
+                        "last ten that passed on this kind of machine")  # fmt: skip
+    parser.add_argument("--fail-on-drift", action="store_true", help="exit code 5 where a figure drifted")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
     add_json(parser)

@@ -5,12 +5,15 @@ import difflib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
+from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, DataError, Problem
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
+from mpt_cli.reproduce.history import History
 from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_for_github, write_junit
 from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.runs.expectations import first_figures, new_figures, updated_text, write_recipe
+from mpt_cli.settings.search_path import expanded
 from mpt_cli.verbs.parser import print_json, say
 
 
@@ -20,14 +23,24 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         check_junit(Path(arguments.junit))
     printer = ResultPrinter(sys.stderr if arguments.json else sys.stdout)
     results: list[Reproduction] = []
+    history: History | None = None
     if arguments.dry_run:
         printer.start(found)
         printer.list_targets(found)
     elif found.targets:
+        history = History(expanded(arguments.history), arguments.jobs) if arguments.history else None
         folder = create_output_folder(arguments.output)
         printer.start(found)
-        results = reproduce(found.targets, folder, _plan(arguments), printer.tell)
+
+        def tell(result: Reproduction) -> None:
+            printer.tell(result)
+            if history:
+                history.note(result)
+
+        results = reproduce(found.targets, folder, _plan(arguments), tell)
         printer.finish(results)
+        for line in history.lines(results) if history else []:
+            printer.line(line)
     if arguments.junit:
         write_junit(Path(arguments.junit), results, found)
     write_for_github(results, found.errors, sys.stderr if arguments.json else sys.stdout)
@@ -38,9 +51,17 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
-                    "results": [result.as_dict() for result in results]})  # fmt: skip
+                    "results": [_as_dict(result, history) for result in results]})  # fmt: skip
     is_met = _update(results) if arguments.update else not missed
+    if history and history.fault:
+        raise DataError(history.fault)
+    is_met = is_met and not (arguments.fail_on_drift and history and history.has_drifted)
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+
+
+def _as_dict(result: Reproduction, history: History | None) -> dict[str, Any]:
+    finding = history.findings.get(result.child.run.path) if history else None
+    return {**result.as_dict(), **({"history": finding.as_dict()} if finding else {})}
 
 
 def _plan(arguments: argparse.Namespace) -> RerunLimits:
@@ -63,6 +84,9 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
         (arguments.rtol >= 0, Problem("--rtol", "must be at least 0.", arguments.rtol)),
         (arguments.retries >= 0, Problem("--retries", "must be at least 0.", arguments.retries)),
         (arguments.timeout is None or arguments.timeout > 0, Problem("--timeout", "must be > 0.", arguments.timeout)),
+        (bool(arguments.history) or not arguments.fail_on_drift,
+         Problem("--fail-on-drift", "is for a history: give --history FILE too.")),
+        (not (arguments.history and arguments.dry_run), Problem("--history", "must be left out with --dry-run.")),
         (not (arguments.update and arguments.dry_run), Problem("--dry-run", "must be left out with --update.")),
         (not (arguments.update and has_run),
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),

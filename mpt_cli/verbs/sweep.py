@@ -6,17 +6,23 @@ import sys
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import (
     Launcher,
-    LocalLauncher,
-    choose_launcher,
     launcher_from_facts,
     split_launcher_overrides,
 )
-from mpt_cli.sweep import SAMPLERS
+from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import objective_lines, print_results, results_dict
-from mpt_cli.sweep.run import Options, dry_run_of_resume, resume_sweep, split_overrides, start_sweep
-from mpt_cli.sweep.samplers import GridSettings, SamplerSettings, SearchSettings
+from mpt_cli.sweep.run import (
+    Options,
+    dry_run,
+    dry_run_of_resume,
+    place_of,
+    resume_sweep,
+    split_overrides,
+    start_sweep,
+)
+from mpt_cli.sweep.samplers import SamplerSettings, SearchOptions, choose_kind
 from mpt_cli.verbs.parser import print_json, say
 
 
@@ -25,13 +31,13 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     _check_sweep(arguments, words)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
+                      launcher=_launcher(arguments, words, launcher_words, screen))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
         resume_sweep(arguments.resume, options, screen, arguments.trials, words)
         if arguments.resume
-        else start_sweep(words, options, screen, _sampler(arguments))
+        else start_sweep(words, options, screen, _kind(arguments, words))
     )
     if arguments.json:
         for line in objective_lines(found):
@@ -42,24 +48,22 @@ def run_sweep(arguments: argparse.Namespace) -> int:
     return code
 
 
-def _sampler(arguments: argparse.Namespace) -> SamplerSettings:
-    if arguments.trials is None:
-        return GridSettings()
-    sampler = arguments.sampler or next(iter(SAMPLERS))
-    return SearchSettings(arguments.trials, sampler, arguments.sampler_seed or 0, pruner=arguments.pruner)
+def _kind(arguments: argparse.Namespace, words: list[str]) -> SamplerSettings:
+    said = SearchOptions(arguments.trials, arguments.sampler, arguments.sampler_seed, arguments.pruner)
+    return choose_kind(split_overrides(words)[0], said)
 
 
-def _launcher(arguments: argparse.Namespace, overrides: list[str], screen: Screen) -> Launcher:
-    if arguments.resume is not None and arguments.launcher is None and not overrides:
+def _launcher(arguments: argparse.Namespace, words: list[str], settings: list[str], screen: Screen) -> Launcher:
+    if arguments.resume is not None and arguments.launcher is None and not settings:
         return launcher_from_facts(SweepDirectory.open(arguments.resume).read_plan()[1], screen.say)
-    return choose_launcher(arguments.launcher or LocalLauncher.name, overrides)
+    return place_of(split_overrides(words)[0], arguments.launcher, settings)
 
 
 def _dry_run(arguments: argparse.Namespace, words: list[str], options: Options) -> int:
     content, lines = (
         dry_run_of_resume(arguments.resume, options, arguments.trials, words)
         if arguments.resume
-        else _sampler(arguments).dry_run(split_overrides(words)[0], options)
+        else dry_run(words, options, _kind(arguments, words))
     )
     print_json(content) if arguments.json else say("\n".join(lines))
     return OK
@@ -75,7 +79,7 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
         problems.append(Problem("--trials", "must be >= 1.", arguments.trials))
     of_search = {"--sampler": arguments.sampler, "--sampler-seed": arguments.sampler_seed, "--pruner": arguments.pruner}
     for name, value in of_search.items():
-        if value is not None and (arguments.trials is None or arguments.resume is not None):
-            problems.append(Problem(name, "is for a new search: give --trials too, and no --resume.", value))
+        if value is not None and arguments.resume is not None:
+            problems.append(Problem(name, ONLY_OF_A_NEW_SEARCH, value))
     if problems:
         raise ConfigError(problems)

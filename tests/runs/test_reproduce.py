@@ -1,6 +1,5 @@
 """`mpt reproduce` without training: the runs are stood in for by summaries."""
 
-import contextlib
 import json
 import os
 import re
@@ -8,15 +7,15 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.executor import Command, Share
+from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import collection, reproduction
 from mpt_cli.reproduce.collection import Selection, collect, expected_of
@@ -25,74 +24,6 @@ from mpt_cli.runs.directory import RunDirectory, write_json
 from mpt_cli.runs.provenance import environment_differences
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.search_path import recipe_paths
-
-SUMMARY: dict[str, Any] = {
-    "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
-    "skipped_steps": 0, "final_loss_scale": 32768.0, "seconds": 1.5, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1},
-}  # fmt: skip
-RECIPE = """# mine
-recipe: mine
-defaults:
-  - model: mlp
-  - data: digits
-expect:
-  val_accuracy: {min: 0.97}  # of ten runs
-  val_loss:
-    max: 0.2   # generous
-  steps_seen: 345
-"""
-
-
-class StubHandle:
-    """A run that has ended, or (None) that ends once it is asked to."""
-
-    has_begun = True
-
-    def __init__(self, code: int | None) -> None:
-        self.code = code
-
-    def poll(self) -> int | None:
-        return self.code
-
-    def terminate(self) -> None:
-        self.code = 143
-
-    def kill(self) -> None:
-        self.code = -9
-
-
-class StubExecutor(contextlib.nullcontext):
-    """Runs nothing: `run` says what a command comes to."""
-
-    poll_seconds = 0.01
-    run: Callable[[Command], int | None]
-
-    def __enter__(self) -> "StubExecutor":
-        return self
-
-    def start(self, command: Command, share: Share) -> StubHandle:
-        return StubHandle(self.run(command))
-
-
-@pytest.fixture
-def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What every run of the test comes to; without a summary it fails."""
-    found: dict[str, Any] = {"summary": SUMMARY, "environment": {"python": "3.11", "versions": {"keras": "3.15"}}}
-
-    def run(command: Command) -> int:
-        found.setdefault("words", []).append(command.arguments[command.arguments.index("--quiet") + 1 :])
-        found["variables"] = command.environment
-        run_dir = command.subject.path
-        run_dir.mkdir(parents=True)
-        if found["summary"]:
-            write_json(run_dir / "summary.json", found["summary"])
-        write_json(run_dir / "environment.json", found["environment"])
-        command.log.write_text("mpt train: there is no such file\n")
-        return found.get("code", found["summary"]["exit_code"] if found["summary"] else 3)
-
-    monkeypatch.setattr(StubExecutor, "run", staticmethod(run), raising=False)
-    monkeypatch.setattr(reproduction, "LocalExecutor", StubExecutor)
-    return found
 
 
 @pytest.fixture(autouse=True)

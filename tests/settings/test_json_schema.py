@@ -8,10 +8,14 @@ import pytest
 import yaml
 
 from mpt_cli.cli import main
+from mpt_cli.jobs.launchers import LAUNCHERS
+from mpt_cli.settings import json_schema as of_schema
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.schema import VARIANTS
 from mpt_cli.settings.search_path import group_choices, recipe_paths
+from mpt_cli.sweep import PRUNERS, SAMPLERS
+from mpt_cli.sweep.block import PARTS
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +57,12 @@ def test_what_a_run_writes_keeps_it(name, validator) -> None:
         ("expect: {loss: {mni: 1}}", ["expect/loss"]),
         ("hydra: {run: {dir: x}}", ["hydra"]),
         ("policy: {float8: 3}", ["policy/float8"]),
+        ("sweep: {gird: {seed: [1]}}", ["sweep"]),
+        ("sweep: {search: {trials: 0, sampler: tpee, space: [1]}}", ["sweep/search/sampler", "sweep/search/space",
+                                                                     "sweep/search/trials"]),
+        ("sweep: {grid: {seed: [1]}, search: {trials: 3}}", ["sweep"]),
+        ("sweep: {stop: {timeout_seconds: 0, median: true}}", ["sweep/stop", "sweep/stop/timeout_seconds"]),
+        ("sweep: {launcher: {partition: gpu}, jobs: two}", ["sweep/jobs", "sweep/launcher"]),
     ],
 )
 def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
@@ -68,6 +78,10 @@ def test_what_the_strict_load_refuses_breaks_it(text, at, validator) -> None:
         "defaults: [{experiment: mine}]\nhydra: {searchpath: [../far]}\ntags: [a]\nseeds: 3",
         "trainer: {metrics: [accuracy, {object: 'm:f', kwargs: {k: 1}}], loss: null, early_stopping: {patience: 3}}",
         "phases: [{epochs: 2, learning_rate: 0.001, freeze: [base]}]\ntrainer:",
+        "sweep: {grid: {seed: [1, 2]}, objectives: [val_accuracy, 'seconds:min'], exclude: {seed: 1}, jobs: 2}",
+        "sweep: {search: {trials: 3, sampler: gp, sampler_seed: 1, pruner: asha, space: {seed: 'range(3)'}}, seeds: 2,"
+        " objectives: val_loss, stop: {timeout_seconds: 60, behind_median: true}, sweep_dir: s,"
+        " launcher: {name: submitit, sbatch: {mail-type: FAIL}}}",
         "expect: {loss: 0.5, val_loss: {value: 1, rtol: 0.1}, steps_seen: 2**5}",
     ],
 )
@@ -87,6 +101,11 @@ def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
     found = keys["loss_scale.max_skip_rate"]
     assert (found["default"], found["range"], found["optional"]) == (0.5, {"above": 0, "at_most": 1}, True)
     assert (keys["trainer.max_steps"]["unit"], keys["policy.name"]["choices"][0]) == ("steps", "float32")
+
+
+def test_the_names_of_a_sweep_are_those_that_it_has() -> None:
+    assert (tuple(SAMPLERS), PRUNERS, tuple(LAUNCHERS)) == (of_schema.SAMPLERS, of_schema.PRUNERS, of_schema.LAUNCHERS)
+    assert set(json_schema()["properties"]["sweep"]["properties"]) == set(PARTS)
 
 
 def test_every_variant_has_a_part_of_its_own(validator) -> None:

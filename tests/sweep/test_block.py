@@ -1,6 +1,7 @@
 """A sweep in a file, what words make of it, and a finished sweep that grows."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -8,11 +9,13 @@ from finished_run import FINISHED
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
-from mpt_cli.errors import ConfigError
+from mpt_cli.errors import ConfigError, DataError
+from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.settings import load_settings
-from mpt_cli.sweep.block import read_block, with_more_values
+from mpt_cli.sweep.block import PARTS, read_block, with_more_values
 from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import SweepPlan, make_plan
+from mpt_cli.sweep.run import Options, place_of
 from mpt_cli.telemetry.records import Summary
 
 BASE = "defaults: [{model: mlp}, {data: digits}]\ntrainer: {epochs: 1}\n"
@@ -89,9 +92,8 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
 @pytest.mark.parametrize(
     ("block", "said"),
     [
-        ("  - 1\n", "sweep: must be a section with grid, zip, exclude, conditional, seeds, objectives. Received: [1]."),
-        ("  gird: {seed: [1]}\n", "sweep.gird: must be one of grid, zip, exclude, conditional, seeds, objectives. "
-                                  "Did you mean grid?"),
+        ("  - 1\n", f"sweep: must be a section with {', '.join(PARTS)}. Received: [1]."),
+        ("  gird: {seed: [1]}\n", f"sweep.gird: must be one of {', '.join(PARTS)}. Did you mean grid?"),
         ("  grid: {trainer.epoch: [1]}\n", "sweep.grid.trainer.epoch: there is no such key. Did you mean "
                                            "trainer.epochs?"),
         ("  conditional: {when: {seed: 1}, grid: {sed: [1]}}\n", "sweep.conditional.0.grid.sed: there is no such key."),
@@ -103,10 +105,38 @@ def test_a_block_is_inherited_and_no_run_reads_it() -> None:
         ("  conditional: {when: {seed: 1}}\n", "sweep.conditional.0: must be {when: {key: value}, grid: "),
         ("  exclude: 3\n", "sweep.exclude.0: must map keys to one value each. Received: 3."),
         ("  objectives: [1]\n", "sweep.objectives: must be names, as --objective takes them. Received: [1]."),
-        ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1. Received: 0."),
+        ("  seeds: 0\n", "sweep.seeds: must be a whole number >= 1 and <= 10000. Received: 0."),
+        ("  seeds: 1000000000000\n", "sweep.seeds: must be a whole number >= 1 and <= 10000. Received: 1000000000000."),
         ("  grid: {seed: [1]}\n  exclude: [{sed: 1}]\n", "sweep.exclude: must name keys that the sweep gives, not sed. "
                                                          "Did you mean seed?"),
         ("  grid: {seed: [1, 2]}\n  exclude: [{seed: 1}, {seed: 2}]\n", "sweep.exclude: must leave at least one job."),
+        ("  search: 3\n", "sweep.search: must be a section with keys of its own. Received: 3."),
+        ("  search: {trails: 3}\n", "sweep.search.trails: must be one of trials, sampler, sampler_seed, pruner, space. "
+                                    "Did you mean trials?"),
+        ("  search: {trials: 0}\n", "sweep.search.trials: must be a whole number >= 1. Received: 0."),
+        ("  search: {sampler: tep}\n", "sweep.search.sampler: must be one of tpe, random, gp, cmaes, nsgaii. "
+                                       "Received: 'tep'. Did you mean tpe?"),
+        ("  search: {sampler_seed: -1}\n", "sweep.search.sampler_seed: must be a whole number >= 0. Received: -1."),
+        ("  search: {pruner: ahsa}\n", "sweep.search.pruner: must be one of none, median, asha, hyperband. "
+                                       "Received: 'ahsa'. Did you mean asha?"),
+        ("  search: {space: [1]}\n", "sweep.search.space: must map keys to their values. Received: [1]."),
+        ("  search: {space: {trainer.epoch: [1, 2]}}\n", "sweep.search.space.trainer.epoch: there is no such key. "
+                                                         "Did you mean trainer.epochs?"),
+        ("  search: {space: {trainer.epochs: 'interval(3,1)'}}\n", "sweep.search.space.trainer.epochs: must go from "
+                                                                   "a smaller to a larger number. Received: "),
+        ("  search: {space: {trainer.epochs: []}}\n", "sweep.search.space.trainer.epochs: must have at least one"),
+        ("  search: {trials: 3}\n  grid: {seed: [1]}\n", "sweep.search: must be left out with grid: a search chooses "
+                                                        "its points itself. Write the keys to vary into search.space."),
+        ("  stop: {median: true}\n", "sweep.stop.median: must be one of timeout_seconds, behind_median."),
+        ("  stop: {timeout_seconds: 0}\n", "sweep.stop.timeout_seconds: must be > 0 seconds. Received: 0."),
+        ("  stop: {behind_median: 1}\n", "sweep.stop.behind_median: must be true or false. Received: 1."),
+        ("  jobs: 0\n", "sweep.jobs: must be a whole number >= 1. Received: 0."),
+        ("  sweep_dir: 3\n", "sweep.sweep_dir: must be a path. Received: 3."),
+        ("  launcher: slrum\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: 'slrum'."),
+        ("  launcher: {name: [ray]}\n", "sweep.launcher.name: must be one of local, submitit, ray. Received: ['ray']."),
+        ("  launcher: 3\n", "sweep.launcher: must be a name, or a section with a name and its settings. Received: 3."),
+        ("  launcher: {name: submitit, partiton: gpu}\n", "sweep.launcher.partiton: is no setting of submitit. "
+                                                          "Did you mean launcher.partition?"),
         ("  grid: {trainer.epochs: [0, 1]}\n", "trainer.epochs: must be >= 1. Received: 0. (job 1 of 2)"),
     ],
 )  # fmt: skip
@@ -129,14 +159,102 @@ def test_what_is_wrong_with_a_block_is_said_where_nothing_is_swept(capsys, monke
     assert capsys.readouterr().out == "mine: this is one run; what its sweep: block varies, `mpt sweep` runs\n"
 
 
-def test_a_block_goes_with_one_recipe_and_no_search(capsys) -> None:
+def test_a_block_goes_with_one_recipe_and_a_grid_with_no_search(capsys) -> None:
     plan_of("  grid: {seed: [1, 2]}\n")
     assert main(["sweep", "conf=./mine.yaml,digits_mlp", "--dry-run"]) == 2
     assert "conf: must be one recipe where it has a sweep: block." in capsys.readouterr().err
     assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 0
     assert "2 jobs" in capsys.readouterr().out
     assert main(["sweep", "conf=./mine.yaml", "trainer.batch_size=8,16", "--trials", "3"]) == 2
-    assert "--trials: must be left out with a recipe's sweep: block." in capsys.readouterr().err
+    assert "--trials: must be left out with grid of a recipe's sweep: block." in capsys.readouterr().err
+
+
+SEARCH = """  search: {trials: 5, sampler: random, sampler_seed: 3, space: {
+    optimizer.learning_rate: 'tag(log,interval(1e-4,1e-1))', trainer.batch_size: [16, 32], trainer.epochs: [2]}}
+"""
+
+
+def dry_run(capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    capsys.readouterr()
+    assert main(["sweep", "conf=./mine.yaml", *words, "--dry-run"]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.slow
+def test_a_search_stands_in_the_file_and_words_and_options_win_over_it(capsys) -> None:
+    Path("mine.yaml").write_text(f"{BASE}sweep:\n{SEARCH}  seeds: 2\nseed: 7\n")
+    rate, size = "optimizer.learning_rate  0.0001 … 0.1, on a log scale", "trainer.batch_size       16, 32"
+    assert dry_run(capsys) == [rate, size, "5 trials, random, each with seeds 7, 8"]
+    assert dry_run(capsys, "--trials", "9", "--sampler", "tpe", "seed=1") == [rate, size, "9 trials, tpe"]
+    assert dry_run(capsys, "seed=1", "--pruner", "asha")[2] == "5 trials, random, asha"
+    assert dry_run(capsys, "trainer.batch_size=8", "optimizer.learning_rate=0.1,0.2") == [
+        "optimizer.learning_rate  0.1, 0.2", "5 trials, random, each with seeds 7, 8"
+    ]  # fmt: skip
+    assert read_block(["conf=./mine.yaml"]).words_of_search(["conf=./mine.yaml", "trainer.batch_size=8"]) == [
+        "conf=./mine.yaml", "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))", "trainer.epochs=2",
+        "trainer.batch_size=8", "seed=0,1",
+    ]  # fmt: skip
+    block = "{search: {space: {trainer.batch_size: [16, 32]}, pruner: asha}}"
+    Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
+    assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
+    assert "sweep.search.trials: must be given, or --trials N." in capsys.readouterr().err
+    assert dry_run(capsys, "--trials", "2", "--pruner", "none")[1:] == ["2 trials, tpe"]
+
+
+def test_a_block_says_when_jobs_end_and_where_they_run_unless_the_command_line_does() -> None:
+    launcher = "{name: submitit, cluster: local, cpus_per_task: 2}"
+    stop = "{timeout_seconds: 60, behind_median: true}"
+    Path("mine.yaml").write_text(f"{BASE}sweep: {{stop: {stop}, jobs: 3, objectives: loss, launcher: {launcher}}}\n")
+    block = read_block(words := ["conf=./mine.yaml"])
+    filled = Options().filled(block.limits)
+    assert (filled.workers, filled.timeout_seconds, filled.stop_behind_median) == (3, 60, True)
+    said = Options(1, 5.0, "val_loss", stop_behind_median=False)
+    assert said.filled({**block.limits, "objective": block.objective}) == said
+    assert place_of(words, None, []) == SubmititLauncher(cluster="local", cpus_per_task=2)
+    assert place_of(words, None, ["launcher.cpus_per_task=1"]) == SubmititLauncher(cluster="local", cpus_per_task=1)
+    assert place_of(words, "local", []).name == "local"
+
+
+@pytest.mark.slow
+def test_what_the_block_says_of_the_jobs_holds_when_the_sweep_is_resumed(stubs, tmp_path) -> None:
+    block = "{grid: {seed: [1]}, stop: {timeout_seconds: 0.5}, sweep_dir: s}"
+    Path("mine.yaml").write_text(f"{BASE}sweep: {block}\n")
+    stubs.manners = {1: "hangs"}
+    assert stubs.start(["conf=./mine.yaml"])[1] == 143
+    found, code = stubs.resume(tmp_path / "s")
+    assert (code, [result.status for result in found.results]) == (143, ["timed out"])
+    stubs.manners = {}
+    assert stubs.resume(tmp_path / "s", timeout_seconds=60.0)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ({"limits": [1]}, "limits must not be [1]"),
+        ({"limits": {"workers": "two"}}, "workers must not be 'two'"),
+        ({"search": {"trials": "many"}}, "invalid literal for int() with base 10: 'many'"),
+        ({"search": {"trials": 3, "seeds": []}}, "int() argument must be"),
+    ],
+)
+def test_what_is_damaged_in_a_plan_is_said_on_resume(part, said, stubs, tmp_path) -> None:
+    stubs.start(["conf=digits_mlp", f"sweep_dir={tmp_path}/s"])
+    plan = tmp_path / "s" / "sweep.json"
+    plan.write_text(json.dumps({**json.loads(plan.read_text()), **part}))
+    with pytest.raises(DataError, match=rf"sweep\.json is damaged: {re.escape(said)}"):
+        stubs.resume(tmp_path / "s")
+
+
+@pytest.mark.slow
+def test_a_sweep_grows_with_a_larger_file(stubs, tmp_path) -> None:
+    Path("mine.yaml").write_text(f"{BASE}sweep: {{grid: {{trainer.batch_size: [8, 16]}}, seeds: 2, sweep_dir: s}}\n")
+    stubs.start(["conf=./mine.yaml", "trainer.max_steps=3"])
+    Path("mine.yaml").write_text(f"{BASE}sweep: {{grid: {{trainer.batch_size: [8, 16, 32]}}, seeds: 3}}\n")
+    found, code = stubs.resume(tmp_path / "s", ["conf=./mine.yaml"])
+    assert code == 0 and len(found.results) == 9 and "5 jobs more, 4 there already" in stubs.said
+    assert all("trainer.max_steps=3" in result.job.words for result in found.results)
+    assert {tuple(result.job.overrides.items()) for result in found.results} == {
+        (("trainer.batch_size", size), ("seed", seed)) for size in ("8", "16", "32") for seed in ("0", "1", "2")
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import math
+import re
 import shlex
 import signal
 import threading
@@ -19,10 +20,10 @@ from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
-from mpt_cli.sweep.directory import SweepResults
+from mpt_cli.sweep.directory import SweepResults, read_results
 from mpt_cli.sweep.optuna_sampler import OptunaStudy
 from mpt_cli.sweep.plan import Job, Objective
-from mpt_cli.sweep.report import best_lines, failure_lines, pictures
+from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence, markdown, pictures
 from mpt_cli.sweep.run import resume_sweep, start_sweep
 from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.sweep.search_space import read_space
@@ -160,6 +161,11 @@ def test_a_pruned_job_has_stopped_early_and_its_trial_is_pruned(searches, tmp_pa
         searches.search(WORDS, 3, pruner="asha", objective="val_accuracy,loss")
 
 
+def test_nothing_private_of_optuna_is_used():
+    text = Path(str(studies.__file__)).read_text(encoding="utf-8")
+    assert re.findall(r"(?<!self)\._\w+", text) == []
+
+
 def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
     spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "cmaes" else spec(name))
@@ -169,6 +175,78 @@ def test_a_sampler_that_needs_another_package_says_so(monkeypatch, capsys):
     several = ["--objective", "val_accuracy,examples_per_second"]
     assert main(["sweep", *WORDS, "--trials", "3", "--sampler", "cmaes", *several]) == 2
     assert "--sampler: cmaes is for one objective." in capsys.readouterr().err
+
+
+def seeds_of(found: SweepResults) -> list[list[str]]:
+    return [[result.job.overrides["seed"] for result in row.results] for row in found.configurations]
+
+
+@pytest.mark.slow
+def test_a_trial_with_several_seeds_is_worth_their_mean(searches, tmp_path):
+    searches.values = {number: 0.5 + 0.1 * (number % 3) for number in range(1, 10)}  # 0.6, 0.7, 0.5 of each trial
+    found, code = searches.search([*WORDS, "seed=range(3)", "sweep_dir=s"], 3, workers=2, objective="val_accuracy")
+    assert code == 0 and found.is_complete and len(found.results) == 9
+    assert seeds_of(found) == [["0", "1", "2"]] * 3
+    assert [row.mean for row in found.configurations] == pytest.approx([0.6] * 3)
+    trials = study_in(tmp_path / "s").get_trials()
+    assert [trial.value for trial in trials] == pytest.approx([0.6] * 3)
+    assert [trial.user_attrs["job"] for trial in trials] == [1, 4, 7]
+    assert "9 runs, 3 for the seeds of each trial" in searches.said
+    assert "Not told apart from" in lead_sentence(found) and "0.6000 ± 0.1000" in markdown(found)
+    found, _ = searches.resume_search(tmp_path / "s", trials=4)
+    assert len(found.results) == 12 and [name[:3] for name in started(tmp_path / "s")] == ["010", "011", "012"]
+
+
+@pytest.mark.slow
+def test_a_trial_with_a_seed_that_fails_has_no_mean_until_it_has_run_again(searches, tmp_path):
+    searches.manners = {2: "overflows"}
+    found, code = searches.search([*WORDS, "seed=0,1", "sweep_dir=s"], 2, workers=1)
+    states = [trial.state for trial in study_in(tmp_path / "s").get_trials()]
+    assert code == 4 and states == [TrialState.FAIL, TrialState.COMPLETE]
+    assert [len(row.finished) for row in found.configurations] == [2, 1] and "1 of 2" in markdown(found)
+    assert failure_lines(found)[0].startswith("failed     002-")
+    searches.manners = {}
+    searches.resume_search(tmp_path / "s")
+    assert started(tmp_path / "s")[0].startswith("002-") and len(started(tmp_path / "s")) == 1
+    again = study_in(tmp_path / "s").get_trials()[2]
+    values = [value_of(result.job) for result in found.results[:2]]
+    assert again.value == pytest.approx(-sum(values) / 2) and again.user_attrs["job"] == 1
+
+
+@pytest.mark.long
+def test_a_trial_broken_off_between_its_seeds_goes_on_as_if_it_had_not_been(searches, tmp_path):
+    words = [*WORDS, "seed=0,1"]
+    whole, _ = searches.search([*words, "sweep_dir=whole"], 3, workers=1)
+    searches.manners = {3: "hangs"}
+    threading.Thread(target=signal_when, args=(tmp_path / "s", 3, signal.SIGINT), daemon=True).start()
+    broken, code = searches.search([*words, "sweep_dir=s"], 3, workers=1, grace_seconds=5.0)
+    assert code == 130 and len(broken.results) == 4
+    searches.manners = {}
+    found, code = searches.resume_search(tmp_path / "s", workers=1)
+    assert code == 0 and chosen(found) == chosen(whole)
+    assert {trial.state for trial in study_in(tmp_path / "s").get_trials()} == {TrialState.COMPLETE}
+
+
+@pytest.mark.slow
+def test_a_search_in_a_file_runs_and_grows_with_it(searches, tmp_path):
+    def write(trials: int, rates: str) -> None:
+        block = f"search: {{trials: {trials}, sampler: random, space: {{optimizer.learning_rate: '{rates}'}}}}"
+        base = "defaults: [{model: mlp}, {data: digits}]"
+        Path("mine.yaml").write_text(f"{base}\nsweep: {{{block}, seeds: 2, objectives: val_accuracy}}\n")
+
+    write(2, "interval(0.001,0.1)")
+    found, code = searches.start(["conf=./mine.yaml", "trainer.epochs=1", "sweep_dir=s"])
+    assert code == 0 and len(found.results) == 4 and found.objective.name == "val_accuracy"
+    write(3, "interval(0.001,0.1)")
+    found, code = searches.resume(tmp_path / "s", ["conf=./mine.yaml"])
+    assert code == 0 and len(found.results) == 6 and len(started(tmp_path / "s")) == 2
+    assert "trainer.epochs=1" in found.results[5].job.words
+    with pytest.raises(ConfigError, match="--resume: must be given without other words where the sweep is a search"):
+        searches.resume(tmp_path / "s", ["trainer.epochs=2"])
+    write(4, "interval(0.001,0.2)")
+    with pytest.raises(ConfigError, match=r"sweep\.search\.space: must be what the search began with"):
+        searches.resume(tmp_path / "s", ["conf=./mine.yaml"])
+    assert len(read_results(found.sweep).results) == 6
 
 
 @pytest.mark.slow

@@ -30,7 +30,10 @@ def test_the_space_in_the_grammar_of_hydra():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["seed=0,1"], "seed: must not be varied: a search would settle on a lucky one."),
+        (["seed=int(interval(0,9))"], "seed: must not be searched: a search would settle on a lucky one."),
+        ([RATE, "seed=0,1,0"], "seed: must name each seed once. Received: '0,1,0'."),
+        ([RATE, "seed=0,-1"], "seed: must be >= 0 and <= 4294967295. Received: -1."),
+        ([RATE, "seed=0,1", "--pruner", "asha"], "--pruner: must be left out with several seeds"),
         ([], "--trials: must have something to vary."),
         (["optimizer.learning_rate=interval(1e-1,1e-4)"], "learning_rate: must go from a smaller to a larger number."),
         (["optimizer.learning_rate=interval(-1,1e-4)"], "optimizer.learning_rate: must be >"),

@@ -1,0 +1,54 @@
+"""Stands in for the runs that `mpt reproduce` starts: what each comes to is said by the test."""
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from mpt_cli.jobs.executor import Command, Share
+
+SUMMARY: dict[str, Any] = {
+    "status": "finished", "exit_code": 0, "verdict": "healthy", "steps_seen": 345, "applied_steps": 345,
+    "skipped_steps": 0, "final_loss_scale": 32768.0, "seconds": 1.5, "metrics": {"val_accuracy": 0.98, "val_loss": 0.1},
+}  # fmt: skip
+RECIPE = """# mine
+recipe: mine
+defaults:
+  - model: mlp
+  - data: digits
+expect:
+  val_accuracy: {min: 0.97}  # of ten runs
+  val_loss:
+    max: 0.2   # generous
+  steps_seen: 345
+"""
+
+
+class StubHandle:
+    """A run that has ended, or (None) that ends once it is asked to."""
+
+    has_begun = True
+
+    def __init__(self, code: int | None) -> None:
+        self.code = code
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def terminate(self) -> None:
+        self.code = 143
+
+    def kill(self) -> None:
+        self.code = -9
+
+
+class StubExecutor(contextlib.nullcontext):
+    """Runs nothing: `run` says what a command comes to."""
+
+    poll_seconds = 0.01
+    run: Callable[[Command], int | None]
+
+    def __enter__(self) -> "StubExecutor":
+        return self
+
+    def start(self, command: Command, share: Share) -> StubHandle:
+        return StubHandle(self.run(command))
