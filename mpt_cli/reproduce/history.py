@@ -28,7 +28,7 @@ from mpt_cli.runs.provenance import ENVIRONMENT, environment_differences
 from mpt_cli.settings.limits import read_file
 from mpt_cli.sweep.paired import t_quantile
 from mpt_cli.telemetry.format import format_number, strict_json
-from mpt_cli.telemetry.validation import misfit
+from mpt_cli.telemetry.records import misfit
 
 LAST = 10
 FEWEST = 3

@@ -44,7 +44,7 @@ from mpt_cli.sweep.samplers import (
     settings_from_facts,
     words_of_search,
 )
-from mpt_cli.telemetry.validation import misfit
+from mpt_cli.telemetry.records import misfit
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
