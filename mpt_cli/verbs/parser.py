@@ -129,6 +129,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
 
 
+def add_fresh_processes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--fresh-processes", action="store_true", help="start a Python of its own for each job; "
+                        "default: several jobs on this machine's CPU are forked from a process that has imported "
+                        "Keras")  # fmt: skip
+
+
 def add_best(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, Problem
-from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_json, print_json, say
+from mpt_cli.verbs.parser import TARGETS, add_config_dir, add_fresh_processes, add_json, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.collection import Selection
@@ -49,6 +49,7 @@ def configure_reproduce(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rtol", type=float, default=0.0, help="how far a metric may be from that of an earlier run, "
                         "as a share of it; default: 0. Counters must always be equal")  # fmt: skip
     parser.add_argument("-j", "--jobs", type=int, default=1, metavar="N", help="runs at the same time; default: 1")
+    add_fresh_processes(parser)
     parser.add_argument("--junit", metavar="FILE", help="write the verdicts as JUnit XML, for CI")
     parser.add_argument("--output", metavar="DIR", help="where the runs go; default: runs/reproduce/TIME-ID")
     parser.add_argument("--update", action="store_true", help="write missed expectations into the recipe files")
@@ -93,7 +94,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 def _plan(arguments: argparse.Namespace) -> "RerunLimits":
     from mpt_cli.reproduce.reproduction import RerunLimits
 
-    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
+    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst,
+                       arguments.fresh_processes)  # fmt: skip
 
 
 def _read_request(arguments: argparse.Namespace) -> "Selection":

@@ -17,7 +17,7 @@ from mpt_cli.jobs.launchers import (
     split_launcher_overrides,
 )
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.verbs.parser import add_overrides, print_json, say
+from mpt_cli.verbs.parser import add_fresh_processes, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.progress import Screen
@@ -81,6 +81,7 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
         choices=tuple(LAUNCHERS),
         help="where the jobs run, each a process as ever; default: local, and with --resume as before",
     )
+    add_fresh_processes(parser)
     parser.add_argument("--resume", metavar="SWEEP_DIR", help="run what is missing or failed in an earlier sweep")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
@@ -96,7 +97,8 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
+                      launcher=_launcher(arguments, launcher_words, screen),
+                      is_fresh=arguments.fresh_processes)  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
@@ -184,6 +186,7 @@ def configure_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--objective", metavar="NAME[:min|:max]", help="the metric that is quality; default: the first "
                         "of val_accuracy, val_loss, accuracy, loss that the runs have")  # fmt: skip
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="end a job after this long")
+    add_fresh_processes(parser)
     parser.add_argument("--resume", metavar="COMPARE_DIR", help="run what is missing or failed in an earlier one")
     parser.add_argument("--json", action="store_true", help="print results.json; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress and no table")
@@ -198,7 +201,7 @@ def run_compare(arguments: argparse.Namespace) -> int:
     from mpt_cli.sweep.run import Options
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective, is_fresh=arguments.fresh_processes)
     if arguments.resume is not None:
         found, code = resume_compare(arguments.resume, options, screen)
     else:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TextIO
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
+from mpt_cli.verbs.parser import add_fresh_processes, add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.reproduce.resume_proof import ResumeProof
@@ -39,10 +39,12 @@ def configure_train(parser: argparse.ArgumentParser) -> None:
 
 def run_train(arguments: argparse.Namespace) -> int:
     """Train one model and leave a run directory with its configuration, metrics, events, summary and model."""
+    from mpt_cli.jobs.fork_server import start_anew_unless
     from mpt_cli.settings import load_settings
 
     overrides = with_configuration_of_run(arguments.overrides)
     settings = load_settings(overrides)
+    start_anew_unless(settings.backend.name)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
     from mpt_cli import job
@@ -134,9 +136,11 @@ def configure_killed(parser: argparse.ArgumentParser) -> None:
 def run_killed(arguments: argparse.Namespace) -> int:
     """Train until a step, then kill this very process as `kill -9` would; `mpt verify-resume` calls it."""
     from mpt_cli import job
+    from mpt_cli.jobs.fork_server import start_anew_unless
     from mpt_cli.settings import load_settings
 
     settings = load_settings(arguments.overrides)
+    start_anew_unless(settings.backend.name)
     reporters = job.Reporters(sys.stderr, [KillAt(arguments.at)])
     return job.train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
@@ -149,6 +153,7 @@ _VERIFY_RESUME_EXAMPLES = """examples:
 def configure_verify_resume(parser: argparse.ArgumentParser) -> None:
     add_overrides(parser)
     parser.add_argument("--at", type=int, metavar="STEP", help="the step to kill it at; default: a random one")
+    add_fresh_processes(parser)
     parser.add_argument("--output", metavar="DIR", help="keep both runs here; default: they are thrown away")
     add_json(parser)
     parser.epilog = _VERIFY_RESUME_EXAMPLES
@@ -165,10 +170,11 @@ def run_verify_resume(arguments: argparse.Namespace) -> int:
         rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
         raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
     overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
+    framework = None if arguments.fresh_processes else settings.backend.name
     if arguments.output:
-        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at, framework), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
-        return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(folder), arguments.at, framework), arguments)
 
 
 def _print_proof(proof: "ResumeProof", arguments: argparse.Namespace) -> int:
