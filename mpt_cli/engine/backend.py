@@ -194,7 +194,7 @@ def _jax(settings: Settings) -> Platform:
 
     process_info = find_process_info(settings)
     if imported_ahead():
-        _read_variables()
+        read_variables()
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.distribute.name != "none" and settings.distribute.devices:
@@ -209,17 +209,17 @@ def _jax(settings: Settings) -> Platform:
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
 
 
-_JAX_VARIABLES: dict[str, Callable[[str], Any]] = {  # that `_set_variables` sets, and JAX reads when it is imported
+_JAX_VARIABLES: dict[str, Callable[[str], Any]] = {  # which `_set_variables` may set
     "JAX_PLATFORMS": str, "JAX_COMPILATION_CACHE_DIR": str, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
 }  # fmt: skip
 
 
-def _read_variables() -> None:
-    import jax
-
+def read_variables() -> None:
+    """Have JAX read them again where it was imported before they were set."""
+    jax = sys.modules.get("jax")
     for name, read in _JAX_VARIABLES.items():
-        if name in os.environ:
+        if jax is not None and name in os.environ:
             jax.config.update(name.lower(), read(os.environ[name]))
 
 

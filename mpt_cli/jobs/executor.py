@@ -19,7 +19,6 @@ from mpt_cli.errors import OK, TERMINATED
 from mpt_cli.jobs.fork_server import (
     IS_POSSIBLE,
     OPTIONS,
-    Adoption,
     Birth,
     ForkedProcess,
     ForkServer,
@@ -274,13 +273,10 @@ class _Servers:
         self._guard = guard
         self._running: dict[Any, ForkServer] = {}
         self._unfit: set[Any] = set()
-        self._adoption = ExitStack()
-        self._is_adopting = False
 
     def close(self) -> None:
         for key in list(self._running):
             self._end(key)
-        self._adoption.close()
 
     def fork(
         self, executor: LocalExecutor, command: Command[Any], share: Share, lock: TextIO | None
@@ -317,9 +313,6 @@ class _Servers:
         if key not in self._running:
             while len(self._running) >= _MOST_SERVERS:
                 self._end(next(iter(self._running)))
-            if not self._is_adopting:
-                self._adoption.enter_context(Adoption())
-                self._is_adopting = True
             with _kept_to(share.cores):
                 self._running[key] = ForkServer(key[0], program.environment)
             self._guard.add(-self._running[key].process.pid)

@@ -10,6 +10,7 @@ process, which hears of its end whatever becomes of the server. Linux only.
 import ctypes
 import gc
 import importlib
+import io
 import json
 import os
 import random
@@ -22,6 +23,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from mpt_cli.errors import TERMINATED
 
@@ -53,23 +55,35 @@ class ServerLost(Exception):
     """The server forked nothing: it has ended, or is not fit for it."""
 
 
-class Adoption:
-    """A context manager in which processes whose parent ends become children of this one, and not of `init`."""
+class _Adoption:
+    """While anything is being forked, processes whose parent ends become children of this one, and not of `init`."""
 
-    def __enter__(self) -> "Adoption":
-        self._library = ctypes.CDLL(None, use_errno=True)
-        before = ctypes.c_int()
-        self._library.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0)
-        self._before = before.value
-        self._library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        return self
+    def __init__(self) -> None:
+        self._count = self._before = 0
 
-    def __exit__(self, *_: object) -> None:
-        self._library.prctl(_PR_SET_CHILD_SUBREAPER, self._before, 0, 0, 0)
+    def begin(self) -> None:
+        if self._count == 0:
+            before = ctypes.c_int()
+            _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before))
+            self._before = before.value
+            _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+        self._count += 1
+
+    def end(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            _prctl(_PR_SET_CHILD_SUBREAPER, self._before)
+
+
+_adoption = _Adoption()
+
+
+def _prctl(option: int, value: Any) -> None:
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)  # where it fails, what is forked tells another parent than this
 
 
 class ForkServer:
-    """One server. It imports while this process goes on; `fork` may be called at once. Used within an `Adoption`."""
+    """One server. It imports while this process goes on; `fork` may be called at once."""
 
     def __init__(self, backend: str, environment: Mapping[str, str]) -> None:
         self._control, theirs = socket.socketpair()
@@ -102,16 +116,19 @@ class ForkServer:
 
 
 class Birth:
-    """A process that is being forked."""
+    """A process that is being forked: until `pid` has told it or that there is none, or until it is called off."""
 
     def __init__(self, server: ForkServer, link: socket.socket) -> None:
         self.server, self._link = server, link
+        self._is_awaited = True
+        _adoption.begin()
 
     def pid(self, timeout_seconds: float | None = 0.0) -> int | None:
         """The process, once it is a child of this one; None while it is not. ServerLost where there will be none."""
         if not select.select([self._link], [], [], timeout_seconds)[0]:
             return None
         pid, _, parent = _read_line(self._link).partition(" ")
+        self._settle()
         if parent != str(os.getpid()):
             self.call_off()
             raise ServerLost
@@ -126,6 +143,12 @@ class Birth:
     def call_off(self) -> None:
         """It ends before it has begun."""
         self._link.close()
+        self._settle()
+
+    def _settle(self) -> None:
+        if self._is_awaited:
+            self._is_awaited = False
+            _adoption.end()
 
 
 class ForkedProcess:
@@ -229,8 +252,18 @@ def _fork_again() -> None:
         time.sleep(0.0002)
 
 
+def _open_as(number: int, old: Any) -> io.TextIOWrapper:
+    """The standard stream of that number as Python opens it: the old one remembers what was there before."""
+    mode, size = ("wb" if number else "rb"), 0 if old.write_through else -1
+    raw: Any = open(number, mode, buffering=size, closefd=False)  # noqa: SIM115
+    is_by_line = number == 2 or raw.isatty()
+    return io.TextIOWrapper(raw, old.encoding, old.errors, "\n", is_by_line, old.write_through)
+
+
 def _become(descriptors: Sequence[int]) -> None:
     """Be what Python would be that was started with this program."""
+    from mpt_cli.engine.backend import read_variables
+
     folder, streams, told = descriptors[1], descriptors[2:5], ""
     with socket.socket(fileno=descriptors[0]) as link, suppress(OSError):
         os.setpgid(0, 0)
@@ -242,14 +275,18 @@ def _become(descriptors: Sequence[int]) -> None:
     if program.cores:
         os.sched_setaffinity(0, program.cores)
     os.fchdir(folder)
-    for number, descriptor in enumerate(streams):
+    for number, (name, descriptor) in enumerate(zip(("stdin", "stdout", "stderr"), streams, strict=True)):
         os.dup2(descriptor, number)
+        stream = _open_as(number, getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     for descriptor in (folder, *streams):
         os.close(descriptor)
     for descriptor in descriptors[5:]:
         os.set_inheritable(descriptor, True)
     os.environ.clear()
     os.environ.update(program.environment)
+    read_variables()
     sys.argv = [program.name, *program.words]
     sys.path[:0] = program.places
     importlib.invalidate_caches()

@@ -103,7 +103,7 @@ def test_it_finds_what_a_process_of_its_own_finds_and_servers_end_with_their_exe
         (server,) = servers_of(executor)
     assert not is_alive(server)
     done = subprocess.run([sys.executable, "-c", ORPHAN], capture_output=True, text=True, check=True)
-    assert int(done.stdout) != os.getpid()  # orphans are again those of init
+    assert int(done.stdout) != os.getpid()  # orphans are those of init again
     forked, fresh = told(tmp_path / "forked-found"), told(tmp_path / "fresh-found")
     assert forked == fresh
     assert forked["parent"] == os.getpid() and forked["cores"] == sorted(cores) and forked["variables"]["MINE"] == "é"
