@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 from test_executor import gone, is_alive
 
+from mpt_cli.cli import main
 from mpt_cli.jobs.executor import Command, Handle, LocalExecutor, Share, module_command
-from mpt_cli.jobs.fork_server import IS_POSSIBLE
+from mpt_cli.jobs.fork_server import IS_POSSIBLE, ForkServer
+from mpt_cli.reproduce.resume_proof import first_difference
+from mpt_cli.runs.directory import RunDirectory
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not IS_POSSIBLE, reason="Linux alone makes orphans one's own")]
 FACTS = """
@@ -26,7 +29,9 @@ json.dump({
     "handlers": handlers, "leads": os.getpgid(0) == os.getpid(), "parent": os.getppid(), "opened": opened,
     "cores": sorted(os.sched_getaffinity(0)), "flags": str(sys.flags), "mask": os.umask(0o22),
     "blocked": str(signal.pthread_sigmask(signal.SIG_BLOCK, [])), "spec": __spec__.name,
-    "session": os.getsid(0), "encoding": [sys.stdin.encoding, sys.stdout.encoding, sys.stderr.encoding],
+    "session": os.getsid(0), "streams": [
+        (s.fileno(), s.encoding, s.errors, s.newlines, s.line_buffering, s.write_through, s.seekable())
+        for s in (sys.stdin, sys.stdout, sys.stderr)],
     "ignored": sorted(s.name for s in signal.valid_signals() if signal.getsignal(s) == signal.SIG_IGN),
 }, open(sys.argv[1], "w"))
 json.dump({"command": open("/proc/self/cmdline").read()}, open(sys.argv[1] + ".how", "w"))
@@ -203,3 +208,60 @@ def test_nothing_is_left_where_what_started_them_is_killed(places, tmp_path):
     parent.kill()
     parent.wait()
     assert gone([*pids, *servers], 30.0)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The backends of the servers that are started in the test."""
+    found: list[str] = []
+    original = ForkServer.__init__
+
+    def init(self: ForkServer, backend: str, environment: dict[str, str]) -> None:
+        found.append(backend)
+        original(self, backend, environment)
+
+    monkeypatch.setattr(ForkServer, "__init__", init)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return found
+
+
+def facts_of(run: Path) -> dict:
+    """What environment.json says but for times and names of directories."""
+    found = told(run / "environment.json")
+    words = [word for word in found["command_line"] if not word.startswith("run_dir=")]
+    assert found["attempts"][0]["started_at"][:16] <= time.strftime("%Y-%m-%dT%H:%M", time.gmtime())
+    return {**found, "command_line": words, "attempts": None, "started_at": None}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
+def test_forked_jobs_come_to_the_same_bits_and_keep_their_programs(backend, started, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["conf=digits_mlp", "policy=mixed_float16,float32", f"backend={backend}", "trainer.max_steps=30",
+             "trainer.checkpoint_every_steps=10", "trainer.jit_compile=true", "backend.compile_cache=programs",
+             "-j", "2", "--quiet"]  # fmt: skip
+    for folder, more in (("forked", []), ("fresh", ["--fresh-processes"])):
+        assert main(["sweep", *words, f"sweep_dir={folder}", *more]) == 0
+        assert started == [backend]
+        if folder == "forked":
+            (programs,) = (tmp_path / "programs").iterdir()
+            assert [*programs.iterdir()]
+    pairs = [(tmp_path / "fresh" / path.name, path) for path in sorted((tmp_path / "forked").glob("00*"))]
+    assert len(pairs) == 2
+    for fresh, forked in pairs:
+        assert first_difference(RunDirectory(fresh), RunDirectory(forked)) is None
+        assert (fresh / "config.yaml").read_text() == (forked / "config.yaml").read_text()
+        assert facts_of(fresh) == facts_of(forked)
+        assert told(forked / "summary.json")["applied_steps"] == 30
+    if backend == "jax":
+        assert main(["reproduce", *(str(fresh) for fresh, _ in pairs), "--output", "again"]) == 0
+        assert main(["verify-resume", "conf=digits_mlp", "backend=jax", "trainer.max_steps=6"]) == 0
+        assert started == ["jax"] * 3
+
+
+@pytest.mark.long
+def test_a_recipe_whose_backend_was_changed_since_runs_on_the_other(places, tmp_path):
+    words = ["conf=digits_mlp", "backend=tensorflow", "trainer.max_steps=3", f"run_dir={tmp_path / 'run'}"]
+    with LocalExecutor() as executor:
+        assert ended(executor.start(command(places, "mpt_cli", "train", *words))) == 0
+    assert told(tmp_path / "run" / "environment.json")["backend"].startswith("tensorflow")
