@@ -285,9 +285,11 @@ class _Servers:
         process may have touched before a fork, and where a server has failed before it forked anything.
         """
         program = _program(command, share)
-        if program is None or command.framework is None or visible_gpus(program.environment):
+        if program is None or command.framework is None:
             return None
         key = (command.framework, len(program.cores), *sorted(program.environment.items()))
+        if key not in self._running and key not in self._unfit and visible_gpus(program.environment):
+            self._unfit.add(key)
         if key in self._unfit:
             return None
         try:
