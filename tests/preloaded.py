@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from mpt_cli.jobs.fork_server import ForkedProcess, ForkServer, Program
+from mpt_cli.jobs.fork_server import ForkedProcess, ForkServer, Invocation
 
 FRAMEWORK_VERBS = {"train", "run", "evaluate", "export", "diagnose"}  # others import Keras in their own processes
 _READ_AT_IMPORT = re.compile(
@@ -174,6 +174,6 @@ def _start(
     pid = birth.pid(None)
     assert pid is not None
     place = Path(program).parent if is_file else Path(cwd).absolute()
-    birth.begin(Program(program, list(words), dict(environment), places=[str(place)]))
+    birth.begin(Invocation(program, list(words), dict(environment), places=[str(place)]))
     command = [sys.executable, *([] if is_file else ["-m"]), program, *words]
     return Forked(command, ForkedProcess(pid), open(out[0], encoding="utf-8"), open(err[0], encoding="utf-8"))

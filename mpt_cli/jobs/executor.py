@@ -22,7 +22,7 @@ from mpt_cli.jobs.fork_server import (
     Birth,
     ForkedProcess,
     ForkServer,
-    Program,
+    Invocation,
     ServerLost,
     end_zombies,
 )
@@ -284,25 +284,27 @@ class _Servers:
         """None where it is to be a Python of its own: where no framework is named, where it could see a GPU, which no
         process may have touched before a fork, and where a server has failed before it forked anything.
         """
-        program = _program(command, share)
-        if program is None or command.framework is None:
+        invocation = _invocation(command, share)
+        if invocation is None or command.framework is None:
             return None
-        key = (command.framework, len(program.cores), *sorted(program.environment.items()))
-        if key not in self._running and key not in self._unfit and visible_gpus(program.environment):
+        key = (command.framework, len(invocation.cores), *sorted(invocation.environment.items()))
+        if key not in self._running and key not in self._unfit and visible_gpus(invocation.environment):
             self._unfit.add(key)
         if key in self._unfit:
             return None
-        try:
-            with ExitStack() as stack:
+        with ExitStack() as stack:
+            try:
                 streams = [*_streams(command, stack).values()]
                 folder = os.open(command.cwd or ".", os.O_RDONLY | os.O_DIRECTORY)
                 stack.callback(os.close, folder)
-                server = self._server(key, program, share)
-                birth = server.fork(folder, streams, [lock.fileno()] if lock else [])
-        except OSError:  # what is wrong with the command shows as ever
-            self._end(key)
-            return None
-        return ForkingHandle(executor, command, share, birth, program, lock)
+            except OSError:  # which is said where it is started as ever
+                return None
+            try:
+                birth = self._server(key, invocation, share).fork(folder, streams, [lock.fileno()] if lock else [])
+            except OSError:
+                self._end(key)
+                return None
+        return ForkingHandle(executor, command, share, birth, invocation, lock)
 
     def lose(self, server: ForkServer) -> None:
         """It is gone. One that did not come so far as to fork is not tried again."""
@@ -311,12 +313,12 @@ class _Servers:
                 self._unfit.add(key)
             self._end(key)
 
-    def _server(self, key: Any, program: Program, share: Share) -> ForkServer:
+    def _server(self, key: Any, invocation: Invocation, share: Share) -> ForkServer:
         if key not in self._running:
             while len(self._running) >= _MOST_SERVERS:
                 self._end(next(iter(self._running)))
             with _kept_to(share.cores):
-                self._running[key] = ForkServer(key[0], program.environment)
+                self._running[key] = ForkServer(key[0], invocation.environment)
             self._guard.add(-self._running[key].process.pid)
         return self._running[key]
 
@@ -326,13 +328,13 @@ class _Servers:
             server.close()
 
 
-def _program(command: Command[Any], share: Share) -> Program | None:
+def _invocation(command: Command[Any], share: Share) -> Invocation | None:
     """What a forked process is to run; None where that is no module of this Python."""
     own = module_command("")[:-1]
     if command.is_heard or list(command.arguments[: len(own)]) != own:
         return None
     name, *words = command.arguments[len(own) :]
-    return Program(name, words, _environment(command, share), sorted(share.cores))
+    return Invocation(name, words, _environment(command, share), sorted(share.cores))
 
 
 def _take(lock: Path, stack: ExitStack) -> TextIO | None:
@@ -424,11 +426,11 @@ class ForkingHandle:
     has_begun = True  # its time counts from here, as that of one that imports by itself
 
     def __init__(
-        self, executor: LocalExecutor, command: Command[Any], share: Share, birth: Birth, program: Program,
+        self, executor: LocalExecutor, command: Command[Any], share: Share, birth: Birth, invocation: Invocation,
         lock: TextIO | None,
     ) -> None:  # fmt: skip
         self._executor, self._command, self._share = executor, command, share
-        self._birth, self._program = birth, program
+        self._birth, self._invocation = birth, invocation
         self._lock = None if lock is None else os.fdopen(os.dup(lock.fileno()), "a", encoding="utf-8")
         self._handle: LocalHandle | None = None
         self._code: int | None = None
@@ -453,7 +455,7 @@ class ForkingHandle:
             return
         if pid is not None:
             self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
-            self._birth.begin(self._program)
+            self._birth.begin(self._invocation)
             self._let_go()
 
     def _start_anew(self) -> None:

@@ -39,7 +39,7 @@ _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(frozen=True)
-class Program:
+class Invocation:
     """What a forked process runs: a module as `python -m` does, or a file. It may use these cores only, all where none
     are named; `places` come first where modules are looked for.
     """
@@ -135,7 +135,7 @@ class Birth:
         self.server.has_forked = True
         return int(pid)
 
-    def begin(self, program: Program) -> None:
+    def begin(self, program: Invocation) -> None:
         """Let it run."""
         with self._link, suppress(OSError):  # it was killed, which is seen as its end
             self._link.sendall(json.dumps(asdict(program)).encode() + b"\n")
@@ -271,7 +271,7 @@ def _become(descriptors: Sequence[int]) -> None:
         told = _read_line(link)
     if not told:
         os._exit(1)
-    program = Program(**json.loads(told))
+    program = Invocation(**json.loads(told))
     if program.cores:
         os.sched_setaffinity(0, program.cores)
     os.fchdir(folder)
