@@ -254,9 +254,9 @@ def _fork_again() -> None:
 
 def _open_as(number: int, old: Any) -> io.TextIOWrapper:
     """The standard stream of that number as Python opens it: the old one remembers what was there before."""
-    mode, size = ("wb" if number else "rb"), 0 if old.write_through else -1
+    mode, size = ("wb", 0 if old.write_through else -1) if number else ("rb", -1)
     raw: Any = open(number, mode, buffering=size, closefd=False)  # noqa: SIM115
-    is_by_line = number == 2 or raw.isatty()
+    is_by_line = not old.write_through and (number == 2 or raw.isatty())
     return io.TextIOWrapper(raw, old.encoding, old.errors, "\n", is_by_line, old.write_through)
 
 
