@@ -1,19 +1,23 @@
 """What a sweep costs beyond the training of its jobs.
 
-    python -m benchmarks.sweep [--repeats 3] [--quick]
+    python -m benchmarks.sweep [--repeats 3] [--quick] [--short-jobs] [--hydra PYTHON]
 
 1. Eight short jobs with `-j 1` and `-j 2`: the ratio of their times (target 0.65 on two cores).
 2. What a job takes beyond its own training (start, imports, compilation, saving): without the compile cache, with an
    empty one and with a full one.
 3. 200 queued jobs of a second each: memory, open files and children of the parent, and its CPU time per poll.
+4. 24 short jobs with `-j 2`, forked from a process that holds Keras and each a Python of its own, in turns: the ratio
+   of their times and of their CPU times (target a third); with `--hydra` also the same jobs by Hydra itself, with
+   joblib's launcher, which that Python must have beside all that this one has.
 
-Writes results/sweep.json. `--quick` runs a small case of each and writes nothing.
+Writes results/sweep.json. `--quick` runs a small case of each and writes nothing, `--short-jobs` the fourth alone.
 """
 
 import argparse
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -34,6 +38,7 @@ from mpt_cli.runs.machine import cpu_model
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "sweep.json"
 RATIO_TARGET = 0.65
+SHORT_TARGET = 1 / 3
 WORDS = ["conf=digits_mlp", "logger.console=quiet"]
 EPOCHS = "trainer.epochs=5"
 
@@ -61,6 +66,68 @@ def measure_ratio(folder: Path, backend: str, jobs: int, repeats: int) -> dict[s
     one, two = statistics.median(times[1]), statistics.median(times[2])
     return {"jobs": jobs, "seconds_j1": times[1], "seconds_j2": times[2], "ratio": two / one,
             "target": RATIO_TARGET}  # fmt: skip
+
+
+def measure_short_jobs(folder: Path, backend: str, jobs: int, repeats: int, hydra: str | None) -> dict[str, Any]:
+    """Wall and CPU seconds of the same short jobs, forked and fresh in turns, with a compile cache that is full."""
+    words = [f"backend={backend}", "trainer.epochs=1", f"backend.compile_cache={folder / f'cache-{backend}-short'}"]
+    sweep(folder, f"short-{backend}-filling", [*words, "seed=0"], 1)
+    words.append(f"seed=range({jobs})")
+    seconds: dict[str, list[float]] = {"forked": [], "fresh": []}
+    cpu_seconds: dict[str, list[float]] = {"forked": [], "fresh": []}
+    for repeat in range(repeats):
+        for kind, more in (("forked", []), ("fresh", ["--fresh-processes"])):
+            used = children_seconds()
+            seconds[kind].append(sweep(folder, f"short-{backend}-{kind}-{repeat}", [*words, *more], 2)[0])
+            cpu_seconds[kind].append(children_seconds() - used)
+    medians = {kind: statistics.median(values) for kind, values in seconds.items()}
+    cpu = {kind: statistics.median(values) for kind, values in cpu_seconds.items()}
+    found: dict[str, Any] = {
+        "jobs": jobs, "seconds": seconds, "cpu_seconds": cpu_seconds, "target": SHORT_TARGET,
+        "ratio": medians["forked"] / medians["fresh"], "cpu_ratio": cpu["forked"] / cpu["fresh"],
+    }  # fmt: skip
+    if hydra is not None:
+        used, began = children_seconds(), time.perf_counter()
+        run_multirun(folder / f"hydra-{backend}", hydra, words[:-1], jobs)
+        found["hydra"] = {"seconds": time.perf_counter() - began, "cpu_seconds": children_seconds() - used}
+    return found
+
+
+MULTIRUN = """
+import sys
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from mpt_cli.cli import main
+
+@hydra.main(version_base=None, config_path=None)
+def job(config: DictConfig) -> None:
+    words = [f"{name}={value}" for name, value in OmegaConf.to_container(config.words).items()]
+    place = hydra.core.hydra_config.HydraConfig.get().runtime.output_dir
+    if main(["train", "conf=digits_mlp", "logger.console=quiet", *words, f"run_dir={place}/run"]) != 0:
+        raise SystemExit(1)
+
+job()
+"""
+
+
+def run_multirun(folder: Path, python: str, words: Sequence[str], jobs: int) -> None:
+    """The same training from a program with Hydra's decorator, two at a time, each finished."""
+    folder.mkdir()
+    (folder / "program.py").write_text(MULTIRUN)
+    own = [f"+words.{word}" for word in [*words, "seed=" + ",".join(map(str, range(jobs)))]]
+    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={folder / 'runs'}"]
+    command = [python, "program.py", "--multirun", *launcher, *own]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    finished = [path for path in (folder / "runs").glob("*/run/summary.json")
+                if json.loads(path.read_text())["status"] == "finished"]  # fmt: skip
+    if done.returncode != 0 or len(finished) != jobs:
+        raise SystemExit(f"Hydra's multirun finished {len(finished)} of {jobs} jobs:\n{done.stderr}")
+
+
+def children_seconds() -> float:
+    """CPU seconds of what this process has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def measure_overhead(folder: Path, backend: str, repeats: int, with_off: bool) -> dict[str, list[float]]:
@@ -139,6 +206,7 @@ def report(results: dict[str, Any]) -> None:
         verdict = f"target {ratio['target']} {'met' if ratio['ratio'] <= ratio['target'] else 'MISSED'}"
         words = f"{ratio['jobs']} jobs, {backend}, -j 2 over -j 1: {ratio['ratio']:.2f}"
         print(words, verdict if ratio["jobs"] > 1 else "")
+    report_short_jobs(results["short_jobs"])
     for backend, cases in results["seconds_beyond_training"].items():
         words = ", ".join(f"{name} {statistics.median(values):.2f} s" for name, values in cases.items() if values)
         print(f"a job beyond its training, {backend}, compile cache {words}")
@@ -149,15 +217,37 @@ def report(results: dict[str, Any]) -> None:
         print(f"  {name:<18} first quarter {own['first']:.2f}, last quarter {own['last']:.2f}, most {own['most']:.2f}")
 
 
+def report_short_jobs(results: dict[str, Any]) -> None:
+    for backend, short in results.items():
+        verdict = "met" if short["ratio"] <= short["target"] else "MISSED"
+        print(f"{short['jobs']} short jobs, {backend}, -j 2, forked over fresh: {short['ratio']:.2f} of the time, "
+              f"{short['cpu_ratio']:.2f} of the CPU time; target {short['target']:.2f} {verdict}")  # fmt: skip
+        for kind, values in short["seconds"].items():
+            cpu = statistics.median(short["cpu_seconds"][kind])
+            print(f"  {kind:<7} {statistics.median(values):6.1f} s, {cpu:6.1f} CPU s")
+        if "hydra" in short:
+            print(f"  hydra   {short['hydra']['seconds']:6.1f} s, {short['hydra']['cpu_seconds']:6.1f} CPU s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--short-jobs", action="store_true", help="these alone; nothing is written")
+    parser.add_argument("--jobs", type=int, default=24, help="how many short jobs; default: 24")
+    parser.add_argument("--hydra", metavar="PYTHON")
     words = parser.parse_args()
     backends = ["jax"] if words.quick else ["tensorflow", "jax"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        short_jobs = {backend: measure_short_jobs(folder, backend, 2 if words.quick else words.jobs,
+                                                  1 if words.quick or words.short_jobs else words.repeats, words.hydra)
+                      for backend in backends}  # fmt: skip
+        if words.short_jobs:
+            report_short_jobs(short_jobs)
+            return
         results: dict[str, Any] = {
+            "short_jobs": short_jobs,
             "queue": measure_queue(folder, *((20, 0.1, 4) if words.quick else (200, 1.0, 8))),
             "seconds_beyond_training": {
                 backend: measure_overhead(folder, backend, 1 if words.quick else words.repeats, not words.quick)

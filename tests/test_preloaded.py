@@ -18,7 +18,7 @@ open_files = sorted(int(name) for name in os.listdir("/dev/fd") if int(name) < 3
 print(json.dumps({
     "name": __name__, "words": sys.argv, "folder": os.getcwd(), "path": sys.path[0], "mine": os.environ["MINE"],
     "input": sys.stdin.read(), "terminal": sys.stdout.isatty(), "encoding": sys.stdout.encoding,
-    "handlers": handlers, "group": os.getpgid(0), "variables": sorted(names), "open": open_files,
+    "handlers": handlers, "leads": os.getpgid(0) == os.getpid(), "variables": sorted(names), "open": open_files,
 }))
 print("told", file=sys.stderr)
 sys.exit(7)
@@ -33,7 +33,7 @@ def test_it_finds_what_a_fresh_process_finds(tmp_path):
     environment = {**ENVIRONMENT, "KERAS_BACKEND": "jax", "MINE": "é"}
     command = [sys.executable, str(program), "a", "b=c d"]
     fresh = subprocess.run(command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
-                           text=True)  # fmt: skip
+                           text=True, process_group=0)  # fmt: skip
     assert (forked.returncode, forked.stderr) == (fresh.returncode, fresh.stderr) == (7, "told\n")
     ours, theirs = (json.loads(done.stdout.splitlines()[0]) for done in (forked, fresh))
     assert ours == theirs

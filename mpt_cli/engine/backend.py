@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -72,6 +72,27 @@ def prepare_backend(settings: Settings) -> Platform:
     return replace(found, notices=() if not_kept is None else (not_kept,))
 
 
+_imported_ahead: list[str] = []
+
+
+def import_ahead(name: str) -> None:
+    """Import Keras on this backend, for runs in processes forked from this one; no device is touched. What
+    `prepare_backend` sets later takes effect there: what TensorFlow reads once, it reads when it first computes.
+    """
+    check_installed(name)
+    os.environ["KERAS_BACKEND"] = name
+    _keep_quiet()
+    import keras  # noqa: F401
+
+    importlib.import_module(name)
+    _imported_ahead.append(name)
+
+
+def imported_ahead() -> str | None:
+    """The backend that this process, or the one that it was forked from, has imported so."""
+    return _imported_ahead[-1] if _imported_ahead else None
+
+
 def running_platform() -> Platform:
     """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
     import keras
@@ -96,8 +117,7 @@ def _set_variables(settings: Settings) -> str | None:
     """Environment variables that the frameworks read once, when they are imported; see `use_compile_cache`."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
     not_kept = use_compile_cache(settings, os.environ)
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
-    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+    _keep_quiet()
     if settings.backend.device == "cpu":
         os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false" if settings.backend.memory_growth else "true"
@@ -108,6 +128,11 @@ def _set_variables(settings: Settings) -> str | None:
         if flag not in os.environ.get("XLA_FLAGS", ""):
             os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     return not_kept
+
+
+def _keep_quiet() -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what matters comes as an exception
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
 @contextmanager
@@ -168,6 +193,8 @@ def _jax(settings: Settings) -> Platform:
     import keras
 
     process_info = find_process_info(settings)
+    if imported_ahead():
+        read_variables()
     if settings.policy.name == "float64":
         jax.config.update("jax_enable_x64", True)  # otherwise JAX computes in float32 and only warns
     if settings.distribute.name != "none" and settings.distribute.devices:
@@ -180,6 +207,20 @@ def _jax(settings: Settings) -> Platform:
     check_device_count(settings, len(names))
     _replace_attention(on_cpu=not names)
     return replace(_platform(f"jax {jax.__version__}, keras {keras.__version__}", names), process_info=process_info)
+
+
+_JAX_VARIABLES: dict[str, Callable[[str], Any]] = {  # which `_set_variables` may set
+    "JAX_PLATFORMS": str, "JAX_COMPILATION_CACHE_DIR": str, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": float,
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": int,
+}  # fmt: skip
+
+
+def read_variables() -> None:
+    """Have JAX read them again where it was imported before they were set."""
+    jax = sys.modules.get("jax")
+    for name, read in _JAX_VARIABLES.items():
+        if jax is not None and name in os.environ:
+            jax.config.update(name.lower(), read(os.environ[name]))
 
 
 def _replace_attention(on_cpu: bool) -> None:

@@ -15,7 +15,18 @@ from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
 
 from mpt_cli.errors import OK, TERMINATED
+from mpt_cli.jobs.fork_server import (
+    IS_POSSIBLE,
+    OPTIONS,
+    Birth,
+    ForkedProcess,
+    ForkServer,
+    Invocation,
+    ServerLost,
+    end_zombies,
+)
 from mpt_cli.runs.directory import note_holder, read_holder, take_lock
+from mpt_cli.runs.machine import visible_gpus
 
 Subject = TypeVar("Subject")
 
@@ -42,7 +53,8 @@ class Command(Generic[Subject]):
     `subject` is what the caller wants back with its ending, and is never looked at. Standard error goes to the end of
     `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
     `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most. With a `standing`
-    it never runs twice at a time on this machine: where it does already, its end is waited for.
+    it never runs twice at a time on this machine: where it does already, its end is waited for. A `framework` is the
+    backend that it computes with, where it may be forked from a process of this machine that has imported it.
     """
 
     name: str
@@ -55,6 +67,7 @@ class Command(Generic[Subject]):
     attempt: int = 1
     is_heard: bool = False
     standing: Standing | None = None
+    framework: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ def mpt_command(verb: str, *overrides: str) -> list[str]:
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", module, *arguments]
+    return [sys.executable, *OPTIONS, module, *arguments]
 
 
 class Lost(Exception):
@@ -174,7 +187,7 @@ class Guard:
 class LocalExecutor:
     """Processes of this machine, each a group of its own, which keeps the terminal's Ctrl-C from it and lets its
     helpers be ended with it. They end when this process is killed, unless someone else sees to that (`is_guarded`
-    False).
+    False). A command with a `framework` is forked from a server that holds it, where that is sound.
     """
 
     poll_seconds = 0.05
@@ -182,45 +195,145 @@ class LocalExecutor:
     def __init__(self, is_guarded: bool = True) -> None:
         self._is_guarded = is_guarded
         self._guard: Guard | None = None
+        self._servers: _Servers | None = None
+        self._left: set[int] = set()
 
     def __enter__(self) -> Self:
         self._guard = Guard("kill", "-s", "KILL", "--") if self._is_guarded else None
+        self._servers = _Servers(self._guard) if self._guard is not None and IS_POSSIBLE else None
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._servers is not None:
+            self._servers.close()
+            self._servers = None
         if self._guard is not None:
             self._guard.close()
             self._guard = None
 
     def start(self, command: Command[Any], share: Share = WHOLE_MACHINE) -> Handle:
         if command.standing is None:
-            return self.start_process(command, share)
+            return self._start(command, share)
         return self.start_alone(command, command.standing, share) or SuccessorHandle(self, command, share)
 
-    def start_alone(self, command: Command[Any], standing: Standing, share: Share) -> "LocalHandle | None":
+    def start_alone(self, command: Command[Any], standing: Standing, share: Share) -> Handle | None:
         """None where the command still runs that a process before this one started, or came to a good end by now."""
         with ExitStack() as stack:
             lock = _take(standing.lock, stack)
-            return None if lock is None or standing.outcome() == OK else self.start_process(command, share, lock)
+            return None if lock is None or standing.outcome() == OK else self._start(command, share, lock)
+
+    def _start(self, command: Command[Any], share: Share, lock: TextIO | None = None) -> Handle:
+        self._left = {group for group in self._left if not end_zombies(group)}
+        if self._servers is not None and (forking := self._servers.fork(self, command, share, lock)) is not None:
+            return forking
+        return self.start_process(command, share, lock)
+
+    def lose(self, server: ForkServer) -> None:
+        """What was to be forked from it is started anew, and what comes after from another."""
+        if self._servers is not None:
+            self._servers.lose(server)
 
     def start_process(
         self, command: Command[Any], share: Share = WHOLE_MACHINE, lock: TextIO | None = None
     ) -> "LocalHandle":  # fmt: skip
-        """Whatever else may run of it; it holds `lock` as long as it lives."""
+        """A program of its own, whatever else may run of the command; it holds `lock` as long as it lives."""
         assert self._guard is not None or not self._is_guarded, "used outside of its with statement"
-        environment = {**os.environ, **command.environment, **share.variables}
         try:
             with ExitStack() as stack, _kept_to(share.cores):
                 process = subprocess.Popen(
-                    command.arguments, cwd=command.cwd, env=environment, process_group=0,
+                    command.arguments, cwd=command.cwd, env=_environment(command, share), process_group=0,
                     pass_fds=[lock.fileno()] if lock else [], **_streams(command, stack),
                 )  # fmt: skip
         except OSError as error:
             raise CannotStart(str(error)) from error
-        handle = LocalHandle(process, self._guard)
+        return self.take_over(process, lock)
+
+    def take_over(self, process: "subprocess.Popen[bytes] | ForkedProcess", lock: TextIO | None) -> "LocalHandle":
+        self._left.discard(process.pid)
+        handle = LocalHandle(process, self._guard, self._left)
         if lock is not None:
             note_holder(lock, process.pid)
         return handle
+
+
+def _environment(command: Command[Any], share: Share) -> dict[str, str]:
+    return {**os.environ, **command.environment, **share.variables}
+
+
+_MOST_SERVERS = 2  # one for each backend: an idle one takes memory
+
+
+class _Servers:
+    """The servers that commands are forked from: one for each backend, environment and number of cores, as frameworks
+    read variables and count cores when they are imported.
+    """
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._running: dict[Any, ForkServer] = {}
+        self._unfit: set[Any] = set()
+
+    def close(self) -> None:
+        for key in list(self._running):
+            self._end(key)
+
+    def fork(
+        self, executor: LocalExecutor, command: Command[Any], share: Share, lock: TextIO | None
+    ) -> "ForkingHandle | None":
+        """None where it is to be a Python of its own: where no framework is named, where it could see a GPU, which no
+        process may have touched before a fork, and where a server has failed before it forked anything.
+        """
+        invocation = _invocation(command, share)
+        if invocation is None or command.framework is None:
+            return None
+        key = (command.framework, len(invocation.cores), *sorted(invocation.environment.items()))
+        if key not in self._running and key not in self._unfit and visible_gpus(invocation.environment):
+            self._unfit.add(key)
+        if key in self._unfit:
+            return None
+        with ExitStack() as stack:
+            try:
+                streams = [*_streams(command, stack).values()]
+                folder = os.open(command.cwd or ".", os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, folder)
+            except OSError:  # which is said where it is started as ever
+                return None
+            try:
+                birth = self._server(key, invocation, share).fork(folder, streams, [lock.fileno()] if lock else [])
+            except OSError:
+                self._end(key)
+                return None
+        return ForkingHandle(executor, command, share, birth, invocation, lock)
+
+    def lose(self, server: ForkServer) -> None:
+        """It is gone. One that did not come so far as to fork is not tried again."""
+        for key in [key for key, each in self._running.items() if each is server]:
+            if not server.has_forked:
+                self._unfit.add(key)
+            self._end(key)
+
+    def _server(self, key: Any, invocation: Invocation, share: Share) -> ForkServer:
+        if key not in self._running:
+            while len(self._running) >= _MOST_SERVERS:
+                self._end(next(iter(self._running)))
+            with _kept_to(share.cores):
+                self._running[key] = ForkServer(key[0], invocation.environment)
+            self._guard.add(-self._running[key].process.pid)
+        return self._running[key]
+
+    def _end(self, key: Any) -> None:
+        if (server := self._running.pop(key, None)) is not None:
+            self._guard.remove(-server.process.pid)
+            server.close()
+
+
+def _invocation(command: Command[Any], share: Share) -> Invocation | None:
+    """What a forked process is to run; None where that is no module of this Python."""
+    own = module_command("")[:-1]
+    if command.is_heard or list(command.arguments[: len(own)]) != own:
+        return None
+    name, *words = command.arguments[len(own) :]
+    return Invocation(name, words, _environment(command, share), sorted(share.cores))
 
 
 def _take(lock: Path, stack: ExitStack) -> TextIO | None:
@@ -230,19 +343,29 @@ def _take(lock: Path, stack: ExitStack) -> TextIO | None:
 
 
 def _streams(command: Command[Any], stack: ExitStack) -> dict[str, Any]:
+    """Descriptors of its own streams; none where it is heard."""
     if command.is_heard:
         return {}
-    said = subprocess.DEVNULL if command.log is None else stack.enter_context(command.log.open("ab"))
-    return {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": said}
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    stack.callback(os.close, nowhere)
+    if command.log is None:
+        return {"stdin": nowhere, "stdout": nowhere, "stderr": nowhere}
+    said = os.open(command.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    stack.callback(os.close, said)
+    return {"stdin": nowhere, "stdout": nowhere, "stderr": said}
 
 
 class LocalHandle:
-    """A process of this machine, and its group."""
+    """A process of this machine, and its group, which is among those `left` once it has ended: what was killed with it
+    is a zombie of this process for a moment.
+    """
 
     has_begun = True
 
-    def __init__(self, process: "subprocess.Popen[bytes]", guard: Guard | None) -> None:
-        self._process, self._guard = process, guard
+    def __init__(
+        self, process: "subprocess.Popen[bytes] | ForkedProcess", guard: Guard | None, left: set[int]
+    ) -> None:  # fmt: skip
+        self._process, self._guard, self._left = process, guard, left
         if guard is not None:
             guard.add(-self.pid)  # the group
 
@@ -256,6 +379,7 @@ class LocalHandle:
             if self._guard is not None:
                 self._guard.remove(-self.pid)
             self._process.wait()
+            self._left.add(self.pid)
         return self._process.returncode
 
     def terminate(self) -> None:
@@ -289,6 +413,67 @@ class LocalHandle:
             os.killpg(self.pid, number)
 
 
+class ForkingHandle:
+    """A command that is forked from a server, first of all while that still imports; where it comes to nothing, the
+    command is started as a Python of its own.
+    """
+
+    has_begun = True  # its time counts from here, as that of one that imports by itself
+
+    def __init__(
+        self, executor: LocalExecutor, command: Command[Any], share: Share, birth: Birth, invocation: Invocation,
+        lock: TextIO | None,
+    ) -> None:  # fmt: skip
+        self._executor, self._command, self._share = executor, command, share
+        self._birth, self._invocation = birth, invocation
+        self._lock = None if lock is None else os.fdopen(os.dup(lock.fileno()), "a", encoding="utf-8")
+        self._handle: LocalHandle | None = None
+        self._code: int | None = None
+
+    def poll(self) -> int | None:
+        if self._handle is None and self._code is None:
+            self._meet()
+        return self._code if self._handle is None else self._handle.poll()
+
+    def terminate(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._end(signal.SIGKILL)
+
+    def _meet(self) -> None:
+        try:
+            pid = self._birth.pid()
+        except ServerLost:
+            self._executor.lose(self._birth.server)
+            self._start_anew()
+            return
+        if pid is not None:
+            self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
+            self._birth.begin(self._invocation)
+            self._let_go()
+
+    def _start_anew(self) -> None:
+        try:
+            self._handle = self._executor.start_process(self._command, self._share, self._lock)
+        except CannotStart as error:
+            raise Lost(f"it could not be started: {error}") from error
+        finally:
+            self._let_go()
+
+    def _end(self, number: signal.Signals) -> None:
+        if self._handle is not None:
+            self._handle.terminate() if number == signal.SIGTERM else self._handle.kill()
+        elif self._code is None:
+            self._birth.call_off()
+            self._code = -number
+            self._let_go()
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
 class SuccessorHandle:
     """A command that still runs for a process that was killed, and is watched to its end; where it did not come to one
     (it was killed too), it is started again.
@@ -297,7 +482,7 @@ class SuccessorHandle:
     def __init__(self, executor: LocalExecutor, command: Command[Any], share: Share) -> None:
         assert command.standing is not None
         self._executor, self._command, self._share, self._standing = executor, command, share, command.standing
-        self._handle: LocalHandle | None = None
+        self._handle: Handle | None = None
         self._is_asked = False
 
     @property

@@ -215,10 +215,8 @@ class Queue(Generic[Subject]):
             time.sleep(LocalExecutor.poll_seconds)
 
 
-def run_one(command: Command[Any]) -> Ending:
-    """One command on this machine, to its end. A signal ends it first, with its grace, and then this program."""
+def run_one(command: Command[Any], executor: Executor) -> Ending:
+    """One command, to its end. A signal ends it first, with its grace, and then this program."""
     endings: list[Ending] = []
-    with LocalExecutor() as executor:
-        stopped_by = Queue(Limits(), executor, lambda _, ending: endings.append(ending)).run([command])
-    raise_for(stopped_by)
+    raise_for(Queue(Limits(), executor, lambda _, ending: endings.append(ending)).run([command]))
     return endings[0]

@@ -42,7 +42,7 @@ NOT_ENDED = "has not ended, so that there is no summary to hold it against"
 @dataclass(frozen=True)
 class ReproduceTarget:
     """What to run and what to expect. `environment` is that of the run to repeat, `recipe` the file of a recipe,
-    `seeds` with how many seeds it is to run.
+    `seeds` with how many seeds it is to run, `framework` its backend.
     """
 
     name: str
@@ -53,6 +53,7 @@ class ReproduceTarget:
     tags: tuple[str, ...] = ()
     seed: int | None = None
     seeds: int = 1
+    framework: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _is_of_run(file: Path) -> bool:
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
     return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
-                           seed=settings.seed, seeds=settings.seeds)  # fmt: skip
+                           seed=settings.seed, seeds=settings.seeds, framework=settings.backend.name)  # fmt: skip
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
@@ -199,9 +200,11 @@ def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
 def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
     expect = expected_of(read_summary(run.summary_json), rtol)
     words = [f"conf={run.config_yaml}", *overrides]
-    if load_settings(words).trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
+    settings = load_settings(words)
+    if settings.trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
         words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
-    return ReproduceTarget(run.path.name, words, expect, environment=read_json(run.environment_json, ENVIRONMENT))
+    environment = read_json(run.environment_json, ENVIRONMENT)
+    return ReproduceTarget(run.path.name, words, expect, environment=environment, framework=settings.backend.name)
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

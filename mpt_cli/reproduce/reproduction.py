@@ -46,10 +46,12 @@ class FinishedProcess:
 
 
 def run_command(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, environment: Mapping[str, str] | None = None
-) -> Command[RunDirectory]:
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, environment: Mapping[str, str] | None = None,
+    framework: str | None = None,
+) -> Command[RunDirectory]:  # fmt: skip
     """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`."""
-    return Command(log.stem, mpt_command(verb, "--quiet", *overrides), run, log, environment=environment or {})
+    return Command(log.stem, mpt_command(verb, "--quiet", *overrides), run, log, environment=environment or {},
+                   framework=framework)  # fmt: skip
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
@@ -121,13 +123,14 @@ def _default_output_folder() -> Path:
 @dataclass(frozen=True)
 class RerunLimits:
     """How targets are run: `jobs` at a time, each for so long at most, those that fail again up to `retries` times, and
-    none after the first that failed.
+    none after the first that failed; with `is_fresh` each as a Python that imports its framework by itself.
     """
 
     jobs: int = 1
     timeout_seconds: float | None = None
     retries: int = 0
     stops_at_failure: bool = False
+    is_fresh: bool = False
 
 
 def reproduce(
@@ -137,6 +140,7 @@ def reproduce(
 
     After Ctrl-C no run is begun, and what it broke off is not judged; what --exitfirst left is not in the result.
     """
+    plan = replace(plan, is_fresh=plan.is_fresh or len(targets) == 1)
     results = _run_once(dict(enumerate(targets, 1)), folder, plan, 1, tell)
     for attempt in range(2, plan.retries + 2):
         failed = {number: result.target for number, result in results.items() if not result.passed}
@@ -168,8 +172,10 @@ def _run_once(
                 yield command
 
     with tempfile.TemporaryDirectory() as logs, LocalExecutor() as executor:
+        chosen = {number: replace(target, framework=None) if plan.is_fresh else target
+                  for number, target in targets.items()}  # fmt: skip
         commands = {number: _target_command(number, target, folder, Path(logs), attempt)
-                    for number, target in targets.items()}  # fmt: skip
+                    for number, target in chosen.items()}  # fmt: skip
         numbers = {command.name: number for number, command in commands.items()}
         limits = Limits(workers=plan.jobs, timeout_seconds=plan.timeout_seconds)
         stopped_by = Queue(limits, executor, record).run(until_a_failure())
@@ -185,7 +191,7 @@ def _target_command(
     run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
     threads = thread_variables(target.environment or {})
-    return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads)
+    return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads, target.framework)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:

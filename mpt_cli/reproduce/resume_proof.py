@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.jobs.executor import LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce.reproduction import FinishedProcess, read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, read_summary
@@ -109,30 +110,31 @@ class ResumeProof:
     folder: Path
 
 
-def verify_resume(words: list[str], folder: Path, step: int | None) -> ResumeProof:
+def verify_resume(words: list[str], folder: Path, step: int | None, framework: str | None = None) -> ResumeProof:
     """Run once whole, and once killed at `step` (None: a random one) and resumed; compare everything.
 
-    The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again.
+    The killed run saves at two thirds of the way to where it is killed, so that steps are lost and done again. The
+    three processes may be forked from one that holds the `framework`.
     ConfigError where the run is too short or `step` isn't in it; DataError where a run fails by itself.
     """
     whole, killed = RunDirectory(folder / "whole"), RunDirectory(folder / "killed")
-    with tempfile.TemporaryDirectory() as place:
-        logs = Path(place)
-        steps = _steps_of(_check_succeeded(_run("train", words, whole, logs / "whole.log")), step)
+    with tempfile.TemporaryDirectory() as place, LocalExecutor() as executor:
+
+        def run(verb: str, overrides: list[str], directory: RunDirectory, log: str) -> FinishedProcess:
+            own = [*overrides, format_override("run_dir", str(directory.path))]
+            command = run_command(verb, own, directory, Path(place) / log, framework=framework)
+            return read_finished(command, run_one(command, executor))
+
+        steps = _steps_of(_check_succeeded(run("train", words, whole, "whole.log")), step)
         at = random.randrange(1, steps) if step is None else step
         own = [*words, f"trainer.checkpoint_every_steps={max(1, at * 2 // 3)}"]
-        child = _run("__killed", [f"--at={at}", *own], killed, logs / "killed.log")
+        child = run("__killed", [f"--at={at}", *own], killed, "killed.log")
         if child.exit_code != SIGKILL_EXIT_CODE:
             raise DataError(f"the run could not be killed at step {at}: {child.words or child.exit_code}")
-        resumed = _check_succeeded(_run("train", [*own, "resume=auto"], killed, logs / "resumed.log"))
+        resumed = _check_succeeded(run("train", [*own, "resume=auto"], killed, "resumed.log"))
     attempts = resumed.environment["attempts"]
     difference = first_difference(whole, resumed.run)
     return ResumeProof(steps, at, attempts[-1]["from_step"], difference, folder)
-
-
-def _run(verb: str, overrides: list[str], run: RunDirectory, log: Path) -> FinishedProcess:
-    command = run_command(verb, [*overrides, format_override("run_dir", str(run.path))], run, log)
-    return read_finished(command, run_one(command))
 
 
 def _check_succeeded(child: FinishedProcess) -> FinishedProcess:

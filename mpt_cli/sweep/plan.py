@@ -122,7 +122,8 @@ _PLAIN_SEED = re.compile(r"seed=\d{1,9}")  # so that it surely is in range
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the sweep. `overrides` are the varied keys with their values, `gpus` how many it wants at most.
+    """One run of the sweep. `overrides` are the varied keys with their values, `gpus` how many it wants at most,
+    `framework` its backend.
 
     `environment` is its share of the machine's cores. It stays the job's own, also when a sweep is resumed with another
     number of jobs at a time.
@@ -134,6 +135,7 @@ class Job:
     words: list[str]
     gpus: int = 1
     environment: dict[str, str] = field(default_factory=dict)
+    framework: str | None = None
 
     @property
     def command(self) -> str:
@@ -328,7 +330,8 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
         if number <= len(jobs):
             duplicates.append((overrides, number))
         else:
-            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings)))
+            jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings),
+                            framework=settings.backend.name))  # fmt: skip
     recipes = {settings.recipe for _, settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 

@@ -57,7 +57,9 @@ def train_command(job: Job, run_dir: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Options:
-    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs."""
+    """How a sweep is run; `launch` gives the command of a job's process, `launcher` is the place where it runs. With
+    `is_fresh` each is a Python of its own, forked from none that holds its framework already.
+    """
 
     workers: int | None = None
     timeout_seconds: float | None = None
@@ -66,6 +68,7 @@ class Options:
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
+    is_fresh: bool = False
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
@@ -316,6 +319,7 @@ def run_jobs(
     share = format_machine_share(example[0], limits, options)
     screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
+    options = replace(options, is_fresh=options.is_fresh or count == 1)
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
         commands = _commands(sweep, left, sampler, options)
         queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
@@ -357,7 +361,8 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
     attempt = earlier.attempt + 1 if earlier else 1
     return Command(job.name, options.launch(job, path / job.name), job, sweep.log(job), cwd, job.environment, job.gpus,
-                   attempt, standing=sweep.standing(job))  # fmt: skip
+                   attempt, standing=sweep.standing(job),
+                   framework=None if options.is_fresh else job.framework)  # fmt: skip
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from mpt_cli.verbs.parser import print_json
 def run_compare(arguments: argparse.Namespace) -> int:
     _check_compare(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
-    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective, is_fresh=arguments.fresh_processes)
     if arguments.resume is not None:
         found, code = resume_compare(arguments.resume, options, screen)
     else:

@@ -65,7 +65,8 @@ def _as_dict(result: Reproduction, history: History | None) -> dict[str, Any]:
 
 
 def _plan(arguments: argparse.Namespace) -> RerunLimits:
-    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst)
+    return RerunLimits(arguments.jobs, arguments.timeout, arguments.retries, arguments.exitfirst,
+                       arguments.fresh_processes)  # fmt: skip
 
 
 def _read_request(arguments: argparse.Namespace) -> Selection:

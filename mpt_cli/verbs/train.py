@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from mpt_cli.errors import OK
+from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs.parser import print_json, say
@@ -16,6 +17,7 @@ from mpt_cli.verbs.parser import print_json, say
 def run_train(arguments: argparse.Namespace) -> int:
     overrides = with_configuration_of_run(arguments.overrides)
     settings = load_settings(overrides)
+    start_anew_unless(settings.backend.name)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded

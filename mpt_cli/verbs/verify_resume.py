@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.reproduce.resume_proof import ResumeProof, verify_resume
 from mpt_cli.settings.load import load_settings
 from mpt_cli.telemetry.sink import Sink
@@ -29,6 +30,7 @@ class KillAt(Sink):
 
 def run_killed(arguments: argparse.Namespace) -> int:
     settings = load_settings(arguments.overrides)
+    start_anew_unless(settings.backend.name)
     reporters = Reporters(sys.stderr, [KillAt(arguments.at)])
     return train(settings, ["mpt", "train", *arguments.overrides], reporters).exit_code
 
@@ -39,10 +41,11 @@ def run_verify_resume(arguments: argparse.Namespace) -> int:
         rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
         raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
     overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
+    framework = None if arguments.fresh_processes else settings.backend.name
     if arguments.output:
-        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at, framework), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:
-        return _print_proof(verify_resume(overrides, Path(folder), arguments.at), arguments)
+        return _print_proof(verify_resume(overrides, Path(folder), arguments.at, framework), arguments)
 
 
 def _print_proof(proof: ResumeProof, arguments: argparse.Namespace) -> int:

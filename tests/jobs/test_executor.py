@@ -124,8 +124,8 @@ def test_a_signal_ends_the_one_command_first_and_then_this_program(tmp_path, num
 
     threading.Thread(target=ask, daemon=True).start()
     script = "trap 'touch saved; exit 143' TERM; touch begun; while :; do sleep 0.05; done"
-    with pytest.raises(error) as caught:
-        run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path))
+    with pytest.raises(error) as caught, LocalExecutor() as executor:
+        run_one(Command("one", ["sh", "-c", script], None, cwd=tmp_path), executor)
     assert (tmp_path / "saved").exists() and getattr(caught.value, "code", None) == code
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
-from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.executor import Command, Executor
 from mpt_cli.jobs.queue import Ending
 from mpt_cli.reproduce import resume_proof as module
 from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
@@ -73,7 +73,7 @@ def children(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Stand-ins for the three runs: how the whole one ends, and what the resumed one does differently."""
     plan: dict[str, Any] = {"status": "finished", "steps": 10, "changes": {}, "killed": -9}
 
-    def run_one(command: Command[RunDirectory]) -> Ending:
+    def run_one(command: Command[RunDirectory], _: Executor) -> Ending:
         assert command.log is not None
         if "__killed" in command.arguments:
             command.log.write_text("mpt: it ended\n")

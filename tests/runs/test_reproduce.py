@@ -15,7 +15,7 @@ import pytest
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.reproduce import collection, reproduction
 from mpt_cli.reproduce.collection import Selection, collect, expected_of
@@ -241,7 +241,8 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     monkeypatch.setenv("KEPT", "8")
     run = RunDirectory(Path("run"))
     command = run_command("train", ["conf=x"], run, Path("log"), {"TF_NUM_INTRAOP_THREADS": "1"})
-    child = read_finished(command, run_one(command))
+    with LocalExecutor() as executor:
+        child = read_finished(command, run_one(command, executor))
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
 
 
@@ -311,7 +312,8 @@ def test_differences_between_environments_leave_out_what_explains_nothing() -> N
 def test_a_run_that_can_not_be_started_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     command = run_command("train", ["conf=x"], RunDirectory(Path("run")), Path("log"))
-    child = read_finished(command, run_one(command))
+    with LocalExecutor() as executor:
+        child = read_finished(command, run_one(command, executor))
     assert (child.exit_code, child.summary) == (3, None)
     assert child.words == "it could not be started: [Errno 2] No such file or directory: '/no/such/program'"
 
