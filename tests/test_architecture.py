@@ -10,7 +10,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
 ROOMS = ("redaction", "errors", "plugins", "signals", "precision", "settings", "data", "models", "telemetry", "engine",
          "training", "runs", "jobs", "doctor", "report", "reproduce", "sweep", "compare", "diagnose", "plan", "job",
-         "evaluation", "export", "front", "recording", "recorder", "script", "verbs", "cli", "__main__")  # fmt: skip
+         "evaluation", "export", "front", "recording", "recorder", "script", "verbs", "cli", "together",
+         "__main__")  # fmt: skip
 STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"
 )

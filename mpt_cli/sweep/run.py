@@ -1,7 +1,8 @@
 """The story of a sweep on one screen: overrides in, processes run, results on disk."""
 
+import math
 import signal
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import chain
@@ -15,6 +16,7 @@ from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
@@ -35,6 +37,7 @@ from mpt_cli.sweep.plan import Job, SweepPlan, choose_objectives, grow_plan, job
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import GridSampler, GridSettings, Sampler, SamplerSettings, settings_from_facts
+from mpt_cli.sweep.vectorized import Groups, group_jobs, group_lines, job_path, numbers_of
 
 GRID = GridSettings()
 Launch = Callable[[Job, Path], Sequence[str]]
@@ -53,6 +56,7 @@ class Options:
     timeout_seconds: float | None = None
     objective: str | None = None
     stop_behind_median: bool = False
+    vectorize: int | None = None  # the most jobs that share a process and its compiled programs
     grace_seconds: float = GRACE_SECONDS
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
@@ -62,9 +66,22 @@ class Options:
         count = most or len(jobs)
         has_pool = not self.launcher.gives_gpus and any(job.gpus for job in jobs)
         gpus = visible_gpus(environ) if has_pool else []
-        workers = max(1, min(self.workers or self.launcher.workers(count, len(gpus)), count))
+        processes = math.ceil(count / (self.vectorize or 1))
+        workers = max(1, min(self.workers or self.launcher.workers(processes, len(gpus)), count))
         cores = self.launcher.core_shares(workers)
         return Limits(workers, gpus, cores, self.timeout_seconds, self.grace_seconds)
+
+    def check_vectorize(self, facts: Mapping[str, Any]) -> None:
+        """ConfigError where `vectorize` can't go with the rest, `facts` being those of the sweep: what chooses or ends
+        a job by itself, or starts it elsewhere."""
+        beside = {"of a search": "search" in facts, "with --stop-behind-median": self.stop_behind_median,
+                  "with --timeout": self.timeout_seconds is not None,
+                  f"with --launcher {self.launcher.name}": not isinstance(self.launcher, LocalLauncher)}  # fmt: skip
+        if self.vectorize is not None:
+            rules = [f"can't train jobs {what} together." for what, holds in beside.items() if holds]
+            rules += ["must be >= 2."] if self.vectorize < 2 else []
+            if problems := [Problem("--vectorize", rule, self.vectorize) for rule in rules]:
+                raise ConfigError(problems)
 
     def environment_of_jobs(self, workers: int) -> dict[str, str]:
         """The variables that give each of several jobs at a time its share, and the folders it finds its files in."""
@@ -89,6 +106,7 @@ def start_sweep(
     """
     kind.check()
     own, path = split_overrides(overrides)
+    options.check_vectorize(kind.facts(own))
     plan = kind.make_plan(own, options, screen.say)
     options = replace(options, objective=options.objective or read_block(own).objective)
     sweep = SweepDirectory.create(path, plan.recipe)
@@ -109,7 +127,8 @@ def resume_sweep(
     if words:
         with sweep.lock():
             _grow(sweep, words, options, screen)
-    settings_from_facts(sweep.read_plan()[1]).check()
+    settings_from_facts(facts := sweep.read_plan()[1]).check()
+    options.check_vectorize(facts)
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)
@@ -124,12 +143,14 @@ def dry_run_of_resume(
     plan, facts = sweep.read_plan()
     plan = _grown(plan, facts, words, options)[0] if words else plan
     settings_from_facts(facts).check()
+    options.check_vectorize(facts)
     if trials is not None:
         _check_search(facts, trials)
         plan = replace(plan, trials=trials)
     left = [job for job in plan.jobs if read_job(sweep, job).status not in GOOD]
     shown = replace(plan, jobs=left, duplicates=[])
-    lines = [*plan_lines(shown), *([f"and {plan.missing} more trials"] if plan.missing else [])]
+    together = group_lines(left, options.vectorize) if options.vectorize else []
+    lines = [*plan_lines(shown), *together, *([f"and {plan.missing} more trials"] if plan.missing else [])]
     return {**plan_dict(shown), "trials": plan.missing}, lines
 
 
@@ -248,10 +269,11 @@ def run_jobs(
     screen.say(f"{sampler.format_count(count)}, {share}, in {sweep.path}")
     progress = SweepProgress(screen, sweep, count, limits.workers)
     with options.launcher.executor(limits.workers, sweep.path / "logs") as executor, progress:
+        groups = Groups(sweep, [progress, sampler, *observers])
         commands = _commands(sweep, left, sampler, options)
-        queue = Queue(limits, executor, lambda command, ending: sweep.write_ending(command.subject, ending),
-                      [progress, sampler, *observers])  # fmt: skip
-        stopped_by = queue.run(commands)
+        if options.vectorize is not None:
+            commands = _grouped(groups, [*commands], options.vectorize, screen)
+        stopped_by = Queue(limits, executor, groups.record, [groups]).run(commands)
     if stopped_by is None and (why := sampler.why_fewer(wanted)):
         screen.say(why)
     return stopped_by
@@ -265,6 +287,16 @@ def _commands(
     earlier = [make_command(sweep, job, options, cwd) for job in left]
     new: Iterator[Command[Job]] = (make_command(sweep, job, options, cwd) for job in sampler.new_jobs())
     return chain(earlier, new)
+
+
+def _grouped(groups: Groups, commands: Sequence[Command[Job]], most: int, screen: Screen) -> list[Command[Job]]:
+    by_name = {command.name: command for command in commands}
+    settings = {command.name: load_settings(command.subject.words) for command in commands}
+    found, lines = group_jobs([(command.subject, settings[command.name]) for command in commands], most)
+    for line in lines:
+        screen.say(line)
+    numbers = {name: numbers_of(each) for name, each in settings.items()}
+    return [groups.combine([by_name[job.name] for job in group], numbers) for group in found]
 
 
 def exit_code(stopped_by: signal.Signals | None, results: Sequence[JobResult]) -> int:
@@ -285,10 +317,10 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
     """`cwd` is the directory that the sweep was started in."""
     earlier = sweep.read_ending(job)
     sweep.ending_json(job).unlink(missing_ok=True)  # from here on the job counts as not run
-    path = sweep.path if cwd == Path.cwd() else sweep.path.resolve()
     attempt = earlier.attempt + 1 if earlier else 1
-    return Command(job.name, options.launch(job, path / job.name), job, sweep.log(job), cwd, job.environment, job.gpus,
-                   attempt, standing=sweep.standing(job))  # fmt: skip
+    arguments = options.launch(job, job_path(sweep, job, cwd))
+    return Command(job.name, arguments, job, sweep.log(job), cwd, job.environment, job.gpus, attempt,
+                   standing=sweep.standing(job))  # fmt: skip
 
 
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from mpt_cli.sweep.plan import (
     plan_lines,
 )
 from mpt_cli.sweep.search_space import check_space, read_space
+from mpt_cli.sweep.vectorized import group_lines
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.run import Options
@@ -123,8 +124,10 @@ class GridSettings(SamplerSettings):
         return make_plan(overrides, say, options.launcher.is_here, options.objective or block.objective, block)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
+        options.check_vectorize({})
         plan = self.make_plan(overrides, options)
-        return plan_dict(plan), plan_lines(plan)
+        together = group_lines(plan.jobs, options.vectorize) if options.vectorize else []
+        return plan_dict(plan), [*plan_lines(plan), *together]
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         return {}
@@ -172,6 +175,7 @@ class SearchSettings(SamplerSettings):
         return SweepPlan(space.keys, [], settings.recipe)
 
     def dry_run(self, overrides: Sequence[str], options: "Options") -> tuple[dict[str, Any], list[str]]:
+        options.check_vectorize(self.facts(overrides))
         space = read_space(overrides)
         check_objective(options.objective, check_space(space))
         width = max(map(len, space.keys))

@@ -34,6 +34,7 @@ examples:
   mpt sweep conf=digits_mlp policy=float32,mixed_float16 --dry-run
   mpt sweep conf=digits_cnn loss_scale.growth_steps=50,500 -j 2 --timeout 600 sweep_dir=mine
   mpt sweep --resume mine            what is missing or failed, and nothing else
+  mpt sweep conf=digits_mlp backend=jax 'loss_scale.initial_scale=2**range(8,24)' --vectorize 16
   mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
   mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude, seeds
   mpt report mine                    table and page again
@@ -67,6 +68,9 @@ def configure_sweep(parser: argparse.ArgumentParser) -> None:
                         "them: ranked by the first, and with the front of those that none beats in all")  # fmt: skip
     parser.add_argument("--stop-behind-median", action="store_true", help="end a job whose objective is far behind "
                         "the median of at least 3 others at the same step")  # fmt: skip
+    parser.add_argument("--vectorize", type=int, metavar="K", help="on JAX, train up to K jobs in one process by "
+                        "one compiled program, which differ in initial_scale, growth_steps, learning rate and seed "
+                        "alone; the others have a process each")  # fmt: skip
     parser.add_argument("--trials", type=int, metavar="N", help="search: N jobs, each with values chosen by Optuna; "
                         "with --resume, so many in all")  # fmt: skip
     parser.add_argument("--sampler", choices=tuple(SAMPLERS), help="how a search chooses, as Optuna calls it; "
@@ -96,7 +100,7 @@ def run_sweep(arguments: argparse.Namespace) -> int:
 
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs, arguments.timeout, arguments.objective, arguments.stop_behind_median,
-                      launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
+                      arguments.vectorize, launcher=_launcher(arguments, launcher_words, screen))  # fmt: skip
     if arguments.dry_run:
         return _dry_run(arguments, words, options)
     found, code = (
