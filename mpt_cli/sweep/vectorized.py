@@ -3,6 +3,7 @@ started and heard of.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -145,6 +146,8 @@ class Groups(Observer[Job]):
     sweep: SweepDirectory
     observers: Sequence[Observer[Job]] = ()
     _members: dict[str, list[Command[Job]]] = field(default_factory=dict)  # by the name of the command
+    _told: set[str] = field(default_factory=set)  # the names of jobs whose end is known
+    _read: dict[str, int] = field(default_factory=dict)  # when the ends were written that were read last
 
     def combine(self, commands: Sequence[Command[Job]], numbers: Mapping[str, dict[str, Any]]) -> Command[Job]:
         """The command of a group, from those of its jobs; of one job its own."""
@@ -166,22 +169,9 @@ class Groups(Observer[Job]):
         run_dir = job_path(self.sweep, job, command.cwd)
         return Member(job.name, job.words, numbers, str(run_dir), str(log.resolve()), str(lock.resolve()))
 
-    def endings(self, command: Command[Job], ending: Ending) -> list[tuple[Command[Job], Ending]]:
-        """How each of its jobs ended: by its own exit code and seconds where it came to its end."""
-        members = self._members.get(command.name)
-        if members is None:
-            return [(command, ending)]
-        ends = self._ends(command.subject)
-        return [(each, replace(ending, attempt=each.attempt, **ends.get(each.name, {}))) for each in members]
-
-    def _ends(self, first: Job) -> dict[str, dict[str, Any]]:
-        try:
-            return dict(read_json(self.sweep.group_ends_json(first))["jobs"])
-        except (DataError, KeyError):
-            return {}
-
-    def record(self, command: Command[Job], ending: Ending) -> None:
-        for each, own in self.endings(command, ending):
+    def record(self, command: Command[Job], ending: Ending, is_over: bool = True) -> None:
+        """Unless the command `is_over`: of those of its jobs alone that have ended."""
+        for each, own in self._endings(command, ending, is_over):
             self.sweep.write_ending(each.subject, own)
 
     def started(self, running: Running[Job]) -> None:
@@ -189,10 +179,55 @@ class Groups(Observer[Job]):
             observer.started(running)
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
+        for whole in running:
+            if whole.command.name in self._members and self._has_news(whole.command):
+                so_far = Ending(None, whole.seconds, whole.cause)
+                self.record(whole.command, so_far, is_over=False)
+                self._tell(whole.command, so_far, is_over=False)
+        parts = [part for whole in running for part in self._parts(whole)]
         for observer in self.observers:
-            observer.tick(running)
+            observer.tick(parts)
 
     def ended(self, command: Command[Job], ending: Ending) -> None:
-        for each, own in self.endings(command, ending):
+        self._tell(command, ending)
+
+    def _tell(self, command: Command[Job], ending: Ending, is_over: bool = True) -> None:
+        for each, own in self._endings(command, ending, is_over):
+            self._told.add(each.name)
             for observer in self.observers:
                 observer.ended(each, own)
+
+    def _endings(self, command: Command[Job], whole: Ending, is_over: bool) -> list[tuple[Command[Job], Ending]]:
+        """Of its jobs that nobody has heard of: by their own exit codes and seconds; of those that came to no end by
+        that of the process, where that is over."""
+        if command.name not in self._members:
+            return [(command, whole)]
+        ends = self._ends(command.subject)
+        left = [each for each in self._members[command.name] if each.name not in self._told]
+        return [(each, replace(whole, attempt=each.attempt, **ends.get(each.name, {})))
+                for each in left if is_over or each.name in ends]  # fmt: skip
+
+    def _ends(self, first: Job) -> dict[str, dict[str, Any]]:
+        try:
+            return dict(read_json(self.sweep.group_ends_json(first))["jobs"])
+        except (DataError, KeyError):
+            return {}
+
+    def _has_news(self, command: Command[Job]) -> bool:
+        """Whether the file of the ends has changed since it was asked last."""
+        try:
+            written = self.sweep.group_ends_json(command.subject).stat().st_mtime_ns
+        except OSError:
+            return False
+        is_new, self._read[command.name] = self._read.get(command.name) != written, written
+        return is_new
+
+    def _parts(self, whole: Running[Job]) -> list[Running[Job]]:
+        """The jobs of a command that have not ended, each as if it ran by itself."""
+        parts = []
+        for command in self._members.get(whole.command.name, [whole.command]):
+            if command.name not in self._told:
+                part = copy(whole)
+                part.command = command
+                parts.append(part)
+        return parts

@@ -12,8 +12,8 @@ import pytest
 from preloaded import mpt, run_program
 
 from mpt_cli.cli import main
-from mpt_cli.jobs.executor import Command
-from mpt_cli.jobs.queue import Ending
+from mpt_cli.jobs.executor import Command, Share
+from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.reproduce.resume_proof import first_difference
 from mpt_cli.runs.directory import RunDirectory, read_json, write_json
 from mpt_cli.settings import load_settings
@@ -121,19 +121,43 @@ def test_a_dry_run_says_which_jobs_share_a_process(tmp_path, monkeypatch, capsys
     ]  # fmt: skip
 
 
+class Heard(Observer[Job]):
+    """What an observer is told of jobs."""
+
+    def __init__(self) -> None:
+        self.running: list[list[str]] = []
+        self.ended_jobs: list[str] = []
+
+    def tick(self, running):
+        self.running.append([each.command.name for each in running])
+
+    def ended(self, command, ending):
+        self.ended_jobs.append(command.name)
+
+
 def test_each_job_of_a_group_has_an_ending_of_its_own(tmp_path):
-    sweep, told = SweepDirectory(tmp_path), []
+    sweep, heard = SweepDirectory(tmp_path), Heard()
     sweep.write_plan(SweepPlan([], jobs(3), "r"), {})
-    groups = Groups(sweep)
+    groups = Groups(sweep, [heard])
     commands = [Command(job.name, [], job, cwd=tmp_path, attempt=job.number) for job in jobs(3)]
     together = groups.combine(commands, {job.name: {"seed": job.number} for job in jobs(3)})
     assert together.name == "001 and 2 more in its process"
     assert GroupFile.read(read_json(sweep.group_json(jobs(1)[0]))).members[2].numbers == {"seed": 3}
-    ends = {"001": {"exit_code": 0, "seconds": 2.0}, "002": {"exit_code": 4, "seconds": 3.0}}
+    running = Running(together, None, Share())
+    running.cause = "interrupt"
+    groups.tick([running])
+    ends = {"001": {"exit_code": 0, "seconds": 2.0}}
     write_json(sweep.group_ends_json(jobs(1)[0]), {"jobs": ends})
-    groups.record(together, Ending(-9, 7.0))
+    groups.tick([running])
+    assert (heard.running, heard.ended_jobs) == ([["001", "002", "003"], ["002", "003"]], ["001"])
+    ends["002"] = {"exit_code": 4, "seconds": 3.0}
+    write_json(sweep.group_ends_json(jobs(1)[0]), {"jobs": ends})
+    groups.record(together, Ending(-9, 7.0, "interrupt"))
+    groups.ended(together, Ending(-9, 7.0, "interrupt"))
+    assert heard.ended_jobs == ["001", "002", "003"]
     told = [sweep.read_ending(job) for job in jobs(3)]
-    assert told == [Ending(0, 2.0), Ending(4, 3.0, attempt=2), Ending(-9, 7.0, attempt=3)]
+    assert told == [Ending(0, 2.0, "interrupt"), Ending(4, 3.0, "interrupt", attempt=2),
+                    Ending(-9, 7.0, "interrupt", attempt=3)]  # fmt: skip
     assert groups.combine(commands[:1], {}) is commands[0]
 
 
