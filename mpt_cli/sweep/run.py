@@ -124,11 +124,11 @@ def resume_sweep(
     the sweep's own of that key.
     """
     sweep = SweepDirectory.open(path)
+    options.check_vectorize(sweep.read_plan()[1])
     if words:
         with sweep.lock():
             _grow(sweep, words, options, screen)
-    settings_from_facts(facts := sweep.read_plan()[1]).check()
-    options.check_vectorize(facts)
+    settings_from_facts(sweep.read_plan()[1]).check()
     with sweep.lock():
         check_reported(sweep, options.objective)
         _change_search(sweep, trials, options.objective)

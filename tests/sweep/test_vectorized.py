@@ -225,3 +225,16 @@ def test_a_member_goes_on_alone_from_its_checkpoint(tmp_path):
     for result in results:
         whole_run = RunDirectory(tmp_path / "whole" / result.job.name)
         assert first_difference(whole_run, RunDirectory(result.run_dir)) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_what_is_refused_changes_nothing_of_a_sweep_that_is_resumed(tmp_path, monkeypatch, capsys, dry):
+    monkeypatch.chdir(tmp_path)
+    sweep = SweepDirectory.create("s", "digits_mlp")
+    job = Job(1, "001-seed-0", {"seed": "0"}, [*WORDS, "seed=0"])
+    sweep.write_plan(SweepPlan(["seed"], [job], "digits_mlp"), {"command_line": ["mpt", "sweep", *WORDS, "seed=0"]})
+    before = sweep.plan_json.read_bytes()
+    assert main(["sweep", "--resume", "s", "seed=1", "--vectorize", "2", "--timeout", "5", *dry]) == 2
+    assert "--vectorize: can't train jobs with --timeout together." in capsys.readouterr().err
+    assert sweep.plan_json.read_bytes() == before
