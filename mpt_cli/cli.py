@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _silence_stdout()
         return OK
     except Exception as error:
-        return _explain(error, arguments)
+        return explain(error, arguments)
 
 
 def _exit_code(arguments: list[str]) -> int:
@@ -67,8 +67,8 @@ def _exit_code(arguments: list[str]) -> int:
         return stop.code if isinstance(stop.code, int) else BAD_CONFIG
 
 
-def _explain(error: Exception, arguments: list[str]) -> int:
-    """Says what ended it; the exit code."""
+def explain(error: Exception, arguments: list[str]) -> int:
+    """Says on standard error what ended it; the exit code."""
     if (number := raised_signal()) is not None:  # compiled code made another exception of it
         _say(f"\nmpt: {format_end(number)}")
         return SIGNAL_EXIT_CODES[number]

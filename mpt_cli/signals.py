@@ -75,6 +75,8 @@ class _MainThread:
         self.is_heard = False  # whether one of them took the latest signal
         self.raised: signal.Signals | None = None  # where none did
         self.held: signal.Signals | None = None  # in a section in which nothing may be raised
+        self.asked: signal.Signals | None = None  # of its active Interruption
+        self.beside: list[Interruption] = []  # those of other threads, for which it hears
         self.latest: signal.Signals | None = None  # as the other thread saw it
         self.stderr = 2
         self.hears_hangups = False  # and makes a SIGTERM of each
@@ -298,7 +300,8 @@ class Interruption:
     itself.
 
     A second Ctrl-C raises KeyboardInterrupt wherever the program is. The handlers before are put back at the end.
-    Signals that were ignored stay so.
+    Signals that were ignored stay so. In another thread, where Python hears none, it is told by the one of the main
+    thread.
     """
 
     def __init__(self) -> None:
@@ -310,12 +313,18 @@ class Interruption:
         with _main.gate:
             _main.handlers += 1
             self._depth += 1
-        if self._depth == 1:
+        if self._depth == 1 and threading.current_thread() is not threading.main_thread():
+            _main.beside.append(self)
+            self.requested = self.requested or _main.asked
+        elif self._depth == 1:
             self._before = {number: signal.signal(number, self._handle) for number in heeded()}
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._depth == 1:
+        if self._depth == 1 and self in _main.beside:
+            _main.beside.remove(self)
+        elif self._depth == 1:
+            _main.asked = None
             for number, handler in self._before.items():
                 signal.signal(number, handler)
         with _main.gate:
@@ -326,7 +335,9 @@ class Interruption:
         _main.is_heard = True
         if self.requested == signal.SIGINT and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = signal.Signals(number)
+        self.requested = _main.asked = signal.Signals(number)
+        for other in _main.beside:
+            other.requested = self.requested
 
 
 @contextmanager

@@ -244,7 +244,8 @@ def _environment(start: Start, session: "Session", command_line: Sequence[str]) 
         "from_step": start.position[0], "earlier_seconds": session.trainer.stopwatch.earlier_seconds,
         "changes": start.changes, "without_effect": _without_effect(start, session),
     }  # fmt: skip
-    return {**environment, "attempts": [*past_attempts(start.run), attempt]}
+    beside = {"vectorized_with": [*start.program.companions]} if start.program.companions else {}
+    return {**environment, "attempts": [*past_attempts(start.run), {**attempt, **beside}]}
 
 
 def _write_record(start: Start, session: "Session", environment: dict[str, Any]) -> None:

@@ -81,6 +81,28 @@ def test_a_terminal_that_goes_away_is_a_sigterm_also_where_nothing_is_heard():
 
 
 @pytest.mark.slow
+def test_an_interruption_of_another_thread_is_told_by_that_of_the_main_thread():
+    """Python hears signals in the main thread alone; what begins after one is told as well."""
+    body = """
+        def other():
+            with Interruption() as early:
+                end("ready", flush=True)
+                while early.requested is None:
+                    time.sleep(0.01)
+            with Interruption() as late:
+                end(early.requested.name, late.requested.name, flush=True)
+
+        with Interruption() as interruption:
+            worker = threading.Thread(target=other)
+            worker.start()
+            while worker.is_alive():
+                time.sleep(0.01)
+        with Interruption() as again:
+            end(interruption.requested.name, again.requested, flush=True)
+    """
+    assert run_body(body, signal.SIGTERM)[1].splitlines() == ["SIGTERM SIGTERM", "SIGTERM None"]
+
+
 def test_under_nohup_a_terminal_that_goes_away_is_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # which a program inherits
     try:

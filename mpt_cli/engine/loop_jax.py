@@ -8,7 +8,7 @@ way no step waits for the host: even their number and their records stay on the 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,15 @@ from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
+if TYPE_CHECKING:
+    from mpt_cli.engine.ensemble import Ensemble
+
 Tensor = Any
+
+
+# of an engine, where it trains beside others: what is compiled, and what is found when it is traced
+_SHARED = ("_train_many", "_train_one", "_evaluate_many", "_evaluate_one", "_flows", "_begin", "_end", "_results",
+           "_all_finite", "_fresh", "_compiled", "_names", "_metric_names", "_counters")  # fmt: skip
 
 
 class Carry(NamedTuple):
@@ -59,6 +67,7 @@ class JaxEngine(Engine):
         self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
     ) -> None:
         super().__init__(model, jit_compile)
+        self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
         self._step = step_wrapper(train_step) if step_wrapper else train_step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
@@ -83,6 +92,15 @@ class JaxEngine(Engine):
         self._train_many = self._compile(lambda *given: self._train_loop(*given), donate_argnums=0)
         self._train_one = self._compile(lambda *given: self._train_step(*given), donate_argnums=0)
 
+    def share_programs(self, leader: "JaxEngine") -> None:
+        """Call the functions of `leader`, whose model and optimizer differ from its own in the values of variables
+        alone: all of these are arguments. What they find when they are traced (names, probes) is shared with them."""
+        for name in _SHARED:
+            setattr(self, name, getattr(leader, name))
+
+    def keep(self, arrays: Any) -> Any:
+        return self.to_device(arrays) if self.ensemble is None else self.ensemble.keep(arrays, self.to_device)
+
     def to_device(self, arrays: Any) -> Any:
         return jax.tree.map(lambda a: replicate_array(a, self._everywhere), arrays)
 
@@ -100,6 +118,8 @@ class JaxEngine(Engine):
         state = TrainState(*([v.value for v in variables] for variables in lists))
         control = LoopControl.of(count, self._take_reset(), logged, stop_limits)
         run = self._train_many if self._loops_on_device else partial(self._train_in_a_row, control)
+        if self.ensemble is not None and self.ensemble.at_once:
+            run = self.ensemble.train
         given = batch_indices, control.pack()
         if not (self._loops_on_device and self._everywhere is None):  # else the one call moves them, which takes less
             given = self.to_device(given)
@@ -162,16 +182,16 @@ class JaxEngine(Engine):
 
     def _metric_vector(self, values: list[Tensor]) -> Tensor:
         if self.own is not None and self.own.train_names:
-            self._names = [*self.own.train_names]
+            self._names[:] = self.own.train_names
             return values[len(self.model.metrics_variables)]
         vector = self._keras_metrics(values)
-        self._names = self._metric_names
+        self._names[:] = self._metric_names
         return vector
 
     def _keras_metrics(self, values: list[Tensor]) -> Tensor:
         with keras.StatelessScope(state_mapping=list(zip(self.model.metrics_variables, values, strict=False))):
             results = metrics_of(self.model)
-        self._metric_names = [*results]
+        self._metric_names[:] = results
         return metric_vector(results)
 
     def _fresh_metrics(self) -> list[Tensor]:
@@ -216,6 +236,15 @@ class JaxEngine(Engine):
     def _look_back(self, state: TrainState) -> tuple[Tensor, Tensor]:
         """The last two fields of a `LoopResult`."""
         return self._metric_vector(state.metrics), all_finite(state.trainable)
+
+    def train_at_once(
+        self, states: list[TrainState], source: Any, batch_indices: Tensor, packed: Tensor
+    ) -> list[tuple[TrainState, LoopResult]]:
+        """`_train_loop` for several states, each with its own indices and control; one that has done its steps stays
+        as it is while others go on."""
+        stacked = jax.tree.map(lambda *values: jnp.stack(values), *states)
+        found = jax.vmap(self._train_loop, in_axes=(0, None, 0, 0))(stacked, source, batch_indices, packed)
+        return [jax.tree.map(lambda array, place=place: array[place], found) for place in range(len(states))]
 
     def _train_loop(
         self, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor

@@ -31,8 +31,9 @@ IS_POSSIBLE = sys.platform == "linux"
 OPTIONS = ("-P", "-m")  # of Python: files of the working directory stand in for no module
 # What most runs import. Nothing is called here that could be of the user's: plugins are, and configurations.
 _PRELOADED = ("mpt_cli.cli", "mpt_cli.verbs.train", "mpt_cli.jobs.launch", "mpt_cli.sweep.block",
-              "mpt_cli.training_run", "mpt_cli.training.session", "mpt_cli.engine.loop_{backend}", "mpt_cli.precision.step_{backend}",
-              "sklearn.datasets", "sklearn.preprocessing", "rich.progress")  # fmt: skip
+              "mpt_cli.training_run", "mpt_cli.training.session", "mpt_cli.engine.loop_{backend}",
+              "mpt_cli.precision.step_{backend}", "sklearn.datasets", "sklearn.preprocessing",
+              "rich.progress")  # fmt: skip
 _DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri", "/dev/accel", "/dev/vfio")
 _MOST_DESCRIPTORS = 8
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37

@@ -16,6 +16,7 @@ from mpt_cli.settings.variants import GIVEN, PYTHON
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
+    from mpt_cli.engine.ensemble import Ensemble
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,16 @@ class Program(ABC):
     def repeatable(self) -> bool:
         """Whether the settings say it all."""
         return True
+
+    @property
+    def ensemble(self) -> "Ensemble | None":
+        """The runs of this process that its engine shares programs with."""
+        return None
+
+    @property
+    def companions(self) -> Sequence[str]:
+        """What those other runs are called."""
+        return ()
 
     @property
     def callbacks(self) -> Sequence[Any]:
@@ -118,3 +129,11 @@ class SettingsProgram(Program):
     @property
     def model_name(self) -> str:
         return self.settings.model.name
+
+
+@dataclass(frozen=True)
+class MemberProgram(SettingsProgram):
+    """A program of settings that is trained beside others, in one process and by the same compiled programs."""
+
+    ensemble: "Ensemble | None" = None
+    companions: Sequence[str] = ()

@@ -17,10 +17,11 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.startup", "--quick"], "mpt --help"),
         (["-m", "benchmarks.speed", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.sweep", "--quick"], "20 jobs of 0.1 s, 4 at a time"),
+        (["-m", "benchmarks.vectorized", "--quick"], "of the CPU time target 0.1"),
         (["-m", "benchmarks.telemetry", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.compile_time", "--quick"], "| variables | many | jax, XLA | 10 |"),
     ],
-    ids=["startup", "speed", "sweep", "telemetry", "compile_time"],
+    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)
