@@ -7,7 +7,6 @@ import json
 import os
 import platform
 import re
-import secrets
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -354,7 +353,7 @@ def default_parent(recipe: str) -> Path:
 
 
 def _default_path(recipe: str) -> Path:
-    return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    return default_parent(recipe) / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(2).hex()}"
 
 
 def _check_writable(path: Path) -> None:
