@@ -70,17 +70,18 @@ Scope = Callable[[str], AbstractContextManager[Any]]
 MARK = "mpt_part_{}x"  # ends in a letter: TensorFlow numbers the second of a name
 
 
-def marked(parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:
-    """Inside, each of `parts` runs in a scope of its own, which the names of its operations show."""
+def marked(model: Any, parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:
+    """Inside, each of `parts` runs in a scope of its own, which the names of its operations show, and so does `model`.
+    """
 
     def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
         def call_in_scope(*arguments: Any, **named: Any) -> Any:
-            with scope(MARK.format(index)):
+            with scope(MARK.format(index if index < len(parts) else "none_")):
                 return call(*arguments, **named)
 
         return call_in_scope
 
-    return calls_through(parts, wrap)
+    return calls_through([*parts, model], wrap)
 
 
 def trace_forward(model: Any, x: Any) -> list[Operation]:

@@ -53,7 +53,7 @@ _PART = re.compile(r"mpt_part_(\d+)x")
 def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any], given: Any) -> list[Operation]:
     """See `operations.trace`."""
     lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
-    with marked(parts, jax.named_scope):
+    with marked(model, parts, jax.named_scope):
         traced = jax.make_jaxpr(function)([_specs(variables) for variables in lists], *jax.tree.map(_spec, given))
     return _Reader(FORWARD).read(traced)
 
@@ -62,7 +62,7 @@ def trace_step(model: Any, parts: Sequence[Any], batch: Any) -> list[Operation]:
     """See `operations.trace_step`."""
     state = TrainState(*map(_specs, (model.trainable_variables, model.non_trainable_variables,
                                      model.optimizer.variables, metric_variables(model))))  # fmt: skip
-    with marked(parts, jax.named_scope):
+    with marked(model, parts, jax.named_scope):
         traced = jax.make_jaxpr(lambda state, batch: train_step(model, state, batch)[1])(
             state, jax.tree.map(_spec, packed(batch)))  # fmt: skip
     return _Reader(UPDATE).read(traced)

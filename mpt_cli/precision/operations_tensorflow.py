@@ -62,16 +62,18 @@ def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any
         lists = model.trainable_variables, model.non_trainable_variables, model.metrics_variables
         return function([[tf.convert_to_tensor(v.value) for v in variables] for variables in lists], *given)
 
-    return _operations(parts, traced, given, FORWARD)
+    return _operations(model, parts, traced, given, FORWARD)
 
 
 def trace_step(model: Any, parts: Sequence[Any], batch: Any) -> list[Operation]:
     """See `operations.trace_step`."""
-    return _operations(parts, lambda batch: train_step(model, batch)[0], (batch,), UPDATE)
+    return _operations(model, parts, lambda batch: train_step(model, batch)[0], (batch,), UPDATE)
 
 
-def _operations(parts: Sequence[Any], function: Callable[..., Any], given: Any, where: str) -> list[Operation]:
-    with marked(parts, tf.name_scope):
+def _operations(
+    model: Any, parts: Sequence[Any], function: Callable[..., Any], given: Any, where: str
+) -> list[Operation]:
+    with marked(model, parts, tf.name_scope):
         graph = tf.function(function, autograph=False).get_concrete_function(*tf.nest.map_structure(_spec, given)).graph
     return _Reader(where).read(graph)
 
@@ -93,9 +95,11 @@ class _Reader:
 
     def read(self, graph: Any) -> list[Operation]:
         names = [operation.name for operation in graph.get_operations()]
-        # what stands before the first gradient is the forward pass
-        first = next((i for i, name in enumerate(names) if "gradient_tape/" in name), len(names))
-        self._walk(graph, {}, "", [FORWARD] * first + [self.where] * (len(names) - first))
+        # the forward pass and the loss are from where the model begins to the first gradient
+        begin = next((i for i, name in enumerate(names) if "mpt_part_" in name), 0)
+        end = next((i for i, name in enumerate(names) if "gradient_tape/" in name), len(names))
+        places = [FORWARD if begin <= place < end else self.where for place in range(len(names))]
+        self._walk(graph, {}, "", places)
         return self.found
 
     def _walk(self, graph: Any, made: dict[str, tuple[int, ...]], names: str, where: Sequence[str]) -> None:

@@ -109,7 +109,8 @@ def inputs_of(name: str) -> np.ndarray:
 def net(name: str) -> Any:
     with MIXED.scope(), names_as_in_a_fresh_process():
         model = NETS[name][0]()
-        model.build((None, *NETS[name][1]))  # and is not run: each operation would be compiled
+        if not model.built:  # others are not run: JAX would compile each of their operations
+            model(inputs_of(name))
     return model
 
 
@@ -118,7 +119,7 @@ def built(name: str, **overrides: str) -> Any:
 
 
 def compiled(model: Any, x: np.ndarray) -> Any:
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)))
     model.compile(optimizer, keras.losses.MeanSquaredError(), auto_scale_loss=False)
     build_for_batch(model, (x, np.zeros((8, 8), "float32")))
     optimizer.build(model.trainable_variables)
@@ -196,6 +197,8 @@ def test_the_operations_of_a_whole_step_are_counted_by_layer_place_and_dtype():
     assert found.total("forward", products=True) == {"float16": 2, "float32": 1}
     exponentials = [(c.where, c.layer, c.dtype, c.count) for c in found.counts if c.kind == "exp"]
     assert exponentials == [("forward", "shares", "float32", 1)]
+    cosines = [(c.where, c.layer) for c in found.counts if c.operation.lower() == "cos"]
+    assert cosines == [("update", "(update)")]  # of the schedule, which TensorFlow traces before the forward pass
     assert found.casts["float32 to float16"] >= 5  # the inputs, and kernel and bias of two layers
     for before, after in zip(weights, model.get_weights(), strict=True):
         np.testing.assert_array_equal(before, after)
