@@ -213,19 +213,20 @@ def follow(settings: Settings) -> None:
     session.finish(session.fit(), None)
 
 
-def check_build(settings: Settings) -> "BuildCheck":
+def check_build(settings: Settings, with_operations: bool = False) -> "BuildCheck":
     """Build the model under its policy without training; raises what `train` would raise before its first step.
 
-    Where several processes are to train it, this one builds it alone, with a warning that it did.
+    Where several processes are to train it, this one builds it alone, with a warning that it did. `with_operations`
+    reads those of the training step, on one device.
     """
     settings = with_drawn_seed(settings)
     several = (settings.distribute.processes or 1) > 1
-    if several:
+    if several or with_operations:
         settings = undistributed(settings)
     platform = backend.prepare_backend(settings)
     from mpt_cli.training.assembly import try_build
 
-    built = try_build(SettingsProgram(settings), platform)
+    built = try_build(SettingsProgram(settings), platform, with_operations)
     return replace(built, warnings=(*built.warnings, BUILT_ALONE)) if several else built
 
 
@@ -256,7 +257,8 @@ def _write_record(start: Start, session: "Session", environment: dict[str, Any])
         write_json(start.run.preprocessing_json, preprocessing)
     # where it ran is not part of what it was, and what XLA compiled is: the file can be run again as it is
     trainer = replace(start.settings.trainer, jit_compile=session.assembly.jit_compile)
-    again = replace(start.settings, run_dir=None, resume=None, trainer=trainer)
+    policy = session.assembly.settings.policy  # as it was chosen for the layers
+    again = replace(start.settings, run_dir=None, resume=None, trainer=trainer, policy=policy)
     write_atomic(start.run.config_yaml, resolved_yaml(again))
 
 

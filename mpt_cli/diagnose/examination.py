@@ -25,13 +25,14 @@ from mpt_cli.diagnose.safe_windows import (
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.flow import FlowMap
-from mpt_cli.engine.probes import Probes, name_of, parts_of
+from mpt_cli.engine.probes import Probes
 from mpt_cli.errors import ConfigError, NumericalError, Problem
 from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
+from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.ledger import StepRecords

@@ -16,12 +16,13 @@ from mpt_cli.diagnose.passes import Counted, PassOptions, build_pass
 from mpt_cli.diagnose.preparation import OverflowEvent
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
-from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, name_of, owners_of_weights, parts_of, weights_of
+from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of
 from mpt_cli.errors import DataError
 from mpt_cli.precision import has_own_train_step
 from mpt_cli.precision.gradients import INFS, NANS, largest_exponent
 from mpt_cli.precision.keras_internals import inner_layers
 from mpt_cli.precision.own_step import optimizers_of
+from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.provenance import known_environment
 from mpt_cli.settings.schema import Settings

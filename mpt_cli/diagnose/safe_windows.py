@@ -9,7 +9,7 @@ import numpy as np
 
 from mpt_cli.diagnose.passes import LOST_BFLOAT16, LOST_FLOAT16, MOVED, Counted, GradientPass, add_up
 from mpt_cli.engine.flow import Flow, FlowMap
-from mpt_cli.engine.probes import GRADIENT, Counts, Probes, name_of, owners_of_weights, parts_of
+from mpt_cli.engine.probes import GRADIENT, Counts, Probes, owners_of_weights
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -23,6 +23,7 @@ from mpt_cli.precision.gradients import (
     share_overflow,
 )
 from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.telemetry.records import LayerSample
 
 # Not less: the gradient of a bias that a normalisation or a softmax cancels is rounding noise, and does not matter.

@@ -20,12 +20,9 @@ from mpt_cli.engine.probes import (
     Probes,
     Tensor,
     count_weights,
-    name_of,
     owners_of_weights,
-    parts_of,
     weights_of,
 )
-from mpt_cli.precision import layers_of
 from mpt_cli.precision.audit import NARROW
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
@@ -36,6 +33,7 @@ from mpt_cli.precision.keras_internals import (
     predict_in_training,
     training_loss,
 )
+from mpt_cli.precision.policy import layers_of, name_of, parts_of
 from mpt_cli.telemetry.records import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,

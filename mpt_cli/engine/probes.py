@@ -17,11 +17,11 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision import layers_of
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
 from mpt_cli.precision.gradients.custom_gradients import define_gradient
-from mpt_cli.precision.keras_internals import calls_through, inner_layers
+from mpt_cli.precision.keras_internals import calls_through
+from mpt_cli.precision.policy import layers_of
 
 Counts = NDArray[np.float32]
 Tensor = Any
@@ -98,24 +98,6 @@ class Probes:
         for x in outputs:
             self.dtypes[index] = keras.backend.standardize_dtype(x.dtype)
         self._traces.note(index, outputs, is_trained)
-
-
-def parts_of(model: Any) -> list[Any]:
-    """The layers with none inside, then the plain operations (`x * 2`) of functional models.
-
-    >>> x = keras.Input((4,))
-    >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
-    'dense'
-    """
-    models = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model))]
-    operations = [operation for one in models for operation in getattr(one, "operations", [])]
-    plain = {id(operation): operation for operation in operations if not isinstance(operation, keras.Layer)}
-    return [*layers_of(model), *plain.values()]
-
-
-def name_of(part: Any) -> str:
-    """The path of a layer, the name of an operation."""
-    return str(getattr(part, "path", None) or part.name)
 
 
 class _TensorOrigins:

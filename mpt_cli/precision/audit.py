@@ -149,6 +149,7 @@ class LayerAudit:
     is_head: bool
     risk: str = ""
     no_float8: str = ""
+    reason: str = ""  # for its policy, where that was chosen by what it does
 
 
 @dataclass(frozen=True)

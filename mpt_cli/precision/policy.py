@@ -216,7 +216,7 @@ def apply_policy(model: Any, policy: Policy, everywhere: bool = False) -> Any:
     >>> [layer.compute_dtype for layer in model.layers]
     ['float16', 'float32']
     """
-    wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | _wanted_policies(model, policy)
+    wanted = (dict.fromkeys(layers_of(model), policy.name) if everywhere else {}) | wanted_policies(model, policy)
     changed = {layer: name for layer, name in wanted.items() if layer.dtype_policy.name != name}
     moved = [layer for layer, name in changed.items()
              if layer.weights and keras.dtype_policies.get(name).variable_dtype != layer.variable_dtype]
@@ -241,6 +241,24 @@ def layers_of(model: Any) -> list[Any]:
     """
     found = {id(layer): layer for layer in inner_layers(model)}
     return [layer for layer in found.values() if not isinstance(layer, (keras.layers.InputLayer, keras.Model))]
+
+
+def parts_of(model: Any) -> list[Any]:
+    """The layers with none inside, then the plain operations (`x * 2`) of functional models.
+
+    >>> x = keras.Input((4,))
+    >>> [part.name for part in parts_of(keras.Model(x, 2 * keras.layers.Dense(3, name="dense")(x)))][0]
+    'dense'
+    """
+    models = [model, *(x for x in inner_layers(model) if isinstance(x, keras.Model))]
+    operations = [operation for one in models for operation in getattr(one, "operations", [])]
+    plain = {id(operation): operation for operation in operations if not isinstance(operation, keras.Layer)}
+    return [*layers_of(model), *plain.values()]
+
+
+def name_of(part: Any) -> str:
+    """The path of a layer, the name of an operation."""
+    return str(getattr(part, "path", None) or part.name)
 
 
 def head_layers(model: Any) -> list[Any]:
@@ -300,7 +318,7 @@ def computes_in_float16(model: Any) -> bool:
     return any(layer.compute_dtype == "float16" for layer in layers_of(model))
 
 
-def _wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
+def wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
     layers = layers_of(model)
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:

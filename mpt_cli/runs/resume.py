@@ -15,7 +15,7 @@ from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, w
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
 from mpt_cli.training.checkpoint import Checkpoint
@@ -73,11 +73,23 @@ def stored_settings(run: RunDirectory) -> Settings:
 
 
 def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
-    """`settings` with what was drawn or chosen when the run began, where they leave it open: seed and jit_compile."""
+    """`settings` with what was drawn or chosen when the run began, where they leave it open: seed, jit_compile and the
+    policies of layers."""
     seed = stored.seed if settings.seed is None else settings.seed
     asked = settings.trainer.jit_compile
     jit_compile = stored.trainer.jit_compile if asked == "auto" else asked
-    return replace(settings, seed=seed, trainer=replace(settings.trainer, jit_compile=jit_compile))
+    policy = _stored_policy(settings.policy, stored.policy)
+    return replace(settings, seed=seed, policy=policy, trainer=replace(settings.trainer, jit_compile=jit_compile))
+
+
+def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySettings:
+    """What auto_float16 came to: it stands in the record as mixed_float16 with overrides, those asked for last.
+
+    Without more than those it is chosen anew: the run may have been one of plain mixed_float16.
+    """
+    more = len(stored.overrides) - len(asked.overrides)
+    is_of_it = asked.is_auto and stored.name == asked.base and stored.head == asked.head and more > 0
+    return stored if is_of_it and [*stored.overrides.items()][more:] == [*asked.overrides.items()] else asked
 
 
 def changed_settings(before: Settings, now: Settings) -> dict[str, tuple[Any, Any]]:

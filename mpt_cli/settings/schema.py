@@ -52,6 +52,7 @@ class FaultSettings:
 # keys of the trainer that act in a fit of Keras's own, too
 RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
+AUTO_FLOAT16 = "auto_float16"
 
 
 def is_mixed(policy: str) -> bool:
@@ -63,12 +64,23 @@ def is_mixed(policy: str) -> bool:
 class PolicySettings:
     """In which dtype layers compute and keep their variables."""
 
-    name: str = key("float32", "dtype policy of all layers", choices=FLOAT_POLICIES)
+    name: str = key("float32", "dtype policy of all layers; auto_float16 = mixed_float16 with overrides by what each "
+                    "layer does", choices=(*FLOAT_POLICIES, AUTO_FLOAT16))
     float8: bool = key(False, "Dense and EinsumDense layers multiply in float8 on top of a mixed policy")
     head: Optional[str] = key("float32", "policy of the output layer, null = as `name` (float64 keeps float64)",
                               choices=FLOAT_POLICIES)
     overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
                                     choices=FLOAT_POLICIES)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether layers have yet to be given their policies, of which a run records `overrides`."""
+        return self.name == AUTO_FLOAT16
+
+    @property
+    def base(self) -> str:
+        """Keras's policy under which the model is built."""
+        return "mixed_float16" if self.is_auto else self.name
 
 
 @dataclass

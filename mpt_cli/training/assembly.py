@@ -5,7 +5,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -17,9 +17,10 @@ from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.distribution import Distribution, build_distribution
 from mpt_cli.engine.faults import Injector, build_injector, slowed, warn_of_fault
 from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_batch, shuffle_check
+from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers
 from mpt_cli.models.shapes import symbol
 from mpt_cli.precision import (
@@ -33,9 +34,11 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
+from mpt_cli.precision.auto_float16 import ChosenPolicies, choose_policies, chosen_policies, set_chosen_policies
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
+from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
-from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import (
     build_loss_and_metrics,
@@ -117,7 +120,7 @@ class Assembly:
 def policy_of(settings: Settings) -> Policy:
     """The dtype policy of a run."""
     policy = settings.policy
-    return Policy(policy.name, policy.head, policy.overrides, policy.float8)
+    return Policy(policy.base, policy.head, policy.overrides, policy.float8)
 
 
 @dataclass(frozen=True)
@@ -139,6 +142,11 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     settings, distribution = program.settings, hardware.distribution
     with distribution.scope():
         model = program.build_model(data)
+    chosen = chosen_policies(model) if settings.policy.is_auto else None
+    if chosen is not None:
+        policy = replace(settings.policy, name=settings.policy.base, overrides=chosen.overrides)
+        settings = replace(settings, policy=policy)
+        program = program.with_settings(settings)
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
     _check_scaled_once(settings, model, data)
@@ -164,7 +172,8 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
             warnings += load_initial_weights(model, settings.model.weights, settings.model.skip_mismatch)
     if program.ensemble is not None and (why := program.ensemble.adopt(engine)):
         warnings.append(f"--vectorize: the run is trained by a program of its own: {why}.")
-    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model)]
+    warnings += [*shuffle_check(data.train, first), *warn_of_own_steps(model), *warn_of_no_head(settings, model),
+                 *_warn_of_what_is_left(chosen)]
     warnings += warn_of_saving(model) if settings.trainer.save_model else []
     return Assembly(program, platform, data, model, phases, scaling, distribution, engine, train_feed, validation_feed,
                     jit, resident, call_capacity(settings.trainer, resident), tuple(warnings), compiled)  # fmt: skip
@@ -246,6 +255,11 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
             f"{head}. Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
 
 
+def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:
+    return [f"policy.name: {AUTO_FLOAT16} leaves {text}, which no policy of a layer changes. Cast to float32 there."
+            for text in (chosen.left if chosen is not None else ())]  # fmt: skip
+
+
 def warn_of_own_steps(model: Any) -> list[str]:
     """What a model's own step takes away from the run: a sentence where there is one."""
     own = own_steps(model)
@@ -260,6 +274,25 @@ def warn_of_own_steps(model: Any) -> list[str]:
             f"sampled.{reported}{several}", *drawn]
 
 
+def choose_for(model: Any, policy: Policy, data: DataSet, batch_size: int) -> None:
+    """Policies for the layers of a `model` in mixed_float16 by what they do; ConfigError where that can't be seen."""
+    if not can_be_called(model):
+        rule = f"{type(model).__name__} has no `call`, in which could be seen what its layers do."
+        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, "Use mixed_float16 with policy.overrides."))
+    batch = first_batch(data.train, batch_size)
+    try:
+        set_chosen_policies(model, choose_policies(model, policy, batch.x))
+    except MptError:
+        raise
+    except ValueError as error:
+        raise ConfigError(Problem("policy.overrides", str(error))) from error
+    except Exception as error:
+        rule = "the forward pass of the model can't be traced, so that what its layers do is not seen "
+        rule += f"({summarise_error(error)[:200]})."
+        remedy = "Use mixed_float16 with policy.overrides."
+        raise ConfigError(Problem("policy.name", rule, AUTO_FLOAT16, remedy)) from error
+
+
 def build_under_policy(settings: Settings, data: DataSet) -> Any:
     """The model with its layers in the dtypes of `policy`; the global policy is as before afterwards."""
     policy = policy_of(settings)
@@ -270,6 +303,8 @@ def build_under_policy(settings: Settings, data: DataSet) -> Any:
             model = apply_policy(model, policy, everywhere=settings.model.name == "saved")
         except ValueError as error:
             raise ConfigError(Problem("policy.overrides", str(error))) from error
+        if settings.policy.is_auto:
+            choose_for(model, policy, data, settings.trainer.batch_size)
     freeze_layers(settings, model)
     if is_compiled(model):
         check_author_compiled(settings, model)
@@ -320,7 +355,7 @@ def compile_model(settings: Settings, model: Any, data: DataSet, optimizer: Loss
     if has_own_train_step(model) and settings.trainer.loss == "auto":
         model.compile(optimizer=optimizer, auto_scale_loss=False)  # its step knows what it minimises
         return
-    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.name)
+    compiled = build_loss_and_metrics(settings.trainer, model, data.task, settings.policy.base)
     model.compile(optimizer=optimizer, auto_scale_loss=False, **compiled.compile_arguments())
     if optimizer is not None and not has_own_train_step(model):
         optimizer.build(model.trainable_variables)
@@ -430,12 +465,35 @@ class BuildCheck:
     loss_scale: str
     warnings: tuple[str, ...]
     phases: tuple[str, ...] = ()
+    overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
+    operations: OperationReport | None = None
 
 
-def try_build(program: "Program", platform: Platform) -> BuildCheck:
-    """Assemble the run; raises what would keep it from starting."""
+def try_build(program: "Program", platform: Platform, with_operations: bool = False) -> BuildCheck:
+    """Assemble the run; raises what would keep it from starting, and where its step can't be traced to read its
+    operations."""
     parts = assemble(program, platform, program.load_data())
+    chosen = chosen_policies(parts.model)
+    reasons, overrides = ({}, {}) if chosen is None else (chosen.reasons, chosen.overrides)
+    layers = [replace(row, reason=reasons.get(row.path, "")) for row in audit_layers(parts.model)]
     return BuildCheck(
-        audit_layers(parts.model), count_parameters(parts.model), parts.data.description,
-        describe_scaling(parts.scaling, parts.model), parts.warnings, parts.phases.lines,
+        layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling, parts.model),
+        parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
     )  # fmt: skip
+
+
+def _operations(parts: Assembly) -> OperationReport:
+    """Of the run's training step; the loss is read with the forward pass where it is Keras's step that computes it."""
+    model, batch = parts.model, first_batch(parts.data.train, parts.settings.trainer.batch_size)
+    try:
+        if not has_own_train_step(model):
+            forward = trace(model, lambda state, batch: pure_loss(model, state, batch), tuple(batch))
+        else:
+            forward = trace_forward(model, batch.x) if can_be_called(model) else []
+        report = report_operations(model, forward, trace_step(model, tuple(batch)), len(Examples(*batch)))
+        new = report.suggestion
+        asked = {name: policy for name, policy in parts.settings.policy.overrides.items() if name not in new}
+        return replace(report, suggestion=asked | new if new else {})
+    except Exception as error:
+        raise ConfigError(Problem("--ops", "the training step can't be traced, so that its operations are not seen "
+                                  f"({summarise_error(error)[:200]}).")) from error  # fmt: skip

@@ -4,7 +4,7 @@ What is recorded of it are its settings; the objects themselves are the caller's
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import isgenerator
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.settings.schema import FLOAT_POLICIES, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
-from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.assembly import build_metrics, choose_for, policy_of
 from mpt_cli.training.loss_and_optimizer import copied_optimizer
 from mpt_cli.training.program import Program
 
@@ -72,7 +72,7 @@ class ModelProgram(Program):
         if self.settings.trainer.on_unhealthy == "rollback":
             rule = "must be stop: the learning rate that a rollback lowers is that of the compiled optimizer."
             raise ConfigError(Problem("trainer.on_unhealthy", rule, "rollback"))
-        model = self.model if self.policy is None else under_policy(self.model, self.settings.policy)
+        model = under_policy(self.model, self.settings, data, everywhere=self.policy is not None)
         for _, optimizer, put in list(optimizers_in(model)):
             inner = unwrapped(optimizer)
             inner._mpt_is_wrapped = False  # by an earlier run; from now on it is this one's
@@ -86,8 +86,11 @@ class ModelProgram(Program):
         """With weights of its own; ConfigError for a model that Keras can't clone."""
         policy, as_built = settings.policy, self.policy is None and settings.policy.name == self.settings.policy.name
         try:
-            return apply_policy(cloned(self.model), Policy(policy.name, policy.head, policy.overrides),
-                                everywhere=not as_built)  # fmt: skip
+            model = apply_policy(cloned(self.model), Policy(policy.base, policy.head, policy.overrides),
+                                 everywhere=not as_built)  # fmt: skip
+            if policy.is_auto:
+                choose_for(model, policy_of(settings), data, settings.trainer.batch_size)
+            return model
         except ValueError as error:
             raise ConfigError(Problem("policy", str(error), policy.name)) from error
 
@@ -193,22 +196,26 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
     return PolicySettings(max(set(known), key=known.count) if known else "float32", head=None)
 
 
-def under_policy(model: Any, settings: PolicySettings) -> Any:
-    """`model` itself with its layers set to the policy, the head in float32.
+def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:
+    """`model` itself with its head and overrides in their policies, and `everywhere` its other layers in the run's.
 
     ConfigError where that would change the dtype of variables, which exist already.
     """
-    wanted, before = keras.dtype_policies.get(settings.name).variable_dtype, {v.dtype for v in model.trainable_weights}
-    if before - {wanted}:
+    policy = replace(policy_of(settings), float8=False)
+    wanted, before = policy.variable_dtype, {v.dtype for v in model.trainable_weights}
+    if everywhere and before - {wanted}:
         raise ConfigError(Problem(
-            "policy", f"must leave the variables as they are: {settings.name} has {wanted}, the model was built with "
-            f"{', '.join(sorted(before))}.", settings.name,
-            f"Build the model after keras.config.set_dtype_policy({settings.name!r}), and leave policy out.",
+            "policy", f"must leave the variables as they are: {policy.name} has {wanted}, the model was built with "
+            f"{', '.join(sorted(before))}.", settings.policy.name,
+            f"Build the model after keras.config.set_dtype_policy({policy.name!r}), and leave policy out.",
         ))  # fmt: skip
     try:
-        return apply_policy(model, Policy(settings.name, settings.head), everywhere=True)
+        model = apply_policy(model, policy, everywhere)
     except ValueError as error:
-        raise ConfigError(Problem("policy", str(error), settings.name)) from error
+        raise ConfigError(Problem("policy", str(error), settings.policy.name)) from error
+    if settings.policy.is_auto:
+        choose_for(model, policy, data, settings.trainer.batch_size)
+    return model
 
 
 def read_given(given: DataArguments) -> DataSet:

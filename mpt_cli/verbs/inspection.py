@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli import plugins
@@ -44,6 +45,7 @@ from mpt_cli.verbs.parser import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
+    from mpt_cli.precision.operations import OperationReport
     from mpt_cli.training.assembly import BuildCheck
 
 
@@ -268,6 +270,8 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import check_names
 
+    if arguments.ops and not arguments.build:
+        raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     settings, variables = _settings_of(arguments)
@@ -277,7 +281,7 @@ def run_check(arguments: argparse.Namespace) -> int:
     if arguments.build:
         from mpt_cli import training_run
 
-        built = training_run.check_build(settings)
+        built = training_run.check_build(settings, arguments.ops)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
                     "build": asdict(built) if built else None})  # fmt: skip
@@ -304,12 +308,43 @@ def _build_lines(built: "BuildCheck") -> list[str]:
         *(_layer_line(layer, width, policies) for layer in built.layers),
         f"{built.parameters:,} parameters",
         *(f"warning: {warning}" for warning in built.warnings),
+        *(_overrides_lines("chosen", built.overrides)),
+        *(_operation_lines(built.operations) if built.operations else []),
+    ]
+
+
+def _overrides_lines(label: str, overrides: dict[str, str]) -> list[str]:
+    """As the command line takes them; none where there are none."""
+    written = ", ".join(f"{pattern}: {policy}" for pattern, policy in overrides.items())
+    return [f"{label}: {quote(f'policy.overrides={{{written}}}')}"] if written else []
+
+
+def _operation_lines(report: "OperationReport") -> list[str]:
+    """What is amiss first, then totals, then the operations of each layer."""
+    width = max((len(flag.layer) for flag in report.flags), default=0)
+    flags = [f"{flag.kind.replace('_', ' '):<13}  {flag.layer:<{width}}  {flag.what}" for flag in report.flags]
+    totals = [f"{where} {'products' if products else 'other operations'}: " + (", ".join(
+                  f"{count:,} in {dtype}" for dtype, count in sorted(report.total(where, products).items())) or "none")
+              for where in ("forward", "backward", "update") for products in (True, False)]  # fmt: skip
+    casts = ", ".join(f"{count:,} {dtypes}" for dtypes, count in sorted(report.casts.items())) or "none"
+    rows: dict[tuple[str, str], list[str]] = {}
+    for each in report.counts:
+        rows.setdefault((each.layer, each.where), []).append(f"{each.count} {each.operation} {each.dtype}")
+    width = max((len(layer) for layer, _ in rows), default=0)
+    return [
+        f"operations of a step with {report.batch_size:,} examples, as traced; what XLA fuses later is not in it",
+        *(flags or ["nothing is amiss: what needs float32 has it, no float32 islands, no casts to and fro"]),
+        *_overrides_lines("try", report.suggestion),
+        *totals,
+        f"casts: {casts}",
+        *(f"{layer:<{width}}  {where:<8}  {', '.join(texts)}" for (layer, where), texts in rows.items()),
     ]
 
 
 def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
     dtypes = f"{layer.policy:<{policies}} {layer.compute_dtype:<9} {layer.variable_dtype:<10}"
-    remarks = "; ".join(word for word in ("head" if layer.is_head else "", layer.risk, layer.no_float8) if word)
+    words = "head" if layer.is_head else "", layer.reason, layer.risk, layer.no_float8
+    remarks = "; ".join(word for word in words if word)
     return f"{layer.path:<{width}}  {layer.kind:<20} {dtypes} {layer.parameters:>12,}  {remarks}".rstrip()
 
 

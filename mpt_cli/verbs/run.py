@@ -86,6 +86,10 @@ def _settings(overrides: list[str]) -> Settings:
         raise ConfigError(problems)
     tree = compose_tree({"policy": "mixed_float16", **choices}, [], given.overrides, problems)
     settings = build_settings(tree, set(), problems)
+    if settings.policy.is_auto:
+        problems.append(Problem("policy.name", "is chosen for the layers of a model that is built, and a script builds "
+                                "its own under one policy.", settings.policy.name, "Use mixed_float16, or "
+                                "mpt.fit(policy='auto_float16') in the script."))  # fmt: skip
     problems += check_combinations(settings, {problem.key for problem in problems})
     if problems:
         raise ConfigError(problems)

@@ -29,6 +29,13 @@ def test_each_verb_has_help_with_an_example(verb, mpt) -> None:
     assert "mpt " + verb in done.out.partition("\n")[2]
 
 
+def test_what_needs_a_built_model_says_so(mpt) -> None:
+    done = mpt("check", "conf=digits_mlp", "--ops")
+    assert done.code == 2 and "--ops: reads the operations of a model that is built. Add --build." in done.err
+    done = mpt("run", "policy=auto_float16", "train.py")
+    assert done.code == 2 and "mpt.fit(policy='auto_float16') in the script" in done.err
+
+
 def test_version(mpt) -> None:
     assert mpt("--version").out == f"mpt {__version__}\n"
 

@@ -55,6 +55,8 @@ _WRONG = [
     # unknown choices
     ([_CNN, "policy=mixed_fp16"], "policy", "Did you mean mixed_float16?"),
     ([_CNN, "policy=half"], "policy", "mixed_float16"),
+    ([_CNN, "policy=auto_float16", "policy.float8=true"], "policy.float8", "false with policy.name=auto_float16"),
+    ([_CNN, "policy.head=auto_float16"], "policy.head", "must be one of"),
     ([_CNN, "policy.name=mixed-float16"], "policy.name", "Did you mean mixed_float16?"),
     ([_CNN, "policy=null"], "policy", "must be one of"),
     ([_CNN, "policy=[float32,float64]"], "policy", "must be one of"),

@@ -10,8 +10,9 @@ from keras import layers, ops
 from nets import Subclassed, functional, sequential, subclassed
 
 from mpt_cli.diagnose.passes import PassOptions, build_pass
-from mpt_cli.engine.probes import GRADIENT, VALUE, Probes, name_of, parts_of
+from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
+from mpt_cli.precision.policy import name_of, parts_of
 
 NETS = {"sequential": sequential, "functional": functional, "subclassed": subclassed}
 # All of them, the quick part of the suite one.

@@ -280,6 +280,52 @@ def test_a_policy_is_set_on_a_built_model_where_its_weights_can_stay(tmp_path):
 
 
 @pytest.mark.slow
+def test_policies_are_chosen_for_the_layers_of_a_given_model(tmp_path):
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(16, name="first")(inputs)
+    x = keras.layers.UnitNormalization(name="unit")(x)
+    model = keras.Model(inputs, keras.layers.Dense(2, name="head")(keras.layers.Dense(8, name="second")(x)))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    run = fit(model, tmp_path / "run", epochs=1, policy="auto_float16", loss_scale=None)
+    assert {layer.name: layer.compute_dtype for layer in model.layers[1:]} == {
+        "first": "float16", "unit": "float32", "second": "float16", "head": "float32",
+    }  # fmt: skip
+    policy = load_settings([f"conf={run.path / 'config.yaml'}"]).policy
+    assert (policy.name, policy.overrides) == ("mixed_float16", {"unit": "float32"})
+
+
+@pytest.mark.slow
+def test_overrides_among_the_settings_are_put_onto_the_model(tmp_path):
+    overrides = {"policy.overrides": {"hidden": "float32"}}
+    model = net("float32")
+    fit(model, tmp_path / "run", epochs=1, policy="mixed_float16", loss_scale=None, settings=QUIET | overrides)
+    assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32", "float16", "float32"]
+    model = net()
+    fit(model, tmp_path / "as_built", epochs=1, loss_scale=None, settings=QUIET | overrides)
+    assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32", "float16", "float32"]
+
+
+class OfValues(keras.Model):
+    """Asks for values, which a traced program does not have."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = keras.layers.Dense(2, name="head")
+
+    def call(self, x):
+        return self.head(x * float(np.asarray(x).max()))
+
+
+def test_policies_are_not_chosen_for_a_model_that_can_not_be_traced(tmp_path):
+    model = OfValues()
+    model(np.ones((1, 8), "float32"))
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    with pytest.raises(ConfigError, match=r"policy\.name: the forward pass of the model can't be traced, so that what "
+                                          r"its layers do is not seen .* Use mixed_float16 with policy\.overrides"):
+        fit(model, tmp_path / "run", epochs=1, policy="auto_float16", loss_scale=None)
+
+
+@pytest.mark.slow
 def test_the_process_is_as_it_was(tmp_path):
     model = net()  # which seeds
     state, handler = np.random.get_state()[1].copy(), signal.getsignal(signal.SIGINT)

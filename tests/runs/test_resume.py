@@ -13,7 +13,15 @@ from finished_run import FINISHED
 
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.runs.directory import Holder, RunDirectory, note_holder, read_holder, write_json
-from mpt_cli.runs.resume import check_checkpoints, check_resumable, find_run, finished_summary, truncate_telemetry
+from mpt_cli.runs.resume import (
+    check_checkpoints,
+    check_resumable,
+    find_run,
+    finished_summary,
+    stored_settings,
+    truncate_telemetry,
+    with_stored_choices,
+)
 from mpt_cli.settings import load_settings, resolved_yaml
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs.train import with_configuration_of_run
@@ -131,6 +139,25 @@ def test_what_may_change_is_told_and_what_may_not_is_refused_all_at_once() -> No
         check_resumable(run, _settings("seed=4", "model.hidden_units=[8]", "trainer.batch_size=8"))
     assert [problem.key for problem in error.value.problems] == ["model.hidden_units", "seed", "trainer.batch_size"]
     assert "seed: can't change in the middle of a run. Received: 4. The run was started with 0" in str(error.value)
+
+
+@pytest.mark.slow
+def test_auto_float16_is_what_it_came_to_when_the_run_began() -> None:
+    run = _run(Path("here"), "policy=mixed_float16", "policy.overrides={a: float32, b: mixed_float16}")
+    for asked in ([], ["policy.overrides={b: mixed_float16}"]):
+        settings = with_stored_choices(_settings("policy=auto_float16", *asked), stored_settings(run))
+        assert settings.policy.overrides == {"a": "float32", "b": "mixed_float16"}
+        assert check_resumable(run, settings) == {}
+    other = with_stored_choices(_settings("policy=auto_float16", "policy.overrides={c: float32}"), stored_settings(run))
+    assert other.policy.is_auto
+
+
+@pytest.mark.slow
+def test_auto_float16_is_chosen_for_a_run_that_was_one_of_mixed_float16() -> None:
+    for words in ([], ["policy.overrides={a: float32}"]):
+        run = _run(Path(f"here{len(words)}"), "policy=mixed_float16", *words)
+        settings = with_stored_choices(_settings("policy=auto_float16", *words), stored_settings(run))
+        assert check_resumable(run, settings)["policy.name"] == ("mixed_float16", "auto_float16")
 
 
 @pytest.mark.slow

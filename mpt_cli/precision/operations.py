@@ -1,0 +1,395 @@
+"""The operations of a traced training step, each with its dtypes and the layer that it belongs to, held against what
+mixed precision needs: products in float16, sums of exponentials and squares in float32, all else as its inputs are.
+
+What is read is the program as the backend traced it, before XLA fuses it: where Keras casts to float32 inside a layer,
+that is seen. Forward operations are read without differentiation, which would mix the derivatives' with them.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import keras
+
+from mpt_cli.precision.audit import FLOAT16_COUNT_LIMIT
+from mpt_cli.precision.keras_internals import calls_through, inner_layers, predict_in_training
+from mpt_cli.precision.policy import layers_run_uncalled, name_of, parts_of
+
+Tensor = Any
+PLACES = FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
+HALF, SINGLE = "float16", "float32"
+TILE = 8  # matrix units multiply float16 in tiles of that many elements or multiples
+LOSS, REST = "(loss)", "(model)"
+# kinds of operations
+PRODUCT, CAST, MOVE, SUM, SQUARE = "product", "cast", "move", "sum", "square"
+BOUND = ("max", "abs", "neg", "sub", "select")  # by which exponents are known to be at most 0
+NEEDING = {"exp": "exp", "log": "log", "power": "pow", "softmax": "softmax", "cumulative": "cumulative sum or product",
+           "hyperbolic": "sinh, cosh or tan", "norm": "norm", "loss": "loss"}  # fmt: skip
+LARGEST_SAFE_POWER = 3  # of GELU's approximation, which is computed in float16 everywhere
+
+
+class Value(NamedTuple):
+    """An array of the program: its dtype, its shape (None where a length is unknown), and the operations (indices) that
+    may have made it: none of inputs and weights."""
+
+    dtype: str
+    shape: tuple[int | None, ...]
+    sources: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Operation:
+    """`name` is the backend's own, `kind` what it is to mixed precision. `part` is the index of the layer or operation
+    of the model that runs it, `where` forward, backward or update (optimizer, loss scale, metrics).
+
+    `sizes` are rows, columns and terms of a product, channels of a convolution; `number` the elements that a sum adds
+    up, or the exponent of a power.
+    """
+
+    name: str
+    kind: str
+    where: str
+    part: int | None
+    in_loss: bool
+    inputs: tuple[Value, ...]
+    outputs: tuple[Value, ...]
+    sizes: tuple[int, ...] = ()
+    number: float | None = None
+
+    @property
+    def dtype(self) -> str:
+        """What it computes in: that of its first input which is a float, a cast's as "float16 to float32"."""
+        if self.kind == CAST:
+            return f"{self.inputs[0].dtype} to {self.outputs[0].dtype}"
+        return next((v.dtype for v in (*self.inputs, *self.outputs) if "float" in v.dtype),
+                    self.outputs[0].dtype if self.outputs else "")  # fmt: skip
+
+
+Scope = Callable[[str], AbstractContextManager[Any]]
+MARK = "mpt_part_{}x"  # ends in a letter: TensorFlow numbers the second of a name
+
+
+def marked(model: Any, parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:
+    """Inside, each of `parts` runs in a scope of its own, which the names of its operations show, and so does `model`.
+    """
+
+    def wrap(index: int, call: Callable[..., Any]) -> Callable[..., Any]:
+        def call_in_scope(*arguments: Any, **named: Any) -> Any:
+            with scope(MARK.format(index if index < len(parts) else "none_")):
+                return call(*arguments, **named)
+
+        return call_in_scope
+
+    return calls_through([*parts, model], wrap)
+
+
+def trace_forward(model: Any, x: Any) -> list[Operation]:
+    """The operations of the forward pass in training; the model stays as it is.
+
+    `x` are the inputs of a batch, as arrays.
+    """
+
+    def forward(state: Sequence[list[Tensor]], x: Any) -> Any:
+        variables = model.trainable_variables, model.non_trainable_variables
+        pairs = [pair for group, values in zip(variables, state, strict=False) for pair in zip(group, values)]  # noqa: B905
+        with keras.StatelessScope(state_mapping=pairs):
+            return predict_in_training(model, x, model if _is_tensorflow() else model.call)
+
+    return trace(model, forward, x)
+
+
+def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
+    """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
+    variables. Nothing is computed."""
+    parts = parts_of(model)
+    if _is_tensorflow():
+        from mpt_cli.precision import operations_tensorflow
+
+        return operations_tensorflow.trace_function(model, parts, function, given)
+    from mpt_cli.precision import operations_jax
+
+    return operations_jax.trace_function(model, parts, function, given)
+
+
+def trace_step(model: Any, batch: Any) -> list[Operation]:
+    """The operations of a training step of a compiled model whose optimizer is built, on a batch like `batch`."""
+    parts = parts_of(model)
+    if _is_tensorflow():
+        from mpt_cli.precision import operations_tensorflow
+
+        return operations_tensorflow.trace_step(model, parts, batch)
+    from mpt_cli.precision import operations_jax
+
+    return operations_jax.trace_step(model, parts, batch)
+
+
+def _is_tensorflow() -> bool:
+    return bool(keras.backend.backend() == "tensorflow")
+
+
+def need_of(operation: Operation, operations: Sequence[Operation]) -> str:
+    """What an operation needs float32 for, in a word or two; empty where nothing does, whatever its dtype.
+
+    `operations` are those of the program.
+    """
+    argument = operation.inputs[0] if operation.inputs else None
+    kind = operation.kind
+    if argument is None or kind in (CAST, MOVE, PRODUCT):
+        return ""
+    if kind == "exp":
+        bound = _bound_of(argument, operations)
+        return {"max": "softmax", "": "exp"}.get(bound, "")
+    if kind == "log":
+        return "" if operation.name == "log1p" and _maker_kind(argument, operations) == "exp" else "log"
+    if kind == "power":
+        return "" if operation.number is not None and abs(operation.number) <= LARGEST_SAFE_POWER else "pow"
+    if kind == SUM:
+        if any(operations[i].kind == SQUARE and operations[i].dtype == HALF for i in _makers(argument, operations)):
+            return "sum of squares"
+        many = (operation.number or 0) > FLOAT16_COUNT_LIMIT
+        return f"sum of {operation.number:.0f} elements" if many else ""
+    return NEEDING.get(kind, "")
+
+
+def _is_half(operation: Operation, need: str) -> bool:
+    """A sum of squares is unsafe where the squares are, also where Keras adds them up in float32."""
+    return bool(need) and (need == "sum of squares" or operation.dtype == HALF)
+
+
+def _makers(value: Value, operations: Sequence[Operation]) -> list[int]:
+    """The operations that made a value, seen through casts, divisions by a count and what only moves."""
+    found: list[int] = []
+    waiting = [*value.sources]
+    while waiting:
+        index = waiting.pop()
+        if operations[index].kind in (CAST, MOVE):
+            waiting += [source for each in operations[index].inputs for source in each.sources]
+        else:
+            found.append(index)
+    return found
+
+
+def _maker_kind(value: Value, operations: Sequence[Operation]) -> str:
+    return next((operations[index].kind for index in _makers(value, operations)), "")
+
+
+def _bound_of(argument: Value, operations: Sequence[Operation]) -> str:
+    """Why an exponent is not above 0: max where a maximum is taken off it, else the kind of what made it; empty where
+    nothing says so."""
+    for index in _makers(argument, operations):
+        maker = operations[index]
+        if maker.kind == "sub" and len(maker.inputs) > 1 and _maker_kind(maker.inputs[1], operations) in ("max",
+                                                                                                      "select"):
+            return "max"
+        if maker.kind == "neg" and _maker_kind(maker.inputs[0], operations) == "abs":
+            return "abs"
+        if maker.kind in ("select", "min"):
+            return maker.kind
+    return ""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """Something to look at in a layer: `kind` is needs_float32, island, ping_pong or uneven; `remedies` are the
+    policies of layers that make it go away, none where no policy does."""
+
+    layer: str
+    kind: str
+    what: str
+    remedies: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OperationCount:
+    """How many operations of a name and dtype a layer runs forward, backward or in the update."""
+
+    where: str
+    layer: str
+    operation: str
+    kind: str
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class OperationReport:
+    """What a training step is made of. `suggestion` maps layers to policies that make flags go away, in the order in
+    which `policy.overrides` takes them; `casts` counts casts between floats by their dtypes."""
+
+    batch_size: int
+    flags: tuple[Flag, ...]
+    suggestion: dict[str, str]
+    counts: tuple[OperationCount, ...]
+    casts: dict[str, int]
+
+    def total(self, where: str, products: bool) -> dict[str, int]:
+        """How many products there are, or of all else that computes, by dtype."""
+        found: dict[str, int] = {}
+        for each in self.counts:
+            if each.where == where and each.kind not in (CAST, MOVE) and (each.kind == PRODUCT) is products:
+                found[each.dtype] = found.get(each.dtype, 0) + each.count
+        return found
+
+
+def report_operations(model: Any, forward: list[Operation], step: list[Operation], batch_size: int) -> OperationReport:
+    """Of the operations of the forward pass with the loss, from which the flags come, and of the whole step."""
+    flags = (*needs_of(model, forward), *_islands(model, forward), *_ping_pongs(model, forward),
+             *_uneven(model, step))  # fmt: skip
+    names = Names(model)
+    found: dict[OperationCount, int] = {}
+    for each in step:
+        if any("float" in value.dtype for value in (*each.inputs, *each.outputs)):
+            key = OperationCount(each.where, names.of(each), each.name, each.kind, each.dtype, 0)
+            found[key] = found.get(key, 0) + 1
+    counts = tuple(replace(key, count=number) for key, number in
+                   sorted(found.items(), key=lambda item: PLACES.index(item[0].where)))  # fmt: skip
+    casts: dict[str, int] = {}
+    for count in counts:
+        if count.kind == CAST and count.dtype.count("float") == 2 and len({*count.dtype.split(" to ")}) == 2:
+            casts[count.dtype] = casts.get(count.dtype, 0) + count.count
+    suggestion = {layer: policy for flag in flags for layer, policy in flag.remedies.items()}
+    return OperationReport(batch_size, flags, suggestion, counts, casts)
+
+
+class Names:
+    """The names of the parts of a model, and the layer that a policy has to be put onto for each."""
+
+    def __init__(self, model: Any) -> None:
+        self.parts = parts_of(model)
+        runners = {id(inner): owner for owner in self.parts for inner in layers_run_uncalled(owner)}
+        self._nameable = [self._runner(part, runners) for part in self.parts]
+
+    def _runner(self, part: Any, runners: dict[int, Any]) -> Any:
+        while id(part) in runners:
+            part = runners[id(part)]
+        return part
+
+    def of(self, operation: Operation) -> str:
+        """The path of the layer, the name of a plain operation, or where else it belongs."""
+        if operation.part is not None:
+            return name_of(self.parts[operation.part])
+        return LOSS if operation.in_loss else REST if operation.where != UPDATE else "(update)"
+
+    def with_inside(self, part: int) -> set[int]:
+        """The indices of a part and of the layers inside it."""
+        inside = {id(each) for each in inner_layers(self.parts[part])}
+        return {part, *(index for index, each in enumerate(self.parts) if id(each) in inside)}
+
+    def layer_of(self, part: int | None) -> str | None:
+        """The path of the layer that takes a policy for this part; None for what is no layer."""
+        if part is None or not isinstance(self.parts[part], keras.Layer):
+            return None
+        return name_of(self._nameable[part])
+
+    def makers(self, operation: Operation, operations: Sequence[Operation]) -> list[str]:
+        """The layers whose outputs reach an operation that is of none, through others like it."""
+        found, waiting, seen = dict[str, None](), [operation], set[int]()
+        while waiting:
+            for value in waiting.pop().inputs:
+                for source in value.sources:
+                    layer = self.layer_of(operations[source].part)
+                    if layer is not None:
+                        found[layer] = None
+                    elif source not in seen:
+                        seen.add(source)
+                        waiting.append(operations[source])
+        return [*found]
+
+    def remedy(self, operation: Operation, operations: Sequence[Operation]) -> dict[str, str]:
+        layer = self.layer_of(operation.part)
+        layers = [layer] if layer is not None else self.makers(operation, operations)
+        return dict.fromkeys(layers, SINGLE)
+
+
+def needs_of(model: Any, operations: Sequence[Operation]) -> list[Flag]:
+    """What needs float32 and is computed in float16, a flag for each layer or plain operation."""
+    names, found, remedies = Names(model), dict[str, dict[str, None]](), dict[str, dict[str, str]]()
+    for each in operations:
+        need = need_of(each, operations)
+        if each.in_loss and not need and each.kind not in (CAST, MOVE) and each.dtype == HALF:
+            need = "loss"
+        if not _is_half(each, need):
+            continue
+        place = next((operations[i] for i in _makers(each.inputs[0], operations) if operations[i].kind == SQUARE), each
+                     ) if need == "sum of squares" else each  # fmt: skip
+        found.setdefault(names.of(place), {})[need] = None
+        remedies.setdefault(names.of(place), {}).update(names.remedy(place, operations))
+    return [Flag(layer, "needs_float32", f"{', '.join(needs)} in float16", remedies[layer])
+            for layer, needs in found.items()]  # fmt: skip
+
+
+def _islands(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
+    """Layers that multiply in float32 between operations in float16, with nothing in them that needs it.
+
+    One that computes in float16 itself does so for its inputs, which no policy of it changes.
+    """
+    names, after, before = Names(model), _reached(operations, forward=True), _reached(operations, forward=False)
+    rows: dict[int, list[tuple[int, Operation]]] = {}
+    for index, each in enumerate(operations):
+        if each.part is not None:
+            rows.setdefault(each.part, []).append((index, each))
+    needing = {part for part, own in rows.items() if any(need_of(each, operations) for _, each in own)}
+    for part, own in rows.items():
+        products = sum(each.kind == PRODUCT and each.dtype == SINGLE for _, each in own)
+        between = any(index in after and index in before for index, _ in own)
+        layer = names.layer_of(part)
+        if layer is None or not products or not between or needing & names.with_inside(part):
+            continue
+        is_own = getattr(names.parts[part], "compute_dtype", "") == SINGLE
+        yield Flag(layer, "island", f"{products} products in float32 between float16" + ", as its inputs are" * (
+            not is_own), {layer: "mixed_float16"} if is_own else {})  # fmt: skip
+
+
+def _reached(operations: Sequence[Operation], forward: bool) -> set[int]:
+    """The operations that follow one which computes in float16, or that are followed by one."""
+    halves = {i for i, each in enumerate(operations) if each.kind not in (CAST, MOVE) and each.dtype == HALF}
+    edges: dict[int, set[int]] = {}
+    for index, each in enumerate(operations):
+        for source in {source for value in each.inputs for source in value.sources}:
+            start, end = (source, index) if forward else (index, source)
+            edges.setdefault(start, set()).add(end)
+    found, waiting = set[int](), [*halves]
+    while waiting:
+        for following in edges.get(waiting.pop(), ()):
+            if following not in found:
+                found.add(following)
+                waiting.append(following)
+    return found
+
+
+def _ping_pongs(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
+    """Casts to float32 and back to float16 with nothing between them that computes or needs it."""
+    names, found = Names(model), dict[str, int]()
+    for each in operations:
+        if each.kind != CAST or each.dtype != f"{SINGLE} to {HALF}":
+            continue
+        start = _cast_before(each, operations)
+        if start is not None:
+            place = names.of(each) if each.part is not None else names.of(start)
+            found[place] = found.get(place, 0) + 1
+    for place, count in found.items():
+        yield Flag(place, "ping_pong", f"{count} casts from float16 to float32 and back, with nothing between")
+
+
+def _cast_before(cast: Operation, operations: Sequence[Operation]) -> Operation | None:
+    """The cast from float16 whose result, only moved, is what `cast` casts back."""
+    sources = [*cast.inputs[0].sources]
+    while len(sources) == 1:
+        before = operations[sources[0]]
+        if before.kind == CAST:
+            return before if before.dtype == f"{HALF} to {SINGLE}" else None
+        if before.kind != MOVE:
+            return None
+        sources = [source for value in before.inputs for source in value.sources]
+    return None
+
+
+def _uneven(model: Any, operations: Sequence[Operation]) -> Iterator[Flag]:
+    """Layers with float16 products of a size that is no multiple of TILE, which leaves part of a matrix unit idle."""
+    names, found = Names(model), dict[str, dict[str, None]]()
+    for each in operations:
+        if each.kind == PRODUCT and each.dtype == HALF and any(size % TILE for size in each.sizes):
+            found.setdefault(names.of(each), {})[" x ".join(map(str, each.sizes))] = None
+    for layer, sizes in found.items():
+        yield Flag(layer, "uneven", f"sizes that are no multiples of {TILE}: {', '.join(sizes)}")

@@ -1,0 +1,291 @@
+"""The operations of a traced step, what of them needs float32, and the policies that are chosen by it, for nets that
+are written here: what is expected of each was found by hand."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+from backends import assert_passes_on_jax, only_on
+from keras import ops
+from keras.layers import Activation, Add, Conv2D, Dense, Dropout, Flatten, GroupNormalization, LayerNormalization
+
+from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
+from mpt_cli.precision.auto_float16 import choose_policies
+from mpt_cli.precision.keras_internals import build_for_batch, names_as_in_a_fresh_process
+from mpt_cli.precision.operations import report_operations, trace_forward, trace_step
+from mpt_cli.precision.policy import name_of
+
+MIXED = Policy("mixed_float16")
+
+
+class Shares(keras.layers.Layer):
+    """A softmax by hand, which overflows in float16: e^12 is 162,755."""
+
+    def call(self, x):
+        powers = ops.exp(x + 12.0)
+        return powers / ops.sum(powers, axis=-1, keepdims=True)
+
+
+class RootMeanSquare(keras.layers.Layer):
+    def call(self, x):
+        return x * ops.rsqrt(ops.mean(ops.square(x), axis=-1, keepdims=True) + 1e-3)
+
+
+class Attention(keras.layers.Layer):
+    def __init__(self, units, **kwargs):
+        super().__init__(**kwargs)
+        self.query, self.key, self.value, self.out = (
+            Dense(units, name=name) for name in ("query", "key", "value", "out")
+        )
+
+    def build(self, shape):
+        for layer in (self.query, self.key, self.value, self.out):
+            layer.build(shape)
+
+    def call(self, x):
+        scores = ops.matmul(self.query(x), ops.transpose(self.key(x), (0, 2, 1)))
+        return self.out(ops.matmul(ops.softmax(scores), self.value(x)))
+
+
+def with_exponentials():
+    x = inputs = keras.Input((8,))
+    x = Shares(name="shares")(Dense(16, name="first")(x))
+    x = Dense(16, name="second")(Dropout(0.1, name="dropout")(x))
+    return keras.Model(inputs, Dense(8, name="head")(RootMeanSquare(name="norm")(x)))
+
+
+def with_attention():
+    x = inputs = keras.Input((8, 16))
+    x = Add(name="add")([x, Attention(16, name="attention")(x)])
+    x = Flatten(name="flatten")(LayerNormalization(name="norm")(x))
+    return keras.Model(inputs, Dense(8, name="head")(x))
+
+
+def convolutional():
+    x = inputs = keras.Input((8, 8, 8))
+    for place in range(2):
+        x = GroupNormalization(4, name=f"norm_{place}")(Conv2D(16, 3, name=f"conv_{place}")(x))
+        x = Activation(("elu", "gelu")[place], name=f"activation_{place}")(x)
+    x = Dense(8, "softplus", name="hidden")(Flatten(name="flatten")(x))
+    return keras.Model(inputs, Dense(8, name="head")(x))
+
+
+class Subclassed(keras.Model):
+    """With an operation of its own between layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.head = Dense(8, name="first"), Dense(8, name="head")
+
+    def call(self, x):
+        return self.head(ops.log(ops.abs(self.first(x)) + 1))
+
+
+def of_operations():
+    """An exponential that is no layer, of what a layer gives."""
+    inputs = keras.Input((8,))
+    return keras.Model(inputs, Dense(8, name="head")(ops.exp(Dense(8, name="first")(inputs))))
+
+
+def recurrent():
+    inputs = keras.Input((8, 8))
+    return keras.Model(inputs, Dense(8, name="head")(keras.layers.LSTM(8, name="lstm")(inputs)))
+
+
+NETS: dict[str, tuple[Callable[[], Any], tuple[int, ...]]] = {
+    "exponentials": (with_exponentials, (8,)), "attention": (with_attention, (8, 16)),
+    "convolutional": (convolutional, (8, 8, 8)), "subclassed": (Subclassed, (8,)), "operations": (of_operations, (8,)),
+    "recurrent": (recurrent, (8, 8)),
+}  # fmt: skip
+
+
+def inputs_of(name: str) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=(8, *NETS[name][1])).astype("float32")
+
+
+def net(name: str) -> Any:
+    with MIXED.scope(), names_as_in_a_fresh_process():
+        model = NETS[name][0]()
+        if not model.built:  # others are not run: JAX would compile each of their operations
+            model(inputs_of(name))
+    return model
+
+
+def built(name: str, **overrides: str) -> Any:
+    return apply_policy(net(name), Policy("mixed_float16", overrides=overrides))
+
+
+def compiled(model: Any, x: np.ndarray) -> Any:
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 10)))
+    model.compile(optimizer, keras.losses.MeanSquaredError(), auto_scale_loss=False)
+    build_for_batch(model, (x, np.zeros((8, 8), "float32")))
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+def report(model: Any, x: np.ndarray) -> Any:
+    batch = x, np.zeros((8, 8), "float32"), None
+    return report_operations(model, trace_forward(model, x), trace_step(compiled(model, x), batch), 8)
+
+
+def flags(model: Any, x: np.ndarray) -> list[tuple[str, str, str]]:
+    found = report_operations(model, trace_forward(model, x), [], 8)
+    return [(flag.kind, flag.layer, flag.what) for flag in found.flags]
+
+
+def in_float32(model: Any) -> set[str]:
+    return {name_of(layer) for layer in layers_of(model) if layer.compute_dtype == "float32"}
+
+
+NEEDS = {
+    "exponentials": [("shares", "exp in float16", {"shares": "float32"}),
+                     ("norm", "sum of squares in float16", {"norm": "float32"})],
+    "attention": [("attention", "softmax in float16", {"attention": "float32"})],
+    "convolutional": [],  # GroupNormalization casts to float32 itself; elu's exponent is at most 0, softplus's too
+    "subclassed": [("(model)", "log in float16", {"subclassed/first": "float32"})],
+    "operations": [("exp", "exp in float16", {"first": "float32"})],
+    "recurrent": [],
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_what_needs_float32_is_flagged_and_what_is_suggested_makes_it_go_away(name):
+    model = built(name)
+    found = report_operations(model, trace_forward(model, inputs_of(name)), [], 8)
+    assert [(f.layer, f.what, f.remedies) for f in found.flags if f.kind == "needs_float32"] == NEEDS[name]
+    apply_policy(model, Policy("mixed_float16", overrides=found.suggestion))
+    assert [flag for flag in flags(model, inputs_of(name)) if flag[0] == "needs_float32"] == []
+
+
+@pytest.mark.slow
+def test_a_layer_in_float32_between_others_is_an_island_until_the_suggestion_is_followed():
+    model = built("exponentials", second="float32", shares="float32", norm="float32")
+    assert flags(model, inputs_of("exponentials")) == []  # nothing that follows computes in float16
+    model = built("convolutional", conv_1="float32")
+    found = report_operations(model, trace_forward(model, inputs_of("convolutional")), [], 8)
+    assert [(f.kind, f.layer) for f in found.flags] == [("island", "conv_1")]
+    assert found.suggestion == {"conv_1": "mixed_float16"}
+    apply_policy(model, Policy("mixed_float16", overrides=found.suggestion))
+    assert flags(model, inputs_of("convolutional")) == []
+
+
+@pytest.mark.slow
+def test_casts_to_float32_and_back_with_nothing_between_are_told():
+    with MIXED.scope():  # a model inside takes its inputs in float32, and its first layer in float16
+        inner = keras.Sequential([keras.Input((8,)), Dense(8, name="inside")], name="inner")
+        inputs = keras.Input((8,))
+        model = keras.Model(inputs, inner(Dense(8, name="first")(inputs)))
+    what = "1 casts from float16 to float32 and back, with nothing between"
+    assert [flag[::2] for flag in flags(model, inputs_of("operations"))] == [("ping_pong", what)]
+
+
+@pytest.mark.slow
+def test_the_operations_of_a_whole_step_are_counted_by_layer_place_and_dtype():
+    """By hand: a Dense multiplies once forward, and backward for its kernel and, but for the first, for its inputs."""
+    model, x = built("exponentials", shares="float32"), inputs_of("exponentials")
+    weights = model.get_weights()
+    found = report(model, x)
+    products = {(c.where, c.layer, c.dtype): c.count for c in found.counts if c.kind == "product"}
+    assert products == {
+        ("forward", "first", "float16"): 1, ("forward", "second", "float16"): 1, ("forward", "head", "float32"): 1,
+        ("backward", "first", "float16"): 1, ("backward", "second", "float16"): 2, ("backward", "head", "float32"): 2,
+    }  # fmt: skip
+    assert found.total("forward", products=True) == {"float16": 2, "float32": 1}
+    exponentials = [(c.where, c.layer, c.dtype, c.count) for c in found.counts if c.kind == "exp"]
+    assert exponentials == [("forward", "shares", "float32", 1)]
+    cosines = [(c.where, c.layer) for c in found.counts if c.operation.lower() == "cos"]
+    assert cosines == [("update", "(update)")]  # of the schedule, which TensorFlow traces before the forward pass
+    assert found.casts["float32 to float16"] >= 5  # the inputs, and kernel and bias of two layers
+    for before, after in zip(weights, model.get_weights(), strict=True):
+        np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.slow
+def test_products_in_float16_of_sizes_that_are_no_multiples_of_eight_are_told():
+    with MIXED.scope():
+        inputs = keras.Input((8,))
+        layers = Dense(12, name="odd"), Dense(8, name="even"), Dense(7, name="head", dtype="float32")
+        model = keras.Model(inputs, layers[2](layers[1](layers[0](inputs))))
+    operations = trace_forward(model, inputs_of("operations"))
+    uneven = [f for f in report_operations(model, operations, operations, 8).flags if f.kind == "uneven"]
+    assert [(f.layer, f.what) for f in uneven] == [
+        ("odd", "sizes that are no multiples of 8: 8 x 12 x 8"),
+        ("even", "sizes that are no multiples of 8: 8 x 8 x 12"),
+    ]
+
+
+def test_sums_in_float16_are_flagged_from_where_adding_one_changes_nothing():
+    with MIXED.scope():
+        inputs = keras.Input((4096,))
+        model = keras.Model(inputs, ops.cumsum(keras.layers.Identity(name="same")(inputs), axis=1))
+    assert flags(model, np.zeros((8, 4096), "float32")) == [
+        ("needs_float32", "cumsum", "cumulative sum or product in float16")
+    ]
+
+
+FLOAT32 = {
+    "exponentials": {"shares", "dropout", "norm", "head"},
+    "attention": {"attention", "attention/query", "attention/key", "attention/value", "attention/out", "add", "norm",
+                  "flatten", "head"},
+    "convolutional": {"head"},
+    "subclassed": {"subclassed/first", "subclassed/head"},
+    "operations": {"first", "head"},
+    "recurrent": {"head"},
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NETS)
+def test_the_layers_that_need_it_and_what_follows_them_get_float32(name):
+    model = net(name)
+    chosen = choose_policies(model, MIXED, inputs_of(name))
+    assert in_float32(model) == FLOAT32[name]
+    assert chosen.left == () and set(chosen.reasons) == {name_of(layer) for layer in layers_of(model)}
+    assert in_float32(built(name, **chosen.overrides)) == FLOAT32[name]
+
+
+def test_a_hand_written_softmax_is_not_finite_in_float16_and_is_with_the_chosen_policies():
+    model, x = built("exponentials"), inputs_of("exponentials")
+    assert not np.isfinite(ops.convert_to_numpy(model(x))).any()
+    choose_policies(model, MIXED, x)
+    assert np.isfinite(ops.convert_to_numpy(model(x))).all()
+
+
+def test_each_layer_has_the_reason_for_its_policy():
+    model = net("exponentials")
+    assert choose_policies(model, MIXED, inputs_of("exponentials")).reasons == {
+        "first": "products", "shares": "exp needs float32", "second": "products",
+        "dropout": "follows its inputs, which shares gives in float32", "norm": "sum of squares needs float32",
+        "head": "",
+    }  # fmt: skip
+    reasons = choose_policies(net("attention"), MIXED, inputs_of("attention")).reasons
+    assert reasons["attention"] == "softmax needs float32" and reasons["attention/key"] == "inside attention"
+    reasons = choose_policies(net("operations"), MIXED, inputs_of("operations")).reasons
+    assert reasons["first"] == "its outputs go to exp: exp needs float32"
+
+
+def test_overrides_that_were_asked_for_and_dtypes_of_the_author_stay():
+    policy = Policy("mixed_float16", overrides={"sha*": "mixed_float16", "first": "float32"})
+    model = net("exponentials")
+    chosen = choose_policies(model, policy, inputs_of("exponentials"))
+    assert in_float32(model) == {"first", "norm", "head"}
+    assert list(chosen.overrides.items())[-2:] == [("sha*", "mixed_float16"), ("first", "float32")]
+    assert chosen.left == ("shares: exp in float16",) and chosen.reasons["shares"] == "policy.overrides"
+    with MIXED.scope():
+        inputs = keras.Input((8,))
+        x = Shares(name="own", dtype="mixed_bfloat16")(inputs)
+        model = keras.Model(inputs, Dense(8, name="head")(x))
+    chosen = choose_policies(model, MIXED, inputs_of("operations"))
+    assert model.get_layer("own").compute_dtype == "bfloat16" and chosen.overrides == {}
+    assert chosen.reasons["own"] == "its author gave it this policy"
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@only_on("tensorflow")
+def test_on_jax():
+    assert_passes_on_jax(Path(__file__))
