@@ -115,8 +115,7 @@ def _with_seeds(words: Sequence[str], seeds: int | None) -> list[str]:
 
 def _setup(overrides: dict[str, str], job: Job) -> Setup:
     settings = load_settings(job.words)
-    policy = settings.policy.name + (" with float8" if settings.policy.float8 else "")
-    return Setup(overrides, policy, settings.trainer.batch_size, settings.loss_scale.mode)
+    return Setup(overrides, settings.policy.description, settings.trainer.batch_size, settings.loss_scale.mode)
 
 
 def _in_turns(jobs: Sequence[Job]) -> list[Job]:

@@ -186,6 +186,8 @@ def _updates(found: Diagnosis) -> Iterator[str]:
         kept = sorted({layer.variable_dtype for layer in point.layers if layer.weights is not None})
         where = f"weights are {' and '.join(kept)} here"
         none = ", so none is lost" if kept == ["float32"] else ""
+        if found.settings.policy.stochastic_rounding:
+            none = ", rounded stochastically, which loses none in the mean"
         yield (f"at step {point.step} rounding would lose {format_fraction(lost16)} of the updates in float16 weights, "
                f"{format_fraction(lost_b)} in bfloat16 weights; {where}{none}")  # fmt: skip
         return

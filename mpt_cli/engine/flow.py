@@ -23,7 +23,6 @@ from mpt_cli.engine.probes import (
     owners_of_weights,
     weights_of,
 )
-from mpt_cli.precision.audit import NARROW
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
 from mpt_cli.precision.keras_internals import (
@@ -34,6 +33,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
 )
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
+from mpt_cli.precision.stochastic_rounding import NARROW
 from mpt_cli.telemetry.records import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,
@@ -134,7 +134,10 @@ class Updates(NamedTuple):
 
 def count_updates(model: Any, gradients: Sequence[Tensor], scale: float) -> Updates | None:
     """Of a step with these gradients of the scaled loss by the weights; None where the optimizer has variables that
-    are not known. Nothing in the model or its optimizer changes."""
+    are not known, and where it rounds stochastically, which in the mean loses nothing. Nothing in the model or its
+    optimizer changes."""
+    if model.optimizer.rounding_seed is not None:
+        return None
     weights, inner = weights_of(model), model.optimizer.inner_optimizer
     rate = configured_rate(inner)
     twin = type(inner).from_config(inner.get_config(), custom_objects={type(rate).__name__: type(rate)})

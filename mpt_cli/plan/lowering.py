@@ -16,6 +16,7 @@ from mpt_cli.precision.keras_fit import packed
 from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
+from mpt_cli.training.loss_and_optimizer import copied_optimizer
 
 
 class PlannedEngine(JaxEngine):
@@ -42,6 +43,9 @@ class PlannedEngine(JaxEngine):
     def lower_plain_training(self, piece: Piece) -> Any:
         """A loop of as many of Keras's own steps with the inner optimizer: it skips, scales and records nothing."""
         inner = self.model.optimizer.inner_optimizer
+        if self.model.optimizer.rounding_seed is not None:  # it is built for weights in float32
+            inner = copied_optimizer(inner)
+            inner.build(self.model.trainable_variables)
         with _optimizer(self.model, inner):
             plain = jax.jit(self._plain_loop, donate_argnums=0)
             return plain.lower(TrainState(*self._lists(inner.variables)), piece.source, piece.batch_indices,

@@ -13,6 +13,7 @@ import keras
 
 from mpt_cli.precision.keras_internals import graph_calls, own_trainable_variables
 from mpt_cli.precision.policy import head_layers, layers_of, takes_float8
+from mpt_cli.precision.stochastic_rounding import NARROW
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
 FLOAT16_COUNT_LIMIT = 2048  # from here on adding 1 to a float16 changes nothing
@@ -126,7 +127,6 @@ def _elements(shape: tuple[int | None, ...], axis: Any) -> int:
     return math.prod(shape[a] or 1 for a in axes)
 
 
-NARROW = ("float16", "bfloat16")
 ADAPTIVE = ("adam", "adamw", "adamax", "nadam", "lamb", "adafactor")
 FLOAT16_MAX = 65504.0
 PROBABILITIES = "probabilities"
@@ -214,10 +214,13 @@ def _risk(layer: Any, is_head: bool) -> str:
     return layer_risk(layer) if layer.compute_dtype == "float16" else ""
 
 
-def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float | None = None) -> list[Finding]:
+def find_bad_combinations(
+    model: Any, optimizer_name: str, max_abs_input: float | None = None, stochastic_rounding: bool = False
+) -> list[Finding]:
     """All known-bad combinations of model, optimizer and data; empty where there is none.
 
-    `max_abs_input` is the largest magnitude among the inputs, None if unknown.
+    `max_abs_input` is the largest magnitude among the inputs, None if unknown. `stochastic_rounding` says whether the
+    optimizer moves weights in half precision so, with moments in float32.
 
     >>> model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, dtype="bfloat16")])
     >>> [(finding.key, finding.fatal) for finding in find_bad_combinations(model, "adam")]
@@ -225,16 +228,19 @@ def find_bad_combinations(model: Any, optimizer_name: str, max_abs_input: float 
     """
     layers = layers_of(model)
     findings = []
-    narrow = sorted({x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW})
+    kept = {x.variable_dtype for x in layers if x.weights and x.variable_dtype in NARROW}
+    narrow = [] if stochastic_rounding else sorted(kept)
     if narrow and optimizer_name in ADAPTIVE:
         findings.append(Finding(
             "policy.name", f"variables are {narrow[0]}, in which {optimizer_name} does not work: its decay 0.999 "
             "rounds to 1 in bfloat16 and its steps to 1.5 or nothing in float16. "
-            f"Use mixed_{narrow[0]}, which keeps float32 weights, or optimizer=sgd.", fatal=True))
+            f"Use mixed_{narrow[0]}, which keeps float32 weights, policy.stochastic_rounding=true, or optimizer=sgd.",
+            fatal=True))
     elif narrow:
         findings.append(Finding(
             "policy.name", f"variables are {narrow[0]}: updates below 2**-{11 if narrow[0] == 'float16' else 8} of a "
-            f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights.", fatal=False))
+            f"weight are lost to rounding. mixed_{narrow[0]} keeps float32 weights, policy.stochastic_rounding=true "
+            "loses none in the mean.", fatal=False))
     for row in audit_layers(model):
         if row.risk:
             findings.append(Finding("policy.head" if row.is_head else f"policy.overrides.{row.path}",

@@ -146,6 +146,14 @@ def decay_exclusions(optimizer: Any, variables: list[Any] | None) -> tuple[list[
     return indices, pattern.pattern if pattern is not None else None
 
 
+def move_decay_exclusions(optimizer: Any, variables: list[Any], others: list[Any]) -> None:
+    """What was excluded from weight decay among `variables` is excluded among `others`, before the optimizer is built.
+    """
+    indices, pattern = decay_exclusions(optimizer, variables)
+    if indices:
+        optimizer.exclude_from_weight_decay([others[index] for index in indices], [pattern] if pattern else None)
+
+
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
     """Remembers the variables that are read inside, and their values, which are those that they have outside."""
 
@@ -274,6 +282,21 @@ def computing_in_float32(model: Any) -> Iterator[None]:
     finally:
         for layer, own in zip(layers, kept, strict=True):
             layer._dtype_policy = own
+
+
+def float32_stand_in(variable: Any) -> Any:
+    """A variable in float32 that an optimizer takes for `variable`: its name and path, by which layers are left out of
+    weight decay or Muon, its constraint and its place on the devices. It begins with its value."""
+    wide = keras.Variable(lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32",
+                          name=variable.name)  # fmt: skip
+    wide._path, wide.constraint = variable.path, variable.constraint
+    wide._layout = getattr(variable, "_layout", None)
+    return wide
+
+
+def forget_value(variable: Any, original: Any) -> None:
+    """On JAX: have a variable of float32 without memory of its own; outside of a scope it reads as `original`."""
+    variable._value, variable._initializer = None, lambda _, dtype: keras.ops.cast(original.value, dtype)
 
 
 LayerCall = Callable[..., Any]

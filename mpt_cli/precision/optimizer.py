@@ -15,8 +15,9 @@ from mpt_cli.precision.saving import CopiedState, InnerSavingMixin
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.precision.scale_rules.fixed import FixedScale
-from mpt_cli.precision.scale_state import ScaleAttributesMixin, ScaleState
+from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState
 from mpt_cli.precision.step_log import StepLog
+from mpt_cli.precision.stochastic_rounding import StochasticRounding, check_seed
 from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin, UnscaledFlag
 
 INNER_DEFAULTS = {
@@ -154,6 +155,9 @@ class LossScaleOptimizer(
         on_overflow: "skip", or "apply" to hand non-finite gradients to the inner optimizer.
         count_skipped_steps: whether a skipped step moves `iterations`, and with it learning-rate schedules and Adam's
             bias correction, as in tf.keras. False, as in Keras 3: they follow the applied steps.
+        rounding_seed: updates of weights in float16 or bfloat16 are computed in float32 and rounded stochastically, by
+            numbers drawn from this seed, a whole number from 0 on (`StochasticRounding`); None: by the inner optimizer
+            in their own dtype, to nearest.
 
     Raises:
         TypeError: `inner_optimizer` is no Keras optimizer, `rule` no `ScaleRule`; a number is a bool or text.
@@ -193,6 +197,7 @@ class LossScaleOptimizer(
         rule: ScaleRule | None = None,
         on_overflow: str = "skip",
         count_skipped_steps: bool = False,
+        rounding_seed: int | None = None,
         name: str | None = None,
         **kwargs: Any,
     ) -> None:
@@ -212,6 +217,8 @@ class LossScaleOptimizer(
         self._rule = rule
         self._on_overflow = on_overflow
         self._count_skipped_steps = count_skipped_steps
+        self._rounding_seed = check_seed(rounding_seed)
+        self._rounding: StochasticRounding | None = None  # from `build` on, where there is a seed
         self._copied: CopiedState | None = None
         self.scale_state: ScaleState | None = None  # scale, counters and tally as variables; None before `build`
         self._step_log: StepLog | None = None
@@ -229,6 +236,11 @@ class LossScaleOptimizer(
     def count_skipped_steps(self) -> bool:
         """Whether a skipped step moves `iterations`."""
         return self._count_skipped_steps
+
+    @property
+    def rounding_seed(self) -> int | None:
+        """Of the stochastic rounding of weights in half precision; None where they are rounded to nearest."""
+        return self._rounding_seed
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -252,7 +264,9 @@ class LossScaleOptimizer(
         """Create the variables; `var_list` are the variables to train. A second call changes nothing.
 
         Raises ValueError for gradient accumulation under a `tf.distribute` strategy of several replicas, and together
-        with `count_skipped_steps`; and in a copy for variables of other shapes than those of the original.
+        with `count_skipped_steps`; in a copy for variables of other shapes than those of the original; and for
+        `rounding_seed` without weights to round, on several replicas of `tf.distribute`, or around an optimizer that is
+        built for them already.
         """
         if self.built:
             return
@@ -261,9 +275,18 @@ class LossScaleOptimizer(
         if keras.backend.backend() == "tensorflow":
             backend_step().check_accumulation(self.inner_optimizer)
             backend_step().track_in_checkpoints(self, self.scale_state)
-        self._build_inner(var_list)
+        self._build_inner(self._inner_variables_for(list(var_list)))
         self._trainable_variables = list(var_list)
         self.built = True
+
+    def _inner_variables_for(self, var_list: list[Any]) -> list[Any]:
+        """What the inner optimizer trains: `var_list`, or what stands in for it."""
+        if self._rounding_seed is None:
+            return var_list
+        if keras.backend.backend() == "tensorflow":
+            backend_step().check_rounding()
+        self._rounding = StochasticRounding.of(self.inner_optimizer, var_list, self._rounding_seed)
+        return self._rounding.stand_ins
 
     def check_finite(self, grads: list[Tensor]) -> Tensor:
         """Boolean scalar: no inf or nan in any gradient."""
@@ -350,7 +373,22 @@ class LossScaleOptimizer(
         """Let the inner optimizer use `grads`, divided by the scale unless they are `unscaled` already."""
         if unscaled is not True:
             grads = unscale(grads, variables, self._divisor(unscaled))
-        self.inner_optimizer.apply(grads, variables)
+        self.apply_unscaled(grads, variables)
+
+    def apply_unscaled(self, grads: list[Tensor], variables: list[Any]) -> None:
+        """`inner_optimizer.apply`, with weights rounded as they are to be."""
+        if self._rounding is None or self.scale_state is None:
+            self.inner_optimizer.apply(grads, variables)
+        else:
+            applied = self.scale_state.by_name["tally"].value[TALLY.index("applied")]
+            self._rounding.apply(self.inner_optimizer, grads, variables, applied)
+
+    def finalize_variable_values(self, var_list: list[Any]) -> None:
+        """Put the inner optimizer's moving averages into the variables, where it keeps any."""
+        if self._rounding is None:
+            self.inner_optimizer.finalize_variable_values(var_list)
+        else:
+            self._rounding.finalize(self.inner_optimizer, var_list)
 
     def stateless_apply(
         self, optimizer_variables: list[Tensor], grads: list[Tensor], trainable_variables: list[Tensor],

@@ -8,7 +8,7 @@ import keras
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.keras_internals import decay_exclusions
+from mpt_cli.precision.keras_internals import decay_exclusions, own_trainable_variables
 from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
@@ -48,6 +48,7 @@ class InnerSavingMixin:
     name: str
     _on_overflow: str
     _count_skipped_steps: bool
+    _rounding_seed: int | None
     _loss_was_scaled: bool
     _unscaled: UnscaledFlag
     _copied: "CopiedState | None"
@@ -86,6 +87,7 @@ class InnerSavingMixin:
             "inner_optimizer": keras.saving.serialize_keras_object(self.inner_optimizer),
             "on_overflow": self._on_overflow,
             "count_skipped_steps": self._count_skipped_steps,
+            **({} if self._rounding_seed is None else {"rounding_seed": self._rounding_seed}),
             **self._rule.optimizer_config(),
         }
 
@@ -154,8 +156,8 @@ class InnerSavingMixin:
     def _exclusions(self) -> tuple[list[int], str | None]:
         if self._copied is not None:
             return self._copied.exclusions
-        variables = self._trainable_variables if self.built else None  # type: ignore[attr-defined]
-        return decay_exclusions(self.inner_optimizer, variables)
+        inner = self.inner_optimizer
+        return decay_exclusions(inner, own_trainable_variables(inner) if self.built else None)  # type: ignore[attr-defined]
 
 
 def _values(variables: list[Any]) -> list[NDArray[Any]]:

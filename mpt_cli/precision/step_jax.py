@@ -19,7 +19,7 @@ from mpt_cli.precision.keras_fit import (
     state_to_keep,
     traced_record,
 )
-from mpt_cli.precision.keras_internals import own_trainable_variables, updated_metrics
+from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, applies, follow_scale, next_trace, next_values, scaled_statistics
 from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
@@ -127,7 +127,7 @@ def stateless_apply(
         grads = gradients.values
         if not gradients.unscaled:
             grads = _unscale(optimizer, grads, variables, scale)
-        return _inner_stateless_apply(optimizer.inner_optimizer, inner, grads, variables, values)
+        return _inner_stateless_apply(optimizer, (inner, own_by_name["tally"]), grads, variables, values)
 
     if optimizer.on_overflow == "apply":
         (new_values, new_inner), applied = use(), measured.finite | True
@@ -170,14 +170,19 @@ def _inner_after_skip(optimizer: "LossScaleOptimizer", inner_values: list[Tensor
 
 
 def _inner_stateless_apply(
-    inner: Any, inner_values: list[Tensor], grads: list[Tensor], variables: list[Any], values: list[Tensor]
+    optimizer: "LossScaleOptimizer", own: tuple[list[Tensor], Tensor], grads: list[Tensor], variables: list[Any],
+    values: list[Tensor],
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """`inner.stateless_apply` for some of its variables, in any order."""
+    """`inner.stateless_apply` for some of its variables, in any order; `own` are its values and the tally of steps."""
+    inner, state = optimizer.inner_optimizer, optimizer.scale_state
+    assert state is not None
+    inner_values, tally = own
     mapping = [*zip(variables, values, strict=True), *zip(inner.variables, inner_values, strict=True)]
     given = {id(v) for v in variables}
-    mapping += [(v, v.value) for v in own_trainable_variables(inner) if id(v) not in given]  # moving averages read all
-    with keras.StatelessScope(state_mapping=mapping) as scope:
-        inner.apply(grads, variables)
+    # moving averages read all
+    mapping += [(v, v.value) for v in optimizer.trained_variables if id(v) not in given]
+    with keras.StatelessScope(state_mapping=[*mapping, (state.by_name["tally"], tally)]) as scope:
+        optimizer.apply_unscaled(grads, variables)
     return [scope.get_current_value(v) for v in variables], [scope.get_current_value(v) for v in inner.variables]
 
 

@@ -58,10 +58,6 @@ class InnerDelegationMixin:
         """Tell the inner optimizer which variables not to decay."""
         self.inner_optimizer.exclude_from_weight_decay(var_list=var_list, var_names=var_names)
 
-    def finalize_variable_values(self, var_list: list[Any]) -> None:
-        """Put the inner optimizer's moving averages into the variables, where it keeps any."""
-        self.inner_optimizer.finalize_variable_values(var_list)
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "inner_optimizer":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -292,13 +292,28 @@ def check_float8(settings: Settings) -> Iterator[Problem]:
         yield Problem("policy.float8", rule, True, "Use policy=float8_mixed_bfloat16 or float8_mixed_float16.")
 
 
+def check_stochastic_rounding(settings: Settings) -> Iterator[Problem]:
+    """It needs something to round, which each of TensorFlow's replicas would write for all."""
+    policy, key = settings.policy, "policy.stochastic_rounding"
+    if not policy.stochastic_rounding:
+        return
+    if not policy.has_half_weights:
+        rule = f"must be false with policy.name={policy.name}: its weights are not in half precision, so that there is "
+        yield Problem(key, rule + "nothing to round.", True, "Use policy=bfloat16 or policy=float16.")
+    if settings.distribute.name == "mirrored":
+        yield Problem(key, "must be false with distribute=mirrored.", True,
+                      "Use backend=jax with distribute=data_parallel.")
+
+
 def check_half_variables(settings: Settings) -> Iterator[Problem]:
-    """Weights in half precision under an Adam: bfloat16 never moves, float16 takes steps of 1.5 or none."""
+    """Weights in half precision under an Adam: bfloat16 never moves, float16 takes steps of 1.5 or none. Those that are
+    rounded stochastically have moments in float32."""
     name, optimizer = settings.policy.name, settings.optimizer.name
-    if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY:
+    if name in ("float16", "bfloat16") and optimizer in _ADAM_FAMILY and not settings.policy.stochastic_rounding:
         happens = "the weights would never move" if name == "bfloat16" else "steps would be about 1.5 or nothing"
         rule = f"must not be {name} with optimizer={optimizer}: with variables in {name} {happens}."
-        yield Problem("policy.name", rule, name, f"Use policy.name=mixed_{name}, or optimizer=sgd.")
+        yield Problem("policy.name", rule, name, f"Use policy.name=mixed_{name}, optimizer=sgd, or "
+                      "policy.stochastic_rounding=true.")
 
 
 def check_distribution(settings: Settings) -> Iterator[Problem]:
@@ -512,7 +527,8 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
     (check_rollback, ("trainer",)),
     (check_float8, ("policy.name", "policy.float8")),
-    (check_half_variables, ("policy.name", "optimizer.name")),
+    (check_stochastic_rounding, ("policy", "distribute.name")),
+    (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
     (check_distribution, ("distribute.name", "distribute.devices", "backend.name")),
     (check_accumulation, ("distribute.name", "optimizer.gradient_accumulation_steps")),
     (check_model_shape, ("model",)),

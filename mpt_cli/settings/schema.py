@@ -71,6 +71,29 @@ class PolicySettings:
                               choices=FLOAT_POLICIES)
     overrides: Dict[str, str] = key({}, "layer name or path pattern (as in a shell: conv*) -> policy",
                                     choices=FLOAT_POLICIES)
+    stochastic_rounding: bool = key(False, "updates of float16 and bfloat16 weights are computed in float32 and "
+                                    "rounded up or down at random, so that in the mean none is lost")
+
+    @property
+    def has_half_weights(self) -> bool:
+        """Whether a policy among its own keeps weights in float16 or bfloat16."""
+        return not {"float16", "bfloat16"}.isdisjoint([self.name, *self.overrides.values()])
+
+    @property
+    def notes(self) -> list[str]:
+        """What it asks for beside dtypes, in words."""
+        asked = {"Dense layers in float8": self.float8, "stochastic rounding": self.stochastic_rounding}
+        return [words for words, is_asked in asked.items() if is_asked]
+
+    @property
+    def description(self) -> str:
+        """Its name, and what it asks for beside it.
+
+        >>> PolicySettings("bfloat16", stochastic_rounding=True).description
+        'bfloat16 with stochastic rounding'
+        """
+        parts = [note.removeprefix("Dense layers in ") for note in self.notes]
+        return f"{self.name} with {' and '.join(parts)}" if parts else self.name
 
     @property
     def is_auto(self) -> bool:

@@ -38,6 +38,7 @@ from mpt_cli.precision.auto_float16 import ChosenPolicies, choose_policies, chos
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
 from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
+from mpt_cli.precision.stochastic_rounding import rounded_variables
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import (
@@ -342,8 +343,12 @@ def _is_ragged(settings: Settings, data: DataSet) -> bool:
 def check_numerics(settings: Settings, model: Any, data: DataSet) -> list[str]:
     """Warnings about known-bad combinations; ConfigError with all of those that can't work."""
     own = [type(optimizer).__name__.lower() for _, optimizer, _ in optimizers_in(model)] if is_compiled(model) else []
-    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input)
+    rounds = settings.policy.stochastic_rounding
+    findings = find_bad_combinations(model, next(iter(own), settings.optimizer.name), data.max_abs_input, rounds)
     fatal = [Problem(finding.key, finding.what) for finding in findings if finding.fatal]
+    if rounds and not rounded_variables(model.variables):
+        fatal.append(Problem("policy.stochastic_rounding", "must be false: no weight of the model is in float16 or "
+                             "bfloat16, so that there is nothing to round.", True))
     if fatal:
         raise ConfigError(fatal)
     return [f"{finding.key}: {finding.what}" for finding in findings]

@@ -112,6 +112,7 @@ class ModelProgram(Program):
             counts[layer.dtype_policy.name] = counts.get(layer.dtype_policy.name, 0) + 1
         parts = [f"{count} layer{'s' if count > 1 else ''} {name}" for name, count in counts.items()]
         how = "as built" if self.policy is None else f"{self.policy}, set on the built model"
+        how = ", ".join([how, *self.settings.policy.notes])
         return f"{how} ({', '.join(parts)})"
 
 
@@ -188,12 +189,15 @@ def described_optimizer(optimizer: Any) -> GivenOptimizer:
 
 
 def described_policy(model: Any, policy: str | None) -> PolicySettings:
-    """The policy asked for, or the one that most layers of the built model have."""
+    """The policy asked for, or the one that most layers of the built model have; weights are rounded as the compiled
+    optimizer rounds them."""
+    rounds = getattr(model.optimizer, "rounding_seed", None) is not None
     if policy is not None:
-        return PolicySettings(policy)
+        return PolicySettings(policy, stochastic_rounding=rounds)
     names = [layer.dtype_policy.name for layer in layers_of(model)]
     known = [name for name in names if name in FLOAT_POLICIES]
-    return PolicySettings(max(set(known), key=known.count) if known else "float32", head=None)
+    name = max(set(known), key=known.count) if known else "float32"
+    return PolicySettings(name, head=None, stochastic_rounding=rounds)
 
 
 def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool) -> Any:

@@ -7,6 +7,7 @@ the loss scale with its counters, the order of the examples, the number of the e
 """
 
 import math
+import zlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import optimizers_in, optimizers_of, scale_variables, trained_by, unwrapped
+from mpt_cli.precision.stochastic_rounding import rounded_variables
 from mpt_cli.settings.schema import PhaseSettings, Settings
 from mpt_cli.settings.variants import OptimizerSettings
 from mpt_cli.telemetry.records import PHASE, Event, Scaling
@@ -96,14 +98,21 @@ class Phases:
         rate = phase.learning_rates.get(name, phase.learning_rate)
         if rate is not None:
             put_rate(inner, float(rate))
-        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
+        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
+
+    def _rounding_seed(self, name: str) -> int | None:
+        """Of the optimizer of that name, each of several another; None where a phase trains no weights to round."""
+        if not self.settings.policy.stochastic_rounding or not rounded_variables(self.model.trainable_variables):
+            return None
+        assert self.settings.seed is not None
+        return zlib.crc32(name.encode(), self.settings.seed)
 
     def build_optimizer(self, name: str = "optimizer") -> LossScaleOptimizer:
         """That of the phase, fresh."""
         if self._author:
             return self.wrap(copied_optimizer(self._author[name]), name)
         inner = build_optimizer(self.optimizer_settings, self.schedule_steps)
-        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling)
+        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
 
     def check_optimizers(self, optimizers: Optimizers, used_now: Callable[[], set[str]]) -> None:
         """ConfigError where a phase names optimizers that the model has not, one rate for several, or where it would

@@ -293,8 +293,7 @@ def run_check(arguments: argparse.Namespace) -> int:
 
 def _ok_line(settings: "Settings") -> str:
     parts = f"{settings.model.name} on {settings.data.name}, {settings.optimizer.name}"
-    policy = f"{settings.policy.name} with float8" if settings.policy.float8 else settings.policy.name
-    return f"ok: {settings.recipe}: {parts}, {policy}, loss scale {settings.loss_scale.mode}"
+    return f"ok: {settings.recipe}: {parts}, {settings.policy.description}, loss scale {settings.loss_scale.mode}"
 
 
 def _build_lines(built: "BuildCheck") -> list[str]:

@@ -101,8 +101,7 @@ def is_taken(path: str) -> bool:
     section, _, name = path.partition(".")
     if section == "trainer":
         return name in RECORDED_TRAINER_KEYS
-    return path in SINGLE_KEYS or (section in SECTIONS and path not in ("policy.head", "policy.overrides",
-                                                                        "policy.float8"))  # fmt: skip
+    return path in SINGLE_KEYS or (section in SECTIONS and (section != "policy" or name in ("", "name")))
 
 
 def _foreign(word: str) -> Problem | None:

@@ -39,7 +39,7 @@ SET_IN_CODE = {  # attributes of instances: the class in whose source they are s
     ),
     "keras.src.ops.operation.Operation": ("_inbound_nodes",),
     "keras.src.ops.node.Node": ("_keras_history",),
-    "keras.src.backend.common.variables.Variable": ("_value", "_initializer"),
+    "keras.src.backend.common.variables.Variable": ("_value", "_initializer", "_path", "_layout"),
     "keras.src.utils.module_utils.LazyModule": ("_available",),
     "keras.src.backend.jax.trainer.JAXTrainer": ("_jax_state", "_jax_state_synced"),
     "keras.src.callbacks.tensorboard.TensorBoard": ("_should_trace",),

@@ -50,10 +50,16 @@ _WRONG = [
      "Use policy=float8_mixed_bfloat16 or float8_mixed_float16."),
     (["policy=bfloat16"],
      "policy.name: must not be bfloat16 with optimizer=adam: with variables in bfloat16 the weights would never move. "
-     "Received: 'bfloat16'. Use policy.name=mixed_bfloat16, or optimizer=sgd."),
+     "Received: 'bfloat16'. Use policy.name=mixed_bfloat16, optimizer=sgd, or policy.stochastic_rounding=true."),
     (["policy=float16", "optimizer=lamb"],
      "policy.name: must not be float16 with optimizer=lamb: with variables in float16 steps would be about 1.5 or "
-     "nothing. Received: 'float16'. Use policy.name=mixed_float16, or optimizer=sgd."),
+     "nothing. Received: 'float16'. Use policy.name=mixed_float16, optimizer=sgd, or policy.stochastic_rounding=true."),
+    (["policy=mixed_bfloat16", "policy.stochastic_rounding=true"],
+     "policy.stochastic_rounding: must be false with policy.name=mixed_bfloat16: its weights are not in half "
+     "precision, so that there is nothing to round. Received: True. Use policy=bfloat16 or policy=float16."),
+    (["policy=bfloat16", "optimizer=sgd", "policy.stochastic_rounding=true", "distribute=mirrored"],
+     "policy.stochastic_rounding: must be false with distribute=mirrored. Received: True. Use backend=jax with "
+     "distribute=data_parallel."),
     (["distribute=data_parallel"],
      "distribute.name: data_parallel must have backend=jax, here it is tensorflow. Received: 'data_parallel'. "
      "Use backend=jax or distribute=mirrored."),
@@ -148,6 +154,7 @@ _NEIGHBOURS = [
     (["loss_scale=fixed", "loss_scale.initial_scale=2**20"], "loss_scale.initial_scale", 2.0**20),
     (["policy=float16", "optimizer=sgd"], "optimizer.name", "sgd"),
     (["policy=bfloat16", "optimizer=rmsprop"], "optimizer.name", "rmsprop"),
+    (["policy=bfloat16", "policy.stochastic_rounding=true"], "optimizer.name", "adam"),
     (["distribute=data_parallel", "backend=jax", "optimizer.gradient_accumulation_steps=2"],
      "optimizer.gradient_accumulation_steps", 2),
     (["distribute=data_parallel", "backend=jax", "optimizer.global_clipnorm=2"], "optimizer.global_clipnorm", 2.0),

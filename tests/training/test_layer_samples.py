@@ -114,11 +114,13 @@ def built(build: Any, policy: str) -> keras.Model:
     return model
 
 
-def sampled(build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1) -> Any:
+def sampled(
+    build: Any, scale: float, policy: str = "mixed_float16", rate: float = 0.1, rounding_seed: int | None = None
+) -> Any:
     """The look, the data and the model."""
     model, data = built(build, policy), data_for(build)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(rate, momentum=0.9)), loss)
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(rate, momentum=0.9), rounding_seed=rounding_seed), loss)
     model.optimizer.build(model.trainable_variables)
     build_metrics(model, data, EXAMPLES)
     engine = build_engine(model, True, Distribution())
@@ -272,6 +274,13 @@ def test_weights_that_no_update_moves_are_named_and_half_precision_over_float32_
     mixed = sampled(dead_branch, 1.0, "mixed_bfloat16", rate=1e-6)[0]
     assert mixed.sample.lost_updates_share is None and not [row for row in mixed.layers if row.kind == UPDATES]
     assert {row.dtype for row in mixed.layers} == {"bfloat16", "float32"} and mixed.sample.flushed_share == 0
+
+
+@pytest.mark.slow
+def test_updates_that_are_rounded_stochastically_are_not_said_to_be_lost():
+    look = sampled(dead_branch, 1.0, "bfloat16", rate=1e-6, rounding_seed=0)[0]
+    assert {name.rpartition("/")[2]: fault for name, fault in look.sample.faults.items()} == {"dead": "dead"}
+    assert look.sample.lost_updates_share is None and not [row for row in look.layers if row.kind == UPDATES]
 
 
 def test_a_sample_waits_until_it_is_a_small_share_of_the_time(monkeypatch):

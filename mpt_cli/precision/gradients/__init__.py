@@ -27,7 +27,7 @@ from mpt_cli.precision.gradients.gradient_probe import (
     share_subnormal,
     statistics_of_each,
 )
-from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_to
+from mpt_cli.precision.gradients.rounding import Float16Attention, Rounding, round_stochastically, round_to
 
 __all__ = [
     "EXPONENT_BIAS",
@@ -49,6 +49,7 @@ __all__ = [
     "largest_exponent",
     "log1pexp",
     "probe",
+    "round_stochastically",
     "round_to",
     "safe_scales",
     "scale_gradient",

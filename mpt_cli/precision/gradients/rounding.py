@@ -93,6 +93,35 @@ def round_to(x: Tensor, dtype: str, *, saturate: bool = False, gradient_dtype: s
     return define_gradient(lambda x: _round(x, form, saturate), straight_through)(x)
 
 
+def round_stochastically(x: Tensor, dtype: str, random: Tensor) -> Tensor:
+    """`x`, of float32, in `dtype` (float16 or bfloat16): one of its two neighbours there, in the mean x itself.
+
+    With a = |x| between the neighbours l < u it is u with probability (a - l) / (u - l), exactly; below the normal
+    numbers of float16 with the next multiple of 2**-24. `random` holds an int32 per element, all values equally likely.
+    A value that `dtype` has stays. What lies beyond its largest number, inf and nan are as a cast has them: up to half
+    a step beyond it is that number, then inf; nothing below it ever becomes inf.
+
+    Raises:
+        ValueError: an unknown format.
+
+    Example:
+        >>> x, random = keras.ops.array([1.0, 1.0 + 2.0**-9] * 2), keras.ops.array([0, 0, -1, -1], "int32")
+        >>> [float(value) for value in round_stochastically(x, "bfloat16", random)]
+        [1.0, 1.0, 1.0, 1.0078125]
+    """
+    form = find_format(dtype)
+    dropped = 23 - form.mantissa_bits
+    bits = reinterpret(x, "int32") + ops.bitwise_and(random, 2**dropped - 1)
+    rounded = reinterpret(ops.bitwise_and(bits, -(2**dropped)), "float32")
+    if form.min_exponent > -126:  # else the bits have the right subnormals, too
+        steps = ops.abs(x) / form.smallest
+        below = ops.floor(steps)
+        chance = ops.cast(ops.bitwise_and(random, 2**24 - 1), "float32") * 2.0**-24
+        evenly = ops.sign(x) * (below + ops.cast(chance < steps - below, "float32")) * form.smallest
+        rounded = ops.where(ops.abs(x) < 2.0**form.min_exponent, evenly, rounded)
+    return ops.cast(ops.where(ops.abs(x) < form.largest, rounded, x), dtype)
+
+
 @keras.saving.register_keras_serializable(package="mpt")
 class Rounding(keras.layers.Layer):  # type: ignore[misc]
     """`round_to` as a layer, for functional and Sequential models; it never casts its input to its own policy.

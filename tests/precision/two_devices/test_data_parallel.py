@@ -48,6 +48,17 @@ def test_a_batch_that_is_bad_on_one_device_is_skipped_on_both():
         assert np.isfinite(shards[0]).all()
 
 
+def test_both_devices_round_a_weight_to_the_same_number():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(64, dtype="bfloat16"), keras.layers.Dense(1)])
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(2.0**-9), rounding_seed=1), "mse")
+    first = np.asarray(model.layers[0].kernel.value, "float32")
+    model.fit(X, Y, batch_size=8, shuffle=False, verbose=0)
+    shards = [np.asarray(shard.data, "float32") for shard in model.layers[0].kernel.value.addressable_shards]
+    assert len(shards) == 2 and int(model.optimizer.applied_steps) == 4
+    np.testing.assert_array_equal(*shards)
+    assert (shards[0] != first).any()
+
+
 @pytest.mark.parametrize("arguments", [{}, {"rule": LogMaxScale()}], ids=["dynamic", "logmax"])
 def test_whole_skips_keep_everything_as_if_the_batch_was_absent(arguments):
     model, history = fitted(BAD_X, Y, **arguments)

@@ -1,0 +1,261 @@
+"""Weights in half precision whose updates are rounded stochastically: exact in the mean, repeatable to the bit."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import mpt_cli
+from mpt_cli.errors import ConfigError
+from mpt_cli.precision import LossScaleOptimizer
+from mpt_cli.precision.gradients import round_stochastically
+from mpt_cli.precision.stochastic_rounding import random_bits
+
+HALF = ("float16", "bfloat16")
+STEP = 2.0**-8  # between a bfloat16 in [0.5, 1) and its neighbours
+
+
+def numbers(x) -> np.ndarray:
+    return np.asarray(ops.convert_to_numpy(ops.cast(x, "float32")))
+
+
+def rounded(x, dtype, random) -> np.ndarray:
+    return numbers(round_stochastically(np.float32(x), dtype, ops.convert_to_tensor(np.int32(random))))
+
+
+@pytest.mark.parametrize(("dtype", "dropped"), [("bfloat16", 16), ("float16", 13)])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_of_all_random_numbers_exactly_the_right_share_rounds_up(dtype, dropped, sign):
+    size = 2**dropped
+    for above in (1, size // 2, size - 1):  # so many float32 steps of the `size` to the next number of dtype
+        found = rounded(np.full(size, sign * (1 + above * 2.0**-23)), dtype, np.arange(size))
+        up = sign * (1 + size * 2.0**-23)
+        assert (found == up).sum() == above and (found == sign).sum() == size - above
+
+
+def test_below_the_normal_numbers_of_float16_the_share_is_right_too():
+    random = np.arange(2**16) * 2**8
+    for above in (1, 40_000):
+        found = rounded(np.full(2**16, (3 + above * 2.0**-16) * 2.0**-24), "float16", random)
+        assert (found == 4 * 2.0**-24).sum() == above and (found == 3 * 2.0**-24).sum() == 2**16 - above
+
+
+@pytest.mark.parametrize("random", [0, -1, 0x12345678])
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_number_of_the_dtype_never_changes(dtype, random):
+    every = ops.convert_to_numpy(ops.cast(ops.view(ops.arange(2**15, dtype="int16"), dtype), "float32"))
+    every = every[np.isfinite(every)]
+    every = every[(every == 0) | (every > 1e-37)]  # not those that a CPU may take for 0 in float32
+    for x in (every, -every):
+        np.testing.assert_array_equal(rounded(x, dtype, np.full(x.shape, random)), x)
+
+
+@pytest.mark.parametrize("random", [0, -1])
+@pytest.mark.parametrize(("dtype", "largest", "half_step"), [("float16", 65504.0, 16.0),
+                                                             ("bfloat16", (2 - 2.0**-7) * 2.0**127, 2.0**119)])
+def test_nothing_finite_becomes_infinite_that_a_cast_keeps(dtype, largest, half_step, random):
+    below = np.nextafter(np.float32(largest + half_step), np.float32(0))
+    x = [largest, below, -below, largest + half_step, np.inf, -np.inf]
+    found = rounded(x, dtype, np.full(6, random))
+    np.testing.assert_array_equal(found, [largest, largest, -largest, np.inf, np.inf, -np.inf])
+    assert np.isnan(rounded([np.nan], dtype, [random])).all()
+
+
+def mixed(bits: np.ndarray) -> np.ndarray:
+    bits = (bits ^ (bits >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return bits ^ (bits >> np.uint32(16))
+
+
+def test_the_random_numbers_are_the_same_on_every_backend():
+    def expected(seed: int, count: int, index: int, size: int) -> np.ndarray:
+        word = [np.array([number], np.uint32) for number in (seed, count, index, 0x9E3779B9)]
+        key = mixed(mixed(mixed(word[0]) + word[1]) + word[2])
+        return mixed(mixed(np.arange(size, dtype=np.uint32) + key) ^ mixed(key + word[3])).view(np.int32)
+
+    for seed, count, index in ((0, 0, 0), (2**32 - 1, 5, 3)):
+        found = np.asarray(random_bits(seed, ops.convert_to_tensor(count, "int32"), index, (2, 3)))
+        np.testing.assert_array_equal(found.ravel(), expected(seed, count, index, 6))
+
+
+def test_each_number_of_the_last_bits_is_about_as_frequent_and_steps_are_independent():
+    first, second = (np.asarray(random_bits(1, ops.convert_to_tensor(count, "int32"), 0, (2**18,))) for count in (7, 8))
+    counts = np.bincount(first & 255, minlength=256)
+    assert (((counts - 1024) ** 2) / 1024).sum() < 255 + 5 * np.sqrt(2 * 255)  # chi squared, 5 standard deviations
+    both = np.bincount((first & 15) * 16 + (second & 15), minlength=256)
+    assert (((both - 1024) ** 2) / 1024).sum() < 255 + 5 * np.sqrt(2 * 255)
+
+
+def weight(value, dtype="bfloat16", name="weight"):
+    return keras.Variable(np.asarray(value, "float32"), dtype=dtype, name=name)
+
+
+def built(variables, inner=None, seed=3, **arguments):
+    inner = keras.optimizers.SGD(2.0**-10) if inner is None else inner
+    optimizer = LossScaleOptimizer(inner, rounding_seed=seed, dynamic=False, initial_scale=4.0, **arguments)
+    optimizer.build(variables)
+    return optimizer
+
+
+def step(optimizer, variables, slopes):
+    """With gradients of the scaled loss."""
+    optimizer.apply([ops.cast(np.full(v.shape, 4 * slope, "float32"), v.dtype)
+                     for v, slope in zip(variables, slopes, strict=True)], variables)  # fmt: skip
+
+
+@pytest.mark.slow
+def test_small_updates_add_up_to_what_they_are_in_the_mean_and_to_nothing_when_rounded_to_nearest():
+    plain, moved = weight(np.ones(4096)), weight(np.ones(4096))
+    for variable, seed in ((plain, None), (moved, 3)):
+        optimizer = built([variable], seed=seed)
+        for _ in range(64):  # 2**-10 is a quarter of the step to the next number below
+            step(optimizer, [variable], [1.0])
+        assert int(optimizer.applied_steps) == 64
+    assert (numbers(plain) == 1).all()
+    deviation = np.sqrt(64 * (1 / 4) * (3 / 4) / 4096) * STEP  # of the mean of 4096 sums of 64
+    assert abs(numbers(moved).mean() - (1 - 64 * 2.0**-10)) < 5 * deviation
+    assert moved.dtype == "bfloat16" and len(np.unique(numbers(moved))) > 10
+
+
+@pytest.mark.parametrize("settings", [
+    {}, {"momentum": 0.5}, {"weight_decay": 0.5}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2},
+    {"use_ema": True, "ema_momentum": 0.5, "ema_overwrite_frequency": 2},
+], ids=str)  # fmt: skip
+@pytest.mark.parametrize("dtype", HALF)
+def test_what_needs_no_rounding_is_what_float32_weights_get(settings, dtype):
+    """Clipping, decay, averages and accumulation; float32 weights beside the rounded ones are trained as ever."""
+    found = []
+    for kind, seed in ((dtype, 3), ("float32", None)):
+        variables = [weight([2.0, -1.0], kind), weight([[1.0]], "float32", "head")]
+        optimizer = built(variables, keras.optimizers.SGD(0.5, **settings), seed)
+        for slope in (1.0, 0.5, 1.0):
+            step(optimizer, variables, [slope, slope])
+        optimizer.finalize_variable_values(variables)
+        state = [numbers(v) for v in optimizer.inner_optimizer.variables]
+        assert {v.dtype for v in optimizer.inner_optimizer.variables} <= {"float32", "int32", "int64"}
+        found.append([*map(numbers, variables), *state])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert (found[0][0] != [2.0, -1.0]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Adam", "Nadam", "Lion", "Ftrl", "Adafactor", "Lamb", "Muon", "RMSprop"])
+def test_every_optimizer_moves_the_weights_as_those_in_float32_in_the_mean(name):
+    means = []
+    for dtype, seed in (("bfloat16", 3), ("float32", None)):
+        variables = [weight(np.full((64, 64), 0.75), dtype)]
+        optimizer = built(variables, getattr(keras.optimizers, name)(1e-4), seed)
+        for _ in range(20):
+            step(optimizer, variables, [1.0])
+        means.append(numbers(variables[0]).astype("float64").mean())
+    # each step adds a variance of at most STEP**2 / 4; what is moved is at most 20 * 1e-4, but for Ftrl and Muon
+    deviation = np.sqrt(20 / 4 / 4096) * STEP
+    assert abs(means[0] - means[1]) < 5 * deviation and means[1] != 0.75
+
+
+def trained(slopes, seed=3, **arguments):
+    variables = [weight(np.linspace(0.5, 1, 100)), weight(np.ones((3, 3)))]
+    optimizer = built(variables, keras.optimizers.Adam(1e-3), seed, **arguments)
+    for slope in slopes:
+        step(optimizer, variables, [slope, slope])
+    return optimizer, variables
+
+
+def equal(one, other) -> bool:
+    return all(np.array_equal(numbers(a), numbers(b)) for a, b in zip(one, other, strict=True))
+
+
+def test_a_skipped_step_changes_nothing_and_draws_no_random_numbers():
+    optimizer, skipped = trained([1.0, np.inf, 0.5, np.nan, 0.25])
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (3, 2)
+    assert equal(skipped, trained([1.0, 0.5, 0.25])[1])
+    _, once = trained([1.0])
+    assert equal(trained([1.0, np.inf])[1], once) and not equal(once, trained([1.0], seed=4)[1])
+
+
+def test_a_copy_goes_on_as_the_original():
+    optimizer, variables = trained([1.0, 0.5])
+    again, copies = copy.deepcopy(optimizer), [weight(numbers(v)) for v in variables]
+    again.build(copies)
+    assert again.rounding_seed == 3
+    for ours, theirs in ((optimizer, variables), (again, copies)):
+        for slope in (0.25, -1.0):
+            step(ours, theirs, [slope, slope])
+    assert equal(variables, copies) and equal(variables, trained([1.0, 0.5, 0.25, -1.0])[1])
+
+
+@pytest.mark.slow
+def test_a_compiled_step_rounds_as_an_eager_one():
+    def fitted(**arguments):
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(64, use_bias=False, dtype="bfloat16")])
+        model.set_weights([np.ones((1, 64))])
+        inner = keras.optimizers.SGD(2.0**-4)
+        model.compile(LossScaleOptimizer(inner, rounding_seed=5), lambda y, pred: ops.mean(pred), **arguments)
+        model.fit(np.ones((6, 1), "float32"), np.ones((6, 64), "float32"), batch_size=1, verbose=0)
+        assert int(model.optimizer.applied_steps) == 6
+        return numbers(model.trainable_variables[0])
+
+    found = fitted(run_eagerly=True)
+    np.testing.assert_array_equal(found, fitted(jit_compile=True))
+    assert len(np.unique(found)) > 2
+    if keras.backend.backend() == "tensorflow":
+        np.testing.assert_array_equal(found, fitted(jit_compile=False))
+
+
+def test_weights_that_do_not_decay_and_constraints_stay_so():
+    decays, stays, bound = weight([0.5]), weight([0.5], name="bias"), weight([0.5])
+    bound.constraint = lambda w: ops.minimum(w, 0.25)
+    inner = keras.optimizers.SGD(0.5, weight_decay=0.5)
+    inner.exclude_from_weight_decay(var_list=[stays])
+    variables = [decays, stays, bound]
+    step(built(variables, inner), variables, [0.0, 0.0, 0.0])
+    assert [float(numbers(v)[0]) for v in variables] == [0.375, 0.5, 0.25]
+
+
+def test_the_seed_stands_in_the_configuration():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), rounding_seed=7)
+    assert LossScaleOptimizer.from_config(optimizer.get_config()).rounding_seed == 7
+    assert "rounding_seed" not in LossScaleOptimizer(keras.optimizers.SGD(0.1)).get_config()
+
+
+def test_what_can_not_be_rounded_is_refused():
+    with pytest.raises(ValueError, match=r"needs weights in float16 or bfloat16: there is nothing to round\. Received: "
+                                         r"weights in float32\. Leave it out"):  # fmt: skip
+        built([weight([1.0], "float32")])
+    variable, inner = weight([1.0]), keras.optimizers.SGD(0.1)
+    inner.build([variable])
+    with pytest.raises(ValueError, match=r"needs an inner optimizer that is not built"):
+        built([variable], inner)
+    with pytest.raises(TypeError, match=r"`rounding_seed` must be a whole number or None\. Received: .*=True"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.1), rounding_seed=True)
+    with pytest.raises(ValueError, match=r"must be from 0 to 2\*\*32 - 1. Received: rounding_seed=-1"):
+        LossScaleOptimizer(keras.optimizers.SGD(0.1), rounding_seed=-1)
+
+
+def test_variables_that_are_not_of_keras_are_refused():
+    tf = pytest.importorskip("tensorflow")
+    if keras.backend.backend() == "tensorflow":
+        with pytest.raises(ValueError, match=r"needs Keras variables\. Received: own"):
+            built([tf.Variable([1.0], dtype=tf.bfloat16, name="own")])
+
+
+@pytest.mark.slow
+def test_fit_rounds_as_the_compiled_optimizer_or_the_settings_say_also_a_second_time(tmp_path):
+    x, y = np.ones((64, 4), "float32"), np.zeros((64, 1), "float32")
+    for seed, settings in ((5, {}), (None, {"policy.stochastic_rounding": True})):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, dtype="bfloat16")])
+        inner = keras.optimizers.Adam(0.01)
+        model.compile(inner if seed is None else LossScaleOptimizer(inner, rounding_seed=seed), "mse")
+        for again in ("a", "b"):
+            run = mpt_cli.fit(model, x, y, batch_size=16, settings=settings, run_dir=tmp_path / f"{seed}{again}")
+            assert model.optimizer.rounding_seed is not None and run.summary["applied_steps"] == 4
+        assert {v.dtype for v in model.optimizer.inner_optimizer.variables[2:]} == {"float32"}
+    hidden = keras.layers.Dense(4, dtype="float32")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.ReLU(dtype="bfloat16"), hidden,
+                              keras.layers.ReLU(dtype="bfloat16")])  # fmt: skip
+    model.compile("sgd", "mse")
+    with pytest.raises(ConfigError, match=r"policy\.stochastic_rounding: must be false: no weight of the model is "):
+        mpt_cli.fit(model, x, np.zeros((64, 4)), settings={"policy.stochastic_rounding": True}, run_dir=tmp_path / "c")
