@@ -63,6 +63,14 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     assert json.loads(done.stdout)["metrics"]["loss"] == pytest.approx(summary(own)["metrics"]["val_loss"], rel=1e-5)
 
 
+@pytest.mark.long
+@only_on("tensorflow")
+def test_nan_while_the_scales_of_two_networks_come_down_is_no_bug(tmp_path):
+    said = train(tmp_path, *GAN, "loss_scale.initial_scale=2**32", "trainer.epochs=4")
+    assert summary(tmp_path)["applied_steps"] > 0 and any(event["nan"] for event in lines(tmp_path, "events"))
+    assert "third time" not in said and "bug of the model" not in said.partition("verdict")[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "optimizer"), [
     (GAN, "d_optimizer"), (SEMI_SUPERVISED, "optimizer"),
