@@ -12,7 +12,9 @@ from mpt_cli.verbs.parser import add_json, add_overrides, print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
-    from mpt_cli.diagnose.preparation import DiagnosisDirectory
+    from mpt_cli.diagnose.preparation import DiagnosisDirectory, OverflowEvent
+    from mpt_cli.engine.backend import Platform
+    from mpt_cli.runs.directory import RunDirectory
     from mpt_cli.settings.schema import Settings
 
 _DIAGNOSE_EXAMPLES = """examples:
@@ -21,7 +23,8 @@ _DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
   mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
-  mpt diagnose runs/overflow/RUN --step 7         at that step
+  mpt diagnose runs/overflow/RUN --step 7         at that step; of one that went well, where its loss, gradients and
+                                                  updates jumped
 
 It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
 
@@ -32,8 +35,8 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
     parser.add_argument("--phase", type=int, metavar="N", help="of a recipe with phases: the one to measure, after "
                         "training those before it; --at-steps counts from its beginning; default: 1")  # fmt: skip
-    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
-                        "default: the last one that did")  # fmt: skip
+    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
+                        "default: the last one that overflowed")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
     parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
                         "or in the run directory")  # fmt: skip
@@ -184,11 +187,8 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     settings = on_one_device(stored_settings(run), say)
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
-        from mpt_cli.diagnose.overflow import examine_overflow, overflow_content, overflow_sentences, replay
-
-        replayed = replay(run, settings, platform, overflow, say)
-        found = examine_overflow(replayed)
-        content = {**overflow_content(replayed, found), "directory": str(directory.path)}
+        content, rows = _look_again(run, settings, platform, overflow, say)
+        content["directory"] = str(directory.path)
         directory.write(content)
     if arguments.json:
         print_json(content)
@@ -197,6 +197,23 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
 
         from mpt_cli.diagnose.display import print_labelled
 
-        rows = [*overflow_sentences(replayed, found), ("file", str(directory.diagnosis_json))]
+        rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, Console(file=sys.stdout, highlight=False))
     return OK if content["status"] == "ok" else MISMATCH
+
+
+def _look_again(
+    run: "RunDirectory", settings: "Settings", platform: "Platform", overflow: "OverflowEvent",
+    say: Callable[[str], None],
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:  # fmt: skip
+    """The step trained again: what was seen, as content of the file and as rows for a person."""
+    from mpt_cli.diagnose import overflow as overflows
+    from mpt_cli.diagnose import step_replay
+
+    if not overflow.overflowed:
+        replayed = overflows.replay(run, settings, platform, overflow, say, step_replay.LEAD)
+        step = step_replay.examine_step(replayed)
+        return step_replay.step_content(replayed, step), step_replay.step_sentences(replayed, step)
+    replayed = overflows.replay(run, settings, platform, overflow, say)
+    found = overflows.examine_overflow(replayed)
+    return overflows.overflow_content(replayed, found), overflows.overflow_sentences(replayed, found)
