@@ -76,8 +76,14 @@ def check_step(run: RunDirectory, step: int) -> None:
 
 
 def _last_logged(run: RunDirectory) -> int:
-    lines = read_file(run.metrics_jsonl, most_bytes=None).split("\n")[:-1] if run.metrics_jsonl.exists() else []
-    return max((int(json.loads(line)["step"]) for line in lines[-1:]), default=0)
+    path = run.metrics_jsonl
+    try:
+        lines = read_file(path, most_bytes=None).split("\n")[:-1] if path.exists() else []
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+    except OSError as error:
+        raise DataError(f"{path} can't be read: {error.strerror}.") from error
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DataError(f"{path} is damaged: {error}.") from error
 
 
 def _read_events(path: Path) -> list[dict[str, Any]]:

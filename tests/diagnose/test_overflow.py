@@ -142,6 +142,9 @@ def test_a_run_without_an_overflow_has_no_bad_layer(tmp_path, capsys):
     (run / "summary.json").unlink()  # a run that was killed
     assert main(["diagnose", str(run), "--step", "13"]) == 2
     assert "--step: must be a step of the run, whose last is 12. Received: 13." in capsys.readouterr().err
+    (run / "metrics.jsonl").write_text("[]\n")
+    assert main(["diagnose", str(run), "--step", "4"]) == 3
+    assert "metrics.jsonl is damaged" in capsys.readouterr().err
 
 
 SPIKE = '''
