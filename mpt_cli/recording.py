@@ -31,7 +31,7 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, 
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
-from mpt_cli.telemetry.signs import observe
+from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress
 
@@ -96,6 +96,7 @@ class Recording(ABC):
         self.stack.enter_context(self.run.lock())
         logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
         self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
+        self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform()
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
                                policy=self.settings.policy.name)  # fmt: skip

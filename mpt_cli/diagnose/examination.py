@@ -80,8 +80,12 @@ class RunStepper:
 
     def train_step(self) -> bool:
         """Train the next step, of the next epoch where this one is at its end; whether its gradients were finite."""
+        return bool(self.train_recorded().finite[0])
+
+    def train_recorded(self) -> StepRecords:
+        """The record of the next step, which is trained."""
         self.begin()
-        return bool(self._train(1).finite[0])
+        return self._train(1)
 
     def peek_batches(self, count: int, whole: bool = True) -> list[Any]:
         """The next `count` batches as `(x, y, sample_weight)` on the device; the run then still has them before it.

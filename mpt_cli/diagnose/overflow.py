@@ -47,12 +47,16 @@ class ReplayedRun:
 
 
 def replay(
-    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
-) -> ReplayedRun:
-    """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it."""
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None],
+    lead: int = 0,
+) -> ReplayedRun:  # fmt: skip
+    """Build the run again, take up its newest checkpoint before the overflow, and train up to the step before it, or
+    `lead` steps less far."""
     program = SettingsProgram(settings)
     parts = assemble(program, platform, program.load_data())
-    checkpoint = CheckpointStore(run.checkpoints, say=say).newest(before=overflow.step)
+    store, step = CheckpointStore(run.checkpoints, say=say), overflow.step
+    lead = min(lead, step - 1 - max(overflow.borders, default=0))
+    checkpoint = (store.newest(before=step - lead) if lead else None) or store.newest(before=step)
     _check_data(run, checkpoint, parts.data.fingerprint)
     stepper = RunStepper(parts)
     check_replayable(run, checkpoint, overflow)
@@ -64,7 +68,7 @@ def replay(
     origin = f"from the checkpoint of step {stepper.step}" if checkpoint else "from its beginning"
     say(f"{run.path}: training again {origin} up to step {overflow.step}")
     from_step = stepper.step
-    stepper.train_to(overflow.step - 1)
+    stepper.train_to(max(overflow.step - 1 - lead, from_step))
     return ReplayedRun(run, overflow, parts, stepper, from_step)
 
 
@@ -85,7 +89,8 @@ def check_replayable(run: RunDirectory, checkpoint: Checkpoint | None, overflow:
     begins = checkpoint is not None and phase + 1 == len(borders) and checkpoint.step == borders[-1]
     if phase != len(borders) and not begins:
         raise DataError(f"{run.path} has no checkpoint of phase {len(borders) + 1}, in which step {overflow.step} "
-                        "overflowed, to train again from: trainer.checkpoint_every_steps makes more of them.")
+                        f"{'overflowed' if overflow.overflowed else 'lies'}, to train again from: "
+                        "trainer.checkpoint_every_steps makes more of them.")
 
 
 def _stepper_at(parts: Assembly, checkpoint: Checkpoint) -> RunStepper:

@@ -64,8 +64,13 @@ LIFTED = (
     "smaller numbers."
 )
 
+IN_DOUBT_WORDS = (
+    "A scale that is much too high leaves that, and so does a bug of the model or data: loss_scale.initial_scale=1 "
+    "tells which, as nothing overflows there that float16 holds."
+)
+
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
-UNSETTLED, TOO_HIGH = "unsettled", "too high"
+IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
 VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = (
     "vanishing", "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients",
 )
@@ -86,10 +91,10 @@ CAUSES = {
         remedy="The gradients held nan and no inf, of a finite loss, again and again: rather a bug of the model or "
         "data than the scale. Look at the layer that the events name: a square root, norm or division whose "
         "gradient is not defined at 0, a masked logarithm.",
-        explanation="the gradients held nan and no inf, of a finite loss, which lowering the scale did not cure: a bug "
-        "of the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
+        explanation="the gradients held nan and no inf, of a finite loss, which the scale does not explain: a bug of "
+        "the model or data. Look at the layer that events.jsonl names: a square root, norm or division whose "
         "gradient is not defined at 0, a masked logarithm.",
-        hint="nan without inf for the third time, which lowering the scale does not cure: a bug of the model or data",
+        hint="nan without inf for the third time, which the scale does not explain: a bug of the model or data",
     ),
     FIXED: Cause(
         lambda signs, _: not signs.scaling.moves,
@@ -112,6 +117,14 @@ CAUSES = {
         remedy=LOWER_START,
         explanation="lower loss_scale.max_scale, raise loss_scale.growth_steps, or try policy=mixed_bfloat16.",
         change=WIDER,
+    ),
+    IN_DOUBT: Cause(
+        lambda signs, skips: signs.applied_steps == 0 and signs.is_nan_throughout(skips),
+        remedy="The gradients held nan and no inf in every step. " + IN_DOUBT_WORDS,
+        explanation="the gradients held nan and no inf. " + IN_DOUBT_WORDS,
+        hint="nan without inf: a scale that is much too high leaves that, or a bug of the model or data; which of them "
+        "shows as it falls",
+        change="loss_scale.initial_scale=1",
     ),
     UNSETTLED: Cause(
         lambda signs, _: signs.applied_steps == 0,
@@ -163,7 +176,7 @@ CAUSES = {
         change=CLIP,
     ),
 }
-OVERFLOW_CAUSES = (FORWARD, NAN, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
+OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
 UNDERFLOW_CAUSES = (VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM)
 
 

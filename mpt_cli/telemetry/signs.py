@@ -28,12 +28,15 @@ class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
     those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
     grown since the skip before, or since the start, nor had a phase begun. `nan_steps` are those whose loss was finite
-    and whose gradients held nan and no inf, which an overflow seldom leaves, and `uncured_steps` those of them at a
-    scale at which a step had been applied before: it was not the scale.
+    and whose gradients held nan and no inf: an overflow far above what float16 holds leaves the same, once inf met inf
+    on the way back. `uncured_steps` are those of them that the scale does not explain, as its rule says
+    (`ScaleRule.may_explain`), and those before them that this shows not to be the scale's either: of the same streak,
+    or at a scale that had worked.
 
     `latest` are the last events themselves, for a post-mortem.
     """
 
+    scaling: Scaling = field(default_factory=Scaling)
     skip_steps: list[int] = field(default_factory=list)
     first_growth_step: int | None = None
     growths: int = 0
@@ -50,6 +53,8 @@ class EventTally:
     _is_provoked: bool = False  # whether that explains the last skip
     _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
     _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
+    _overflowed_scales: dict[str | None, float] = field(default_factory=dict)  # the lowest, of inf
+    _doubted: dict[str | None, list[Event]] = field(default_factory=dict)  # nan that may be due to the scale
 
     def add(self, events: Iterable[Event]) -> None:
         for event in events:
@@ -80,6 +85,8 @@ class EventTally:
         if event.step > self._last_steps.get(event.optimizer, 0) + 1 or event.kind == GROWTH:
             highest = max(event.scale_before, self._applied_scales.get(event.optimizer, 0.0))
             self._applied_scales[event.optimizer] = highest
+            doubted = self._doubted.get(event.optimizer, [])
+            self._doubted[event.optimizer] = [nan for nan in doubted if nan.scale_before <= highest]
         self._last_steps[event.optimizer] = event.step
 
     def _add_skip(self, event: Event) -> None:
@@ -91,13 +98,22 @@ class EventTally:
             self.forward_steps.append(event.step)
         elif event.nan and not event.inf:
             self._add_nan(event)
+        elif event.inf:
+            lowest = min(event.scale_before, self._overflowed_scales.get(event.optimizer, math.inf))
+            self._overflowed_scales[event.optimizer] = lowest
         if not self._is_provoked:
             self.unprovoked_steps.append(event.step)
 
     def _add_nan(self, event: Event) -> None:
         self.nan_steps.append(event.step)
-        if event.scale_before <= self._applied_scales.get(event.optimizer, 0.0):
-            self.uncured_steps.append(event.step)
+        doubted = self._doubted.setdefault(event.optimizer, [])
+        doubted.append(event)
+        applied = self._applied_scales.get(event.optimizer, 0.0)
+        overflowed = self._overflowed_scales.get(event.optimizer, math.inf)
+        if not self.scaling.rule.may_explain(event.scale_before, applied, overflowed):
+            known = self.uncured_steps[-1] if self.uncured_steps else 0  # perhaps by another optimizer
+            self.uncured_steps += [nan.step for nan in doubted if nan.step > known]
+            doubted.clear()
 
 
 @dataclass(frozen=True)
@@ -168,7 +184,7 @@ class Signs:
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
     unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
-    uncured_steps: Sequence[int] = ()  # of the latter at a scale at which steps had been applied
+    uncured_steps: Sequence[int] = ()  # of the latter that the scale does not explain
     first_growth_step: int | None = None
     bad_steps: int = 0  # steps with non-finite gradients that were applied all the same
     scale: float | None = None  # None before the first step
@@ -240,10 +256,19 @@ class Signs:
         return (len(self.forward_steps) - bisect_left(self.forward_steps, self.skip_steps[-count])) / count
 
     def is_nan(self, skips: int) -> bool:
-        """Whether most of the latest `skips` skipped steps had nan and no inf, three or more of them."""
-        latest = set(self.skip_steps[-skips:]) if skips else set()
-        count = len(latest.intersection(self.nan_steps))
+        """Whether most of the latest `skips` skipped steps, three or more of them, had nan and no inf that the scale
+        does not explain."""
+        latest = self._latest(skips)
+        count = len(latest.intersection(self.uncured_steps))
         return count >= THIRD_TIME and 2 * count > len(latest)
+
+    def is_nan_throughout(self, skips: int) -> bool:
+        """Whether the latest `skips` skipped steps, three or more, all had nan and no inf, whatever explains it."""
+        latest = self._latest(skips)
+        return len(latest) >= THIRD_TIME and latest.issubset(self.nan_steps)
+
+    def _latest(self, skips: int) -> set[int]:
+        return set(self.skip_steps[-skips:]) if skips else set()
 
 
 def is_at_floor(scaling: Scaling, scale: float) -> bool:

@@ -153,7 +153,7 @@ class Telemetry:
         """Forget what was reported after `step`, in the files too: the run goes on from there a second time."""
         for sink in self.sinks:
             sink.suspend()
-        self.tally = EventTally()
+        self.tally = EventTally(self.tally.scaling)
         self.tally.add(self.cut_files(step, epochs_completed))
         for sink in self.sinks:
             sink.rewind(step, len(self.tally.skip_steps))

@@ -28,6 +28,7 @@ from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import ROLLBACK, Event, RunHeader
+from mpt_cli.telemetry.signs import EventTally
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.assembly import Assembly, assemble, count_parameters, metric_names
 from mpt_cli.training.callbacks import (
@@ -181,6 +182,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     plan = TrainingPlan(settings.epochs, trainer.max_steps, trainer.log_every_steps, trainer.validate_every_epochs,
                         parts.capacity, steps_per_call, tuple(phase.epochs for phase in settings.phases))  # fmt: skip
     ledger = Ledger(rules, window_steps=settings.loss_scale.skip_rate_window)
+    telemetry.tally = EventTally(parts.scaling)
     health = HealthRules(settings.loss_scale, trainer, parts.scaling)
     names = ["loss", *metric_names(parts.model, parts.validation_feed is not None)]
     check_monitors(trainer, names)

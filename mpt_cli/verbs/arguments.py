@@ -174,7 +174,8 @@ _DIAGNOSE_EXAMPLES = """examples:
   mpt diagnose conf=digits_mlp policy=mixed_float16 --write mine.yaml    then: mpt train conf=./mine.yaml
   mpt diagnose conf=digits_resnet backend=jax --json > diagnosis.json
   mpt diagnose runs/overflow/RUN                  the layer that overflowed last in that run
-  mpt diagnose runs/overflow/RUN --step 7         at that step
+  mpt diagnose runs/overflow/RUN --step 7         at that step; of one that went well, where its loss, gradients and
+                                                  updates jumped
 
 It writes runs/RECIPE/diagnose-TIME/ with diagnosis.json, gradients.png and gradients.svg."""
 
@@ -186,8 +187,8 @@ def configure_diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batches", type=int, metavar="N", help="batches to measure at each step; default: 8")
     parser.add_argument("--phase", type=int, metavar="N", help="of a recipe with phases: the one to measure, after "
                         "training those before it; --at-steps counts from its beginning; default: 1")  # fmt: skip
-    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step that overflowed; "
-                        "default: the last one that did")  # fmt: skip
+    parser.add_argument("--step", type=int, metavar="N", help="with a run directory: the step to train again; "
+                        "default: the last one that overflowed")  # fmt: skip
     parser.add_argument("--write", metavar="FILE", help="write a copy of the recipe with the recommendation in it")
     parser.add_argument("--out", metavar="DIR", help="where to put the files; default: runs/RECIPE/diagnose-TIME, "
                         "or in the run directory")  # fmt: skip

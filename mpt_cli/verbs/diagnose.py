@@ -6,8 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpt_cli.diagnose.preparation import DiagnosisDirectory, check_write_path, find_overflow, on_one_device
-from mpt_cli.engine.backend import prepare_backend
+from mpt_cli.diagnose.preparation import (
+    DiagnosisDirectory,
+    OverflowEvent,
+    check_write_path,
+    find_overflow,
+    on_one_device,
+)
+from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent
@@ -151,11 +157,8 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     settings = on_one_device(stored_settings(run), say)
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
-        from mpt_cli.diagnose.overflow import examine_overflow, overflow_content, overflow_sentences, replay
-
-        replayed = replay(run, settings, platform, overflow, say)
-        found = examine_overflow(replayed)
-        content = {**overflow_content(replayed, found), "directory": str(directory.path)}
+        content, rows = _look_again(run, settings, platform, overflow, say)
+        content["directory"] = str(directory.path)
         directory.write(content)
     if arguments.json:
         print_json(content)
@@ -164,6 +167,22 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
 
         from mpt_cli.diagnose.display import print_labelled
 
-        rows = [*overflow_sentences(replayed, found), ("file", str(directory.diagnosis_json))]
+        rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, Console(file=sys.stdout, highlight=False))
     return OK if content["status"] == "ok" else MISMATCH
+
+
+def _look_again(
+    run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
+) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """The step trained again: what was seen, as content of the file and as rows for a person."""
+    from mpt_cli.diagnose import overflow as overflows
+    from mpt_cli.diagnose import step_replay
+
+    if not overflow.overflowed:
+        replayed = overflows.replay(run, settings, platform, overflow, say, step_replay.LEAD)
+        step = step_replay.examine_step(replayed)
+        return step_replay.step_content(replayed, step), step_replay.step_sentences(replayed, step)
+    replayed = overflows.replay(run, settings, platform, overflow, say)
+    found = overflows.examine_overflow(replayed)
+    return overflows.overflow_content(replayed, found), overflows.overflow_sentences(replayed, found)

@@ -212,7 +212,7 @@ def test_a_nan_that_comes_a_third_time_is_no_warm_up():
         narrator.add(_skips(step, step, scale, nan=4, variable="a/kernel", layer="a", fault="nan", cause="backward"))
         told += narrator.sentences(at_once=True)
     assert [": normal while the scale settles" in line for line in told] == [True, True, False]
-    assert "nan without inf for the third time, which lowering the scale does not cure: a bug of the model or data" in (
+    assert "nan without inf for the third time, which the scale does not explain: a bug of the model or data" in (
         told[2])  # fmt: skip
 
 

@@ -63,6 +63,14 @@ def test_an_own_step_trains_skips_and_measures_as_keras_s_own_does(tmp_path):
     assert json.loads(done.stdout)["metrics"]["loss"] == pytest.approx(summary(own)["metrics"]["val_loss"], rel=1e-5)
 
 
+@pytest.mark.long
+@only_on("tensorflow")
+def test_nan_while_the_scales_of_two_networks_come_down_is_no_bug(tmp_path):
+    said = train(tmp_path, *GAN, "loss_scale.initial_scale=2**32", "trainer.epochs=4")
+    assert summary(tmp_path)["applied_steps"] > 0 and any(event["nan"] for event in lines(tmp_path, "events"))
+    assert "third time" not in said and "bug of the model" not in said.partition("verdict")[2]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "optimizer"), [
     (GAN, "d_optimizer"), (SEMI_SUPERVISED, "optimizer"),
@@ -78,6 +86,14 @@ def test_of_an_overflow_in_an_own_step_the_layer_is_the_one_that_the_run_noted(w
     assert content["layer"] == event["layer"] and content["loss_scale"] == content["loss_scale_in_the_run"] == 2.0**32
     said = " ".join(content["explanation"])
     assert f"the gradient of {event['variable']} was the first that was not finite, as the run noted" in said
+    if optimizer is None or words is SEMI_SUPERVISED:
+        return  # once is enough
+    last = str(summary(tmp_path)["steps_seen"])
+    done = mpt("diagnose", "run", "--step", last, "--json", cwd=tmp_path, backend=BACKEND)
+    content = json.loads(done.stdout)
+    assert done.returncode == 0 and content["own_step_of"] == "GAN" and content["applied"][-1]
+    assert all(layer["updates"][-1] > 0 and layer["gradients"][-1] is None for layer in content["layers"])
+    assert any("can't be looked into from outside" in text for text in content["explanation"])
     assert event.get("optimizer") == optimizer and (optimizer is None or f"of {optimizer}" in said)
 
 

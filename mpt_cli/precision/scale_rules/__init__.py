@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 RuleState = dict[str, Any]
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
+UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
+MARGIN = 4.0  # two halvings: recurrent nets were seen to skip at half the highest scale at which steps were applied
 
 
 def number(default: float | bool, meaning: str, **bounds: float) -> Any:
@@ -118,6 +120,16 @@ class ScaleRule(ABC):
     def floor(self) -> float | None:
         """The scale below which it never falls; None for one that doesn't move, or has no such number."""
         return self.lowest if self.moves and hasattr(self, "min_scale") else None
+
+    def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
+        """Whether nan in the gradients may be due to `scale`, where steps of this run were `applied` at so much at the
+        most (0: none was) and gradients `overflowed`, to inf, at so little at the least (inf: none did).
+
+        A nan of the model or data comes at any scale. One that the scale makes, from inf - inf, comes above those that
+        worked, or where other batches overflow. A rule that probes works at scales that are too high for some of its
+        batches, whose gradients differ: only one that is MARGIN lower is free of suspicion.
+        """
+        return scale > UNLIFTED and (scale * (MARGIN if self.probes else 1.0) > applied or scale >= overflowed)
 
     @classmethod
     def check(cls, values: Any) -> Iterator[Fault]:

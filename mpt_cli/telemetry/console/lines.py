@@ -3,6 +3,7 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mpt_cli.errors import NUMERICAL
@@ -20,7 +21,7 @@ from mpt_cli.telemetry.format import (
     format_share,
     format_whole_seconds,
 )
-from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, NAN
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
 from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
 from mpt_cli.telemetry.records import (
     CEILING,
@@ -190,6 +191,7 @@ class Narrator:
 
     def start(self, header: RunHeader) -> None:
         self._scaling, self._total_steps = header.scaling, header.total_steps
+        self._tally = EventTally(header.scaling)
 
     def add(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
@@ -203,7 +205,7 @@ class Narrator:
         """The run is back at `step`; whatever came after it is told already."""
         self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
         self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
-        self._tally = EventTally()
+        self._tally = EventTally(self._scaling)
 
     def sentences(self, at_once: bool = False) -> list[str]:
         """What is due to be said now, most often nothing; `at_once` empties what is pending."""
@@ -251,9 +253,11 @@ class Narrator:
         if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
             return f": {CAUSES[NAN].hint}"
         signs = self._signs(skips)
-        for cause in (CAUSES[FORWARD], CAUSES[NAN], CAUSES[BEYOND]):
+        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
             if cause.fits(signs, len(skips)):
                 return f": {cause.hint}"
+        if CAUSES[IN_DOUBT].fits(replace(signs, skip_steps=self._tally.skip_steps), THIRD_TIME):
+            return f": {CAUSES[IN_DOUBT].hint}"
         if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
             return ""
         last = skips[-1].step
@@ -274,8 +278,7 @@ class Narrator:
             self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
             skip_steps=[event.step for event in skips],
             forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
-            nan_steps=[event.step for event in skips if event.cause != FORWARD_PASS and event.nan and not event.inf],
-            scale=min(at_floor, default=None),
+            nan_steps=self._tally.nan_steps, scale=min(at_floor, default=None),
         )  # fmt: skip
 
     def _bounds(self, events: list[Event]) -> list[str]:
