@@ -30,7 +30,7 @@ def test_the_inputs_that_were_scaled_are_named(x, divided):
 def written(tmp_path, *words):
     settings = load_settings([*words, "seed=0"])
     data = load_data(settings.data, 0)
-    parts = SimpleNamespace(data=data, jit_compile=False)
+    parts = SimpleNamespace(data=data, jit_compile=False, settings=settings)
     run = RunDirectory.create(tmp_path / "run", "it")
     session = SimpleNamespace(assembly=parts, preprocessing=lambda: data.preprocessing)
     _write_record(Start(SettingsProgram(settings), run), session, {})

@@ -48,7 +48,7 @@ def test_values_are_shown_without_quotes():
     ("words", "problem"),
     [
         (["a=interval(1,2)"], "a: must be a list of values: interval() has no values to try one after another."),
-        (["policy=glob(x*)"], "policy: must match at least one of bfloat16"),
+        (["policy=glob(x*)"], "policy: must match at least one of auto_float16, bfloat16"),
         (["seed=glob(*)"], "seed: must be a key with known names for glob()"),
         (["run_dir=a,b"], "run_dir: must be left out: each job gets a directory of its own inside sweep_dir."),
         (["resume=auto"], "resume: must be left out: `mpt sweep --resume SWEEP_DIR` goes on with a sweep."),

@@ -101,7 +101,8 @@ def test_what_can_not_go_with_others_has_a_process_of_its_own_and_is_said(words,
          "--vectorize: can't train jobs with --stop-behind-median together."),
         (["--vectorize", "4", "--launcher", "submitit", "launcher.cluster=local"],
          "--vectorize: can't train jobs with --launcher submitit together."),
-        (["--vectorize", "4", "--trials", "3"], "--vectorize: can't train jobs of a search together."),
+        (["--vectorize", "4", "--trials", "3", "optimizer.learning_rate=interval(1e-4,1e-2)"],
+         "--vectorize: can't train jobs of a search together."),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("dry", [[], ["--dry-run"]])
