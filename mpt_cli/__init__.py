@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpt_cli.recorder import Recorder
     from mpt_cli.report.run import Run, load_run
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "LossScaleOptimizer",
     "Policy",
