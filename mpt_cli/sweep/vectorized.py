@@ -223,9 +223,12 @@ class Groups(Observer[Job]):
         return is_new
 
     def _parts(self, whole: Running[Job]) -> list[Running[Job]]:
-        """The jobs of a command that have not ended, each as if it ran by itself."""
+        """The jobs of a command that have not ended, each as if it ran by itself; of one job its own, which may be
+        stopped."""
+        if whole.command.name not in self._members:
+            return [whole]
         parts = []
-        for command in self._members.get(whole.command.name, [whole.command]):
+        for command in self._members[whole.command.name]:
             if command.name not in self._told:
                 part = copy(whole)
                 part.command = command

@@ -173,5 +173,5 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
     assert "::: mpt_cli.python_api.fit\n" in hook.python("mpt_cli")
     hook._tree()["python_api"].members["fit"].docstring = None
-    with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.front\.fit$"):
+    with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.python_api\.fit$"):
         hook.python("mpt_cli")
