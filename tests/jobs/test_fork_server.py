@@ -222,6 +222,7 @@ def started(monkeypatch):
 
     monkeypatch.setattr(ForkServer, "__init__", init)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.delenv("TF_XLA_FLAGS", raising=False)  # of the tests' own programs
     return found
 
 
@@ -239,7 +240,7 @@ def test_forked_jobs_come_to_the_same_bits_and_keep_their_programs(backend, star
     monkeypatch.chdir(tmp_path)
     words = ["conf=digits_mlp", "policy=mixed_float16,float32", f"backend={backend}", "trainer.max_steps=30",
              "trainer.checkpoint_every_steps=10", "trainer.jit_compile=true", "backend.compile_cache=programs",
-             "-j", "2", "--quiet"]  # fmt: skip
+             "-j", "1", "--quiet"]  # fmt: skip
     for folder, more in (("forked", []), ("fresh", ["--fresh-processes"])):
         assert main(["sweep", *words, f"sweep_dir={folder}", *more]) == 0
         assert started == [backend]
