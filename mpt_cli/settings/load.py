@@ -30,6 +30,7 @@ from mpt_cli.settings.recipes import (
     default_choices,
     is_meant_instead,
     read_recipe,
+    variant_of,
 )
 from mpt_cli.settings.resolvers import register_installed
 from mpt_cli.settings.schema import (
@@ -89,7 +90,12 @@ def compose_tree(
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
         composed = _compose(choices, sound_bodies, [text for text in overrides if _can_be_set(trial, text, problems)])
-    return {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
+    tree = {name: _resolved(composed, name, name, problems) for name in map(str, composed)}
+    for group, choice in choices.items():  # a file of the project may imply which it is, as `builder:` does
+        key = choosing_key(group)
+        if key is not None and isinstance(tree.get(group), dict):
+            tree[group].setdefault(key, variant_of(group, choice))
+    return tree
 
 
 def _compose(choices: dict[str, str], bodies: list[dict[str, Any]], overrides: list[str]) -> DictConfig:

@@ -46,6 +46,11 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     write_for_github(results, found.errors, sys.stderr if arguments.json else sys.stdout)
     if not found.targets and found.errors:
         raise_problems(found.errors)
+    if not found.targets:
+        reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
+        reasons += ["no other has these tags and words"] if arguments.tag or arguments.keywords else []
+        raise ConfigError(Problem("reproduce", "must have something to run, or it would always pass.", None,
+                                  f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]
     if arguments.json:
         errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]

@@ -109,8 +109,9 @@ def _foreign(word: str) -> Problem | None:
     if is_taken(path):
         return None
     of_trainer = [f"trainer.{name}" for name in RECORDED_TRAINER_KEYS]
-    known = [*(f"{section}.…" for section in SECTIONS), *SINGLE_KEYS, *of_trainer]
-    return Problem(path, "is the script's own affair.", value, f"mpt run takes {', '.join(known)}.")
+    known = ["policy", *(f"{section}.…" for section in SECTIONS if section != "policy"), *SINGLE_KEYS, *of_trainer]
+    own = 'In the script, a layer takes dtype="float32". ' if path.startswith("policy.") else ""
+    return Problem(path, "is the script's own affair.", value, f"{own}mpt run takes {', '.join(known)}.")
 
 
 def _code_of(error: BaseException | None) -> int:

@@ -369,6 +369,16 @@ def test_a_dry_run_reads_them_all_and_runs_none(outcome, capsys) -> None:
     assert "3 problems" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("words", [["--tag", "nosuch"], ["-k", "nosuch"], ["-k", "nosuch", "--dry-run"]])
+def test_nothing_to_run_is_no_success(outcome, capsys, words) -> None:
+    """A mistyped tag would keep a pipeline green for ever."""
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", *words]) == 2
+    assert "must have something to run, or it would always pass. Left out: no other has" in capsys.readouterr().err
+    Path("base.yaml").write_text("data: {name: digits}\n")
+    assert main(["reproduce", "./base.yaml"]) == 2
+    assert "words" not in outcome
+
+
 def test_what_passes_at_a_second_attempt_is_flaky(outcome, capsys, monkeypatch) -> None:
     run, good = StubExecutor.run, outcome["summary"]
 

@@ -146,6 +146,14 @@ def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
 
 
 @pytest.mark.slow
+def test_a_group_file_may_imply_which_it_is() -> None:
+    write("conf/model/mine.yaml", "builder: nets.py:build\nkwargs: {width: 16}\n")
+    write("conf/data/mine.yaml", "loader: nets.py:load\n")
+    settings = load_settings(["conf=digits_mlp", "model=mine", "data=mine"])
+    assert (settings.model.name, settings.model.kwargs, settings.data.name) == ("builder", {"width": 16}, "loader")
+
+
+@pytest.mark.slow
 def test_a_group_that_nobody_has(messages) -> None:
     write("conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
     assert load_settings(["conf=digits_mlp", "experiment=a"]).seed == 4
