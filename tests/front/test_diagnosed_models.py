@@ -1,5 +1,6 @@
 """`mpt.diagnose(model, x, y)`: what `mpt diagnose` finds, of objects, which stay as they are."""
 
+import json
 from pathlib import Path
 
 import keras
@@ -8,6 +9,7 @@ import pytest
 from backends import assert_passes_on_jax, only_on
 
 import mpt_cli as mpt
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
 
 RNG = np.random.default_rng(0)
@@ -73,3 +75,16 @@ def test_what_can_not_be_diagnosed_is_said():
 @only_on("tensorflow")
 def test_on_jax():
     assert_passes_on_jax(Path(__file__))
+
+
+@pytest.mark.slow
+def test_the_run_of_a_recorder_is_no_run_to_train_again(tmp_path, capsys):
+    """It has neither the model nor the data; what can look at them is named."""
+    model, run_dir = net(), tmp_path / "run"
+    model.fit(X, Y, batch_size=16, verbose=0, callbacks=[mpt.Recorder(run_dir)])
+    event = {"step": 2, "epoch": 1, "kind": "overflow", "scale_before": 4.0, "scale_after": 2.0, "attempt": 1}
+    (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert main(["diagnose", str(run_dir)]) == 2
+    said = capsys.readouterr()
+    assert "is of a run that a Python program started" in said.err and "mpt.diagnose(model, x, y)" in said.err
+    assert "Traceback" not in said.err
