@@ -2,7 +2,6 @@
 each a run like any other, with directory, record and exit code of its own, by compiled programs that they share.
 """
 
-import fcntl
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.cli import explain
 from mpt_cli.engine.backend import prepare_backend
-from mpt_cli.errors import OK
-from mpt_cli.runs.directory import note_holder, read_json, write_json
+from mpt_cli.errors import OK, DataError
+from mpt_cli.runs.directory import note_holder, read_json, take_lock, write_json
 from mpt_cli.runs.expectations import with_own_expectations
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.schema import Settings
@@ -81,7 +80,8 @@ def train_together(file: GroupFile) -> int:
 def _held(lock: Path) -> Iterator[None]:
     """A sweep that finds it held waits for the end of the job."""
     with lock.open("a", encoding="utf-8") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        if not take_lock(file, wait=True):
+            raise DataError(f"another process is writing by {lock}. Wait for it, or stop it first.")
         note_holder(file)
         yield
 

@@ -5,7 +5,8 @@ What is read is the program as the backend traced it, before XLA fuses it: where
 that is seen. Forward operations are read without differentiation, which would mix the derivatives' with them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -68,6 +69,22 @@ class Operation:
 
 Scope = Callable[[str], AbstractContextManager[Any]]
 MARK = "mpt_part_{}x"  # ends in a letter: TensorFlow numbers the second of a name
+_PART = re.compile(MARK.format(r"(\d+)"))
+
+
+def part_in(names: str) -> int | None:
+    """The innermost of the marked parts, by its number, that an operation with this path of names is in; None of none.
+
+    >>> part_in("a/mpt_part_2x/b/mpt_part_10x/c"), part_in("a/mpt_part_none_x")
+    (10, None)
+    """
+    found = _PART.findall(names)
+    return int(found[-1]) if found else None
+
+
+def kinds_by_name(kinds: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """The kind of each operation of a framework, from its names by kind."""
+    return {name: kind for kind, names in kinds.items() for name in names}
 
 
 def marked(model: Any, parts: Sequence[Any], scope: Scope) -> AbstractContextManager[None]:

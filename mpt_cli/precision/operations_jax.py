@@ -1,7 +1,6 @@
 """The operations of a program that JAX traced, as `operations` reads them: its jaxpr with all that is called inside."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +18,9 @@ from mpt_cli.precision.operations import (
     UPDATE,
     Operation,
     Value,
+    kinds_by_name,
     marked,
+    part_in,
 )
 from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, train_step
@@ -46,8 +47,7 @@ KINDS = {
     "neg": ("neg",),
     "sub": ("sub",),
 }  # fmt: skip
-_KIND = {name: kind for kind, names in KINDS.items() for name in names}
-_PART = re.compile(r"mpt_part_(\d+)x")
+_KIND = kinds_by_name(KINDS)
 
 
 def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any], given: Any) -> list[Operation]:
@@ -118,13 +118,13 @@ class _Reader:
         return self._walk(getattr(inner, "jaxpr", inner), inputs, path)
 
     def _operation(self, each: Any, inputs: list[tuple[int, ...]], path: str) -> Operation:
-        name, parts = each.primitive.name, _PART.findall(path)
+        name = each.primitive.name
         where = BACKWARD if "transpose(" in path else FORWARD if "jvp(" in path else self.where
         values = tuple(_value(variable, sources) for variable, sources in zip(each.invars, inputs, strict=True))
         exponent = _exponent(each)
         kind = SQUARE if exponent == 2 or _is_square(each) else _KIND.get(name, name)
         sizes = _sizes(each) if kind == PRODUCT else ()
-        return Operation(name, kind, where, int(parts[-1]) if parts else None, "compile_loss" in path, values,
+        return Operation(name, kind, where, part_in(path), "compile_loss" in path, values,
                          tuple(_value(variable, ()) for variable in each.outvars), sizes,
                          _summed(each) if kind == SUM else exponent)  # fmt: skip
 

@@ -1,7 +1,6 @@
 """The operations of a program that TensorFlow traced, as `operations` reads them: its graph with its functions."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from mpt_cli.precision.operations import (
     BACKWARD,
     CAST,
     FORWARD,
+    MARK,
     MOVE,
     PRODUCT,
     SQUARE,
@@ -18,7 +18,9 @@ from mpt_cli.precision.operations import (
     UPDATE,
     Operation,
     Value,
+    kinds_by_name,
     marked,
+    part_in,
 )
 from mpt_cli.precision.step_tensorflow import train_step
 
@@ -51,8 +53,7 @@ KINDS = {
     "neg": ("Neg",),
     "sub": ("Sub",),
 }  # fmt: skip
-_KIND = {name: kind for kind, names in KINDS.items() for name in names}
-_PART = re.compile(r"mpt_part_(\d+)x")
+_KIND = kinds_by_name(KINDS)
 
 
 def trace_function(model: Any, parts: Sequence[Any], function: Callable[..., Any], given: Any) -> list[Operation]:
@@ -96,7 +97,7 @@ class _Reader:
     def read(self, graph: Any) -> list[Operation]:
         names = [operation.name for operation in graph.get_operations()]
         # the forward pass and the loss are from where the model begins to the first gradient
-        begin = next((i for i, name in enumerate(names) if "mpt_part_" in name), 0)
+        begin = next((i for i, name in enumerate(names) if MARK.partition("{")[0] in name), 0)
         end = next((i for i, name in enumerate(names) if "gradient_tape/" in name), len(names))
         places = [FORWARD if begin <= place < end else self.where for place in range(len(names))]
         self._walk(graph, {}, "", places)
@@ -145,14 +146,14 @@ class _Reader:
         return [made.get(tensor.name, ()) for tensor in inner.outputs]
 
     def _operation(self, each: Any, inputs: list[tuple[int, ...]], path: str, where: str) -> Operation:
-        parts = _PART.findall(path)
+        part = part_in(path)
         is_sum = each.type == "AddN" and where == UPDATE  # of gradients that reach one place
-        where = BACKWARD if "gradient_tape/" in path or is_sum else FORWARD if parts else where
+        where = BACKWARD if "gradient_tape/" in path or is_sum else FORWARD if part is not None else where
         values = tuple(_value(tensor, sources) for tensor, sources in zip(each.inputs, inputs, strict=True))
         kind, exponent = _KIND.get(each.type, each.type), _exponent(each)
         kind = SQUARE if exponent == 2 or _is_square(each) else kind
         number = _summed(each) if kind == SUM else exponent
-        return Operation(each.type, kind, where, int(parts[-1]) if parts else None, "compile_loss" in path, values,
+        return Operation(each.type, kind, where, part, "compile_loss" in path, values,
                          tuple(_value(tensor, ()) for tensor in each.outputs),
                          _sizes(each) if kind == PRODUCT else (), number)  # fmt: skip
 

@@ -7,7 +7,6 @@ metrics, the peak memory, and the speed as examples per round of a reference loo
 after each run, so that a machine that is slower today is no drift of the recipe.
 """
 
-import fcntl
 import json
 import math
 import os
@@ -24,6 +23,7 @@ import numpy as np
 from mpt_cli.errors import DataError
 from mpt_cli.redaction import without_secrets
 from mpt_cli.reproduce.reproduction import Reproduction
+from mpt_cli.runs.directory import take_lock
 from mpt_cli.runs.provenance import ENVIRONMENT, environment_differences
 from mpt_cli.settings.limits import read_file
 from mpt_cli.sweep.paired import t_quantile
@@ -182,7 +182,7 @@ class History:
     def _append(self, entry: Entry) -> list[Entry]:
         """Returns what was there before."""
         with self.path.open("ab") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            take_lock(file, wait=True)  # where there are no locks, a line is one write all the same
             text = read_file(self.path, None, "backslashreplace")
             start = "" if not text or text.endswith("\n") else "\n"  # a line that was broken off stays one of its own
             os.write(file.fileno(), f"{start}{strict_json(entry)}\n".encode())

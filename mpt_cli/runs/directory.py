@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Self, TextIO, get_type_hints
+from typing import IO, Any, ClassVar, Self, TextIO, get_type_hints
 
 from mpt_cli.errors import DataError
 from mpt_cli.plugins import PluginError
@@ -393,14 +393,15 @@ class Holder:
         return _start_of(self.pid) != self.started
 
 
-def take_lock(lock_file: TextIO) -> bool:
-    """Whether this process holds the file now, until whoever has it open has closed it or ended.
+def take_lock(lock_file: IO[Any], wait: bool = False) -> bool:
+    """Whether this process holds the file now, until whoever has it open has closed it or ended; after waiting for
+    whoever has it, where it is to `wait`.
 
     Where the file system has no locks, the name in the file says who holds it; of a process of another machine or
     container it can't be known whether it has ended.
     """
     try:
-        fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:
