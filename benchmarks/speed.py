@@ -36,7 +36,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 BACKENDS = ["tensorflow", "jax"]
 POLICIES = ["float32", "mixed_float16", "mixed_bfloat16"]  # the last one of recipes only
 CONTENDERS = ["fit", "bare loop", "mpt, no telemetry", "fit, scale logged"]  # beside mpt; the last two of recipes only
-CHILD_SECONDS = 240.0
+CHILD_SECONDS = 600.0
 
 
 def child(task: dict[str, Any], module: str = "benchmarks.speed_cell", python: str = sys.executable) -> dict[str, Any]:

@@ -25,7 +25,6 @@ COMMON = [
     "optimizer.schedule.name=constant", "optimizer.schedule.warmup_steps=0", "trainer.batch_size=64",
     "trainer.drop_remainder=true", "trainer.checkpoint_every_minutes=null", "trainer.monitor=null",
     "data.validation_fraction=0", "logger.console=quiet",
-    "trainer.epochs=1000000",  # jit_compile as a long run has it: what compiling takes is not measured
     "trainer.deterministic=false",  # a switch of the whole process, which would slow down `fit` as well
     "trainer.epochs=500",  # what is chosen for a long run, such as XLA, is what is measured
 ]  # fmt: skip

@@ -74,7 +74,7 @@ class _MainThread:
         self.handlers = 0  # how many are active that let it end in its own time
         self.is_heard = False  # whether one of them took the latest signal
         self.raised: signal.Signals | None = None  # where none did
-        self.held: signal.Signals | None = None  # in a section in which nothing may be raised
+        self.held: signal.Signals | None = None  # in a section in which nothing may be raised, or where that was lost
         self.asked: signal.Signals | None = None  # of its active Interruption
         self.beside: list[Interruption] = []  # those of other threads, for which it hears
         self.latest: signal.Signals | None = None  # as the other thread saw it
@@ -185,6 +185,16 @@ class Watch:
             _main.hears_hangups = True
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_unwatched)
+        print_it = sys.unraisablehook
+
+        def lost(unraisable: "sys.UnraisableHookArgs") -> None:
+            """A callback of the garbage collector (jax has one) and a `__del__` lose what a handler raises in them."""
+            if isinstance(unraisable.exc_value, KeyboardInterrupt) and _main.raised is not None:
+                _main.held = _main.raised
+            else:
+                print_it(unraisable)
+
+        sys.unraisablehook = lost
         self._is_urgent = False
         threading.Thread(target=self._listen, name="mpt-signals", daemon=True).start()
         return self

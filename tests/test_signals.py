@@ -287,3 +287,29 @@ def test_an_import_that_takes_long_is_not_waited_for():
     """
     code, out, err, _ = run_body(body, signal.SIGINT, between=0)
     assert (code, out, err.strip()) == (130, "", "mpt: interrupted while importing jax")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_in_section", [True, False])
+def test_a_signal_whose_exception_a_callback_loses_ends_the_program_without_a_traceback(is_in_section):
+    """Python throws away what a callback of its garbage collector raises, and prints it."""
+    body = f"""
+        import gc
+        from contextlib import nullcontext
+        struck = []
+        def callback(phase, _):
+            if not struck:
+                struck.append(phase)
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(0.3)  # another thread may be the one that the system gives it to
+        end("ready", flush=True)
+        time.sleep(0.3)  # so that it is read by itself
+        with unheard("compiling") if {is_in_section} else nullcontext():
+            gc.callbacks.append(callback)
+            gc.collect()
+            end("went on", flush=True)
+        while not {is_in_section}:
+            time.sleep(0.01)
+        end("never said")
+    """
+    assert run_body(body)[:3] == (143, "went on\n", "\nmpt: terminated\n")
