@@ -30,12 +30,40 @@ COMMON = [
 ]  # fmt: skip
 
 
-def _own(builder: str, data: str, kwargs: str = "{}") -> list[str]:
-    here = "benchmarks.speed_models"
-    loader, _, given = data.partition(" ")
+# a model: its builder with arguments, its data with arguments
+OWN_MODELS: dict[str, tuple[str, dict[str, Any], str, dict[str, Any]]] = {
+    "wide MLP": ("wide_mlp", {}, "features", {"shape": [256]}),
+    "residual MLP, 24 blocks": ("residual_mlp", {"blocks": 24}, "features", {"shape": [64]}),
+    "separable CNN": ("separable_cnn", {}, "features", {"shape": [32, 32, 3]}),
+    "series CNN": ("series_cnn", {}, "features", {"shape": [64, 8]}),
+    "LSTM": ("lstm", {}, "features", {"shape": [32, 16]}),
+    "bidirectional GRU": ("bidirectional_gru", {}, "features", {"shape": [32, 16]}),
+    "wide embedding": ("wide_embedding", {"words": 50000, "width": 64}, "tokens", {"length": 32, "words": 50000}),
+    "transformer, 8 blocks": ("pre_norm_transformer", {"words": 1000, "blocks": 8}, "tokens",
+                              {"length": 24, "words": 1000}),
+    "small MLP": ("mlp", {}, "features", {"shape": [64]}),
+    "CNN": ("cnn", {}, "features", {"shape": [28, 28, 1]}),
+    "residual CNN": ("residual_cnn", {"blocks": 3}, "features", {"shape": [16, 16, 3]}),
+    "text CNN": ("text_cnn", {"words": 5000}, "tokens", {"length": 64, "words": 5000}),
+}  # fmt: skip
+
+
+def hydra_map(given: dict[str, Any]) -> str:
+    """As the command line takes a mapping.
+
+    >>> hydra_map({"shape": [64], "blocks": 2})
+    '{shape: [64], blocks: 2}'
+    """
+    return "{" + ", ".join(f"{key}: {value}" for key, value in given.items()) + "}"
+
+
+def own_model_words(model: str, **more: Any) -> list[str]:
+    """The overrides that name it; `more` is for the function that gives its data."""
+    builder, kwargs, loader, given = OWN_MODELS[model]
     return [
-        "conf=digits_mlp", "model=builder", f"model.builder={here}:{builder}", f"model.kwargs={kwargs}", "data=loader",
-        f"data.loader={here}:{loader}", f"data.kwargs={given}", "trainer.save_model=false",
+        "conf=digits_mlp", "model=builder", f"model.builder=benchmarks.speed_models:{builder}",
+        f"model.kwargs={hydra_map(kwargs)}", "data=loader", f"data.loader=benchmarks.speed_models:{loader}",
+        f"data.kwargs={hydra_map({**given, **more})}",
     ]  # fmt: skip
 
 
@@ -44,19 +72,11 @@ RECIPES = {  # those that PyTorch Lightning is measured on as well
     "digits CNN": ["conf=digits_cnn", "data.limit=900"],  # so that a turn of the slowest policy stays within a second
     "character transformer": ["conf=char_transformer", "data.limit=512", "data.sequence_length=32"],
 }
-MODELS = {
-    **RECIPES,
-    "wide MLP": _own("wide_mlp", "features {shape: [256]}"),
-    "residual MLP, 24 blocks": _own("residual_mlp", "features {shape: [64]}", "{blocks: 24}"),
-    "ResNet": ["conf=digits_resnet", "data.limit=576"],
-    "separable CNN": _own("separable_cnn", "features {shape: [32, 32, 3]}"),
-    "series CNN": _own("series_cnn", "features {shape: [64, 8]}"),
-    "LSTM": _own("lstm", "features {shape: [32, 16]}"),
-    "bidirectional GRU": _own("bidirectional_gru", "features {shape: [32, 16]}"),
-    "wide embedding": _own("wide_embedding", "tokens {length: 32, words: 50000}", "{words: 50000, width: 64}"),
-    "transformer, 8 blocks": _own("pre_norm_transformer", "tokens {length: 24, words: 1000}",
-                                  "{words: 1000, blocks: 8}"),
-}  # fmt: skip
+NAMES = ["wide MLP", "residual MLP, 24 blocks", "ResNet", "separable CNN", "series CNN", "LSTM", "bidirectional GRU",
+         "wide embedding", "transformer, 8 blocks"]  # fmt: skip
+RESNET = ["conf=digits_resnet", "data.limit=576"]
+MODELS = RECIPES | {name: RESNET if name == "ResNet" else [*own_model_words(name), "trainer.save_model=false"]
+                    for name in NAMES}  # fmt: skip
 
 
 def cell_settings(task: dict[str, Any], policy: str) -> Settings:

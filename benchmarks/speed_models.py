@@ -13,20 +13,20 @@ EXAMPLES = 1024  # 16 steps of 64 an epoch
 Shape = tuple[int, ...]
 
 
-def features(shape: list[int], num_classes: int = 10) -> tuple[Any, Any]:
+def features(shape: list[int], num_classes: int = 10, examples: int = EXAMPLES) -> tuple[Any, Any]:
     """float32 examples of `shape` from a normal distribution, and labels."""
     rng = np.random.default_rng(0)
-    return rng.normal(size=(EXAMPLES, *shape)).astype("float32"), labels(rng, num_classes)
+    return rng.normal(size=(examples, *shape)).astype("float32"), labels(rng, num_classes, examples)
 
 
-def tokens(length: int, words: int, num_classes: int = 10) -> tuple[Any, Any]:
+def tokens(length: int, words: int, num_classes: int = 10, examples: int = EXAMPLES) -> tuple[Any, Any]:
     """int32 indices of `words` words, `length` an example, and labels."""
     rng = np.random.default_rng(0)
-    return rng.integers(0, words, (EXAMPLES, length)).astype("int32"), labels(rng, num_classes)
+    return rng.integers(0, words, (examples, length)).astype("int32"), labels(rng, num_classes, examples)
 
 
-def labels(rng: np.random.Generator, num_classes: int) -> Any:
-    drawn = rng.integers(0, num_classes, EXAMPLES).astype("int32")
+def labels(rng: np.random.Generator, num_classes: int, examples: int) -> Any:
+    drawn = rng.integers(0, num_classes, examples).astype("int32")
     drawn[:num_classes] = np.arange(num_classes)
     return drawn
 
@@ -88,3 +88,35 @@ def pre_norm_transformer(input_shape: Shape, num_classes: int, words: int, block
         x = x + layers.MultiHeadAttention(4, 8)(normed, normed)
         x = x + layers.Dense(32)(layers.Dense(128, "gelu")(layers.LayerNormalization()(x)))
     return keras.Model(inputs, layers.Dense(num_classes)(layers.GlobalAveragePooling1D()(x)))
+
+
+def mlp(input_shape: Shape, num_classes: int) -> keras.Model:
+    """The smallest: a step is nearly all overhead."""
+    return keras.Sequential([keras.Input(input_shape), layers.Dense(64, "relu"), layers.Dense(num_classes)])
+
+
+def cnn(input_shape: Shape, num_classes: int) -> keras.Model:
+    """Convolutions, pooling and dropout, as in Keras's first example."""
+    stack = [layer for filters in (16, 32) for layer in (layers.Conv2D(filters, 3, activation="relu"),
+                                                         layers.MaxPooling2D())]  # fmt: skip
+    head = [layers.Flatten(), layers.Dropout(0.5), layers.Dense(num_classes)]
+    return keras.Sequential([keras.Input(input_shape), *stack, *head])
+
+
+def residual_cnn(input_shape: Shape, num_classes: int, blocks: int) -> keras.Model:
+    """Blocks of two convolutions with BatchNormalization."""
+    inputs = keras.Input(input_shape)
+    x = layers.Conv2D(16, 3, padding="same")(inputs)
+    for _ in range(blocks):
+        y = layers.ReLU()(layers.BatchNormalization()(x))
+        y = layers.ReLU()(layers.BatchNormalization()(layers.Conv2D(16, 3, padding="same")(y)))
+        x = x + layers.Conv2D(16, 3, padding="same")(y)
+    return keras.Model(inputs, layers.Dense(num_classes)(layers.GlobalAveragePooling2D()(x)))
+
+
+def text_cnn(input_shape: Shape, num_classes: int, words: int) -> keras.Model:
+    """Convolutions of several widths over embedded words."""
+    inputs = keras.Input(input_shape, dtype="int32")
+    x = layers.Embedding(words, 32)(inputs)
+    heads = [layers.GlobalMaxPooling1D()(layers.Conv1D(32, width, activation="relu")(x)) for width in (2, 3, 4)]
+    return keras.Model(inputs, layers.Dense(num_classes)(layers.Concatenate()(heads)))

@@ -50,14 +50,17 @@ class Contenders:
 
     def _mpt(self, scaling: str) -> "dict[str, Turn]":
         """One session with its telemetry and without: the same compiled program."""
-        from benchmarks.contenders import Cell, NoStore, file_telemetry
+        from benchmarks.contenders import Cell, file_telemetry
         from mpt_cli.telemetry.sink import Telemetry
+        from mpt_cli.training.checkpoint import CheckpointStore
         from mpt_cli.training.program import SettingsProgram
         from mpt_cli.training.session import prepare
 
         settings = replace(self.settings, loss_scale=replace(self.settings.loss_scale, mode=scaling))
         silent = Telemetry([])
-        session = prepare(SettingsProgram(settings), self.platform, silent, NoStore(self.folder, 1, silent.message))
+        store = CheckpointStore(self.folder, 1, silent.message)
+        session = prepare(SettingsProgram(settings), self.platform, silent, store)
+        session.trainer.checkpointer.save = lambda *_: None  # type: ignore[method-assign]
         cell = Cell(settings, self.platform, session.assembly.data, self.folder)
         written = self.telemetry[scaling] = file_telemetry(cell)
         written.start(session.header(self.folder))

@@ -45,6 +45,15 @@ def _with_rows(gradient: Tensor, rows: Tensor) -> Tensor:
     return type(gradient)((rows, gradient.indices), shape=gradient.shape)
 
 
+def reinterpret(x: Tensor, dtype: Any) -> Tensor:
+    """The bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown size."""
+    if keras.backend.backend() == "jax":
+        return x.view(dtype)
+    import tensorflow as tf
+
+    return tf.bitcast(x, dtype)
+
+
 def is_large(values: Tensor) -> bool:
     """Whether a pass over it is a matter of memory, at least on a CPU."""
     return bool(math.prod(values.shape) >= LARGE_ELEMENTS)
@@ -81,13 +90,45 @@ def unscale(gradients: list[Tensor], variables: list[Any], scale: Tensor | None)
 def magnitude(gradient: Tensor) -> Tensor:
     """float32 scalar: the largest magnitude in a gradient, inf where it holds inf or nan, 0 where it is empty.
 
-    One pass says whether it is finite, whether it is all zero and how large it is. The comparison, not `isfinite`, and
-    a maximum, not `all`, are what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
+    One pass says whether it is finite, whether it is all zero and how large it is. A maximum, not `all` of `isfinite`,
+    is what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
     """
     values = dense(gradient)
-    if _reads_in_blocks(values):
-        return ops.cast(ops.max(_block_magnitudes(ops.reshape(values, (-1,)))), "float32")
-    return ops.cast(ops.max(_sizes(values), initial=0), "float32")
+    form = _BITS.get(keras.backend.standardize_dtype(values.dtype)) if _on_cpu() else None
+    if form is None:
+        return ops.cast(ops.max(_sizes(values), initial=0), "float32")
+    is_long = keras.backend.backend() == "jax" and is_large(values)
+    largest = ops.max(_block_sizes(ops.reshape(values, (-1,)), form) if is_long else form.sizes(values), initial=0)
+    # an integer of a nan is above that of inf
+    found = reinterpret(ops.cast(ops.minimum(largest, form.infinity), form.integer), values.dtype)
+    return ops.cast(found, "float32")
+
+
+class _Bits(NamedTuple):
+    """How a float's bits are read as an integer: without their sign those of a larger magnitude are the larger one."""
+
+    integer: str
+    infinity: int
+
+    def sizes(self, values: Tensor) -> Tensor:
+        """On a CPU two passes in TensorFlow where comparing floats takes four, and no way through float32 for halves:
+        for 3,200,000 elements 1.9 ms instead of 9.4 in float32, 0.6 instead of 5.0 in float16."""
+        all_but_sign = 2**15 - 1 if self.integer == "int16" else 2**31 - 1
+        return ops.bitwise_and(reinterpret(values, self.integer), ops.cast(all_but_sign, self.integer))
+
+
+_BITS = {"float16": _Bits("int16", 0x7C00), "bfloat16": _Bits("int16", 0x7F80), "float32": _Bits("int32", 0x7F800000)}
+
+
+def _on_cpu() -> bool:
+    """On a GPU the pass is one kernel in any case, and TensorFlow's maximum of integers is the host's."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.default_backend() == "cpu"
+    import tensorflow as tf
+
+    return not tf.config.list_logical_devices("GPU")
 
 
 def _sizes(values: Tensor) -> Tensor:
@@ -98,25 +139,16 @@ def _sizes(values: Tensor) -> Tensor:
     return ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
 
 
-def _reads_in_blocks(values: Tensor) -> bool:
-    """On JAX's CPU: XLA there writes `_sizes` to memory and reads it again to find its maximum."""
-    if keras.backend.backend() != "jax" or not is_large(values):
-        return False
-    import jax
-
-    return jax.default_backend() == "cpu"
-
-
-def _block_magnitudes(values: Tensor) -> Tensor:
-    """The largest of `_sizes` at each place of a block, over all blocks of a long vector: one pass over memory (for
-    3,200,000 float32 elements 0.43 ms, all at once 1.3). The last block begins where it still fits."""
+def _block_sizes(values: Tensor, form: _Bits) -> Tensor:
+    """The largest of `form.sizes` at each place of a block, over all blocks of a long vector: one pass over memory,
+    where XLA writes the sizes of all to memory and reads them again."""
 
     def larger(block: Tensor, largest: Tensor) -> Tensor:
         start = ops.minimum(block * BLOCK_ELEMENTS, values.shape[0] - BLOCK_ELEMENTS)
-        return ops.maximum(largest, _sizes(ops.slice(values, (start,), (BLOCK_ELEMENTS,))))
+        return ops.maximum(largest, form.sizes(ops.slice(values, (start,), (BLOCK_ELEMENTS,))))
 
     count = math.ceil(values.shape[0] / BLOCK_ELEMENTS)
-    return ops.fori_loop(0, count, larger, ops.zeros((BLOCK_ELEMENTS,), values.dtype))
+    return ops.fori_loop(0, count, larger, ops.zeros((BLOCK_ELEMENTS,), form.integer))
 
 
 def all_finite(gradients: list[Tensor]) -> Tensor:

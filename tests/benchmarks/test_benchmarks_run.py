@@ -21,8 +21,9 @@ ROOT = Path(__file__).parents[2]
         (["-m", "benchmarks.telemetry", "--quick"], "| jax | digits MLP |"),
         (["-m", "benchmarks.compile_time", "--quick"], "| variables | many | jax, XLA | 10 |"),
         (["-m", "benchmarks.lost_updates", "--quick"], "| bfloat16 | 0.01 | stochastically |"),
+        (["-m", "benchmarks.short_runs", "--quick"], "| wide MLP | float32 | jax | 1 |"),
     ],
-    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates"],
+    ids=["startup", "speed", "sweep", "vectorized", "telemetry", "compile_time", "lost_updates", "short_runs"],
 )
 def test_benchmark_runs(words: list[str], expected: str) -> None:
     done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=300)

@@ -38,6 +38,24 @@ def test_it_is_the_largest_magnitude_of_either_sign(mode: str) -> None:
     assert float(of(keras.ops.convert_to_tensor(np.float32([FLOAT32_MAX, 1.0])))) == FLOAT32_MAX
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_long_ones_are_read_to_their_last_element(dtype: str, monkeypatch) -> None:
+    monkeypatch.setattr(finite, "LARGE_ELEMENTS", 64)
+    monkeypatch.setattr(finite, "BLOCK_ELEMENTS", 16)  # JAX on a CPU reads so many at a time
+    of = compiled(magnitude, "xla")
+    for size in (64, 65, 79):
+        for place in (0, 15, 16, size - 2, size - 1):
+            for value, expected in ((-3.5, 3.5), (np.nan, np.inf), (-np.inf, np.inf)):
+                values = np.full(size, 0.25)
+                values[place] = value
+                assert float(of(keras.ops.convert_to_tensor(values, dtype))) == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_smallest_number_of_float16_is_not_zero(mode: str) -> None:
+    assert float(compiled(magnitude, mode)(keras.ops.convert_to_tensor([0.0, -(2.0**-24)], "float16"))) == 2.0**-24
+
+
 @pytest.mark.skipif(keras.backend.backend() == "jax", reason="JAX has no float64 unless a run asks for it")
 def test_a_finite_float64_beyond_float32_is_finite() -> None:
     gradients = [keras.ops.convert_to_tensor(np.array([1e300]), "float64")]

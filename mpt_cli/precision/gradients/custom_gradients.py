@@ -34,15 +34,6 @@ def wide_dtype(x: Tensor) -> str:
     return "float64" if dtype == "float64" else "float32"
 
 
-def reinterpret(x: Tensor, dtype: Any) -> Tensor:
-    """The bits of `x` as another dtype of its size; `keras.ops.view` fails on a TensorFlow batch of unknown size."""
-    if keras.backend.backend() == "jax":
-        return x.view(dtype)
-    import tensorflow as tf
-
-    return tf.bitcast(x, dtype)
-
-
 Forward = Callable[..., Any]
 Backward = Callable[..., Any]
 

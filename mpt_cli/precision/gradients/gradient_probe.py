@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 from keras import ops
 
-from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor, define_gradient, reinterpret
+from mpt_cli.precision.finite import reinterpret
+from mpt_cli.precision.gradients.custom_gradients import Tensor, check_float_tensor, define_gradient
 from mpt_cli.precision.gradients.rounding import find_format
 
 SUBNORMALS, INFS, NANS, ZEROS = 0, 255, 256, 257

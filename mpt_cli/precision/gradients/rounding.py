@@ -8,12 +8,11 @@ from typing import Any
 import keras
 from keras import ops
 
-from mpt_cli.precision.finite import FLOAT32_MAX
+from mpt_cli.precision.finite import FLOAT32_MAX, reinterpret
 from mpt_cli.precision.gradients.custom_gradients import (
     Tensor,
     check_float_tensor,
     define_gradient,
-    reinterpret,
     wide_dtype,
 )
 

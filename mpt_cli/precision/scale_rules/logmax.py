@@ -130,7 +130,7 @@ def _mean(before: Any, value: Any, beta: float) -> Any:
 
 
 def _reinterpret(x: Any, dtype: str) -> Any:
-    from mpt_cli.precision.gradients.custom_gradients import reinterpret
+    from mpt_cli.precision.finite import reinterpret
 
     return reinterpret(x, dtype)
 
