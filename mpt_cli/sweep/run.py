@@ -18,7 +18,7 @@ from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
+from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.directory import (
@@ -145,9 +145,13 @@ def start_sweep(
 def dry_run(
     overrides: Sequence[str], options: Options, kind: SamplerSettings
 ) -> tuple[dict[str, Any], list[str]]:
-    """What `start_sweep` would run, for --json and as lines."""
-    own, _ = split_overrides(overrides)
-    return kind.dry_run(own, options.filled({"objective": read_block(own).objective}))
+    """What `start_sweep` would run, for --json and as lines; DataError where its directory is taken."""
+    own, path = split_overrides(overrides)
+    block = read_block(own)
+    found = kind.dry_run(own, options.filled({"objective": block.objective}))
+    if place := path or block.sweep_dir:
+        SweepDirectory(expanded(place)).check_free()
+    return found
 
 
 def resume_sweep(
