@@ -60,6 +60,14 @@ class Launcher(ABC):
         """What sweep.json holds of it."""
         return {"name": self.name, "settings": asdict(self)}
 
+    @property
+    def words(self) -> Sequence[str]:
+        """What says it on a command line, with those of its settings that are not as by default; none for the usual
+        one."""
+        own = {key: value for key, value in asdict(self).items() if value != getattr(type(self)(), key)}
+        more = {f"{_SBATCH}{option}": value for option, value in own.pop("sbatch", {}).items()}
+        return ["--launcher", self.name, *(f"{PREFIX}{key}={value}" for key, value in {**own, **more}.items())]
+
     def workers(self, jobs: int, gpus: int = 0) -> int:
         """Jobs at a time where nobody said how many."""
         return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
@@ -88,6 +96,7 @@ class LocalLauncher(Launcher):
     is_here = True
     description = ""
     facts = None
+    words = ()
 
     def check_package(self) -> None:
         """It needs none."""
@@ -211,14 +220,19 @@ def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
 
 def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = lambda sentence: None) -> Launcher:
     """The one that a sweep was started with, from its sweep.json; its package is looked for again."""
-    found = facts.get("launcher")
-    if found is not None and found["name"] == _GONE:
+    if (facts.get("launcher") or {}).get("name") == _GONE:
         say(f"This sweep was begun with --launcher {_GONE}, which is gone: its jobs run as processes of this machine, "
             "as they did.")  # fmt: skip
-        found = None
-    launcher = LocalLauncher() if found is None else LAUNCHERS[found["name"]](**found["settings"])
+    launcher = recorded_launcher(facts)
     launcher.check_package()
     return launcher
+
+
+def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
+    """The one in a sweep.json, which need not be one that can be used here."""
+    found = facts.get("launcher")
+    is_known = found is not None and found["name"] != _GONE
+    return LAUNCHERS[found["name"]](**found["settings"]) if is_known else LocalLauncher()
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

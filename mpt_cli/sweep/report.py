@@ -27,7 +27,7 @@ from mpt_cli.report.tables import (
 )
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.directory import (
     GOOD,
     INTERRUPTED,
@@ -40,6 +40,7 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.samplers import settings_from_facts
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -232,7 +233,7 @@ def best_lines(found: SweepResults) -> list[str]:
         return [_line("best", "none: no job finished")]
     title = "best" if found.lead.is_shown else "first"
     return [_line(title, f"{best.job.name}, {_reached(found, best)}"), _line("", best.job.command),
-            _line("", lead_sentence(found))]  # fmt: skip
+            *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line)]  # fmt: skip
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
@@ -254,10 +255,24 @@ def lead_sentence(found: SweepResults) -> str:
     rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     apart = f"Not told apart from {'; '.join(named[:MOST_NAMED])}{rest}"
     if count == 1:
-        return f"{apart}: one seed shows no spread; 'seed=range({FEWEST_SEEDS})' does."
+        return f"{apart}: one seed shows no spread, {FEWEST_SEEDS} do."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
-    return f"{apart} by {count} seeds; about {lead.seeds} would tell ('seed=range({lead.seeds})')."
+    return f"{apart} by {count} seeds; about {lead.seeds} would tell."
+
+
+def seeds_command(found: SweepResults) -> str:
+    """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would."""
+    wanted = FEWEST_SEEDS if len(found.ranked[0].finished) == 1 else found.lead.seeds
+    if not found.lead.together or wanted is None:
+        return ""
+    return "; ".join(_command_with_seeds(each, wanted) for each in found.parts or [found.sweep])
+
+
+def _command_with_seeds(sweep: SweepDirectory, count: int) -> str:
+    plan, facts = sweep.read_plan()
+    words = settings_from_facts(facts).more_seeds(sweep, f"{SEED}=range({count})")
+    return plan.jobs[0].with_variables(shell_command("sweep", *words), CONFIG_DIR)
 
 
 def front_sentence(found: SweepResults) -> str:
@@ -302,6 +317,7 @@ def markdown(found: SweepResults) -> str:
     if found.best is not None:
         title = "Best" if found.lead.is_shown else "First"
         parts.append(f"{title}: {found.best.job.name}. {lead_sentence(found)}\n\n    {found.best.job.command}")
+        parts += [f"With more seeds:\n\n    {seeds_command(found)}"] if seeds_command(found) else []
     parts += [f"{result.job.name} {result.status}: {result.reason or 'the sweep ended before it'}\n\n"
               f"    {result.job.command}" for result in _not_good(found)]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -449,6 +465,7 @@ def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "")
         kind="bad" if best is None else "good" if found.lead.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
+        seeds_command="" if best is None else seeds_command(found),
         configurations=_configurations_table(found),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
         failures=_failures(found),
