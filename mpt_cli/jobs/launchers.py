@@ -119,16 +119,16 @@ class SubmititLauncher(Launcher):
     package: ClassVar[str] = "submitit"
     extra: ClassVar[str] = "slurm"
 
-    cluster: str = "slurm"
-    timeout_min: int = 60
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    mem_gb: float | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    sbatch: dict[str, str] = field(default_factory=dict)
+    cluster: str = "slurm"  # or local: processes of this machine, to try it out
+    timeout_min: int = 60  # minutes that a job is given
+    cpus_per_task: int | None = None  # cores of a job, and its threads
+    gpus_per_node: int | None = None  # GPUs of a job
+    mem_gb: float | None = None  # memory of a job
+    partition: str | None = None  # as sbatch has it
+    account: str | None = None  # as sbatch has it
+    qos: str | None = None  # as sbatch has it
+    constraint: str | None = None  # as sbatch has it
+    sbatch: dict[str, str] = field(default_factory=dict)  # other options of sbatch, by their long names
 
     @property
     def is_here(self) -> bool:
@@ -176,10 +176,10 @@ class RayLauncher(Launcher):
     package: ClassVar[str] = "ray"
     extra: ClassVar[str] = "ray"
 
-    address: str | None = None
-    num_cpus: float = 1
-    num_gpus: float | None = None
-    memory_gb: float | None = None
+    address: str | None = None  # of a Ray that runs; null = RAY_ADDRESS, else one of its own on this machine
+    num_cpus: float = 1  # cores of a job
+    num_gpus: float | None = None  # GPUs of a job
+    memory_gb: float | None = None  # memory of a job
 
     @property
     def cluster_address(self) -> str | None:

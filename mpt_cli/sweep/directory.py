@@ -149,8 +149,13 @@ class SweepDirectory:
     def write_plan(self, plan: SweepPlan, facts: dict[str, Any]) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
-        content = {**facts, "recipe": plan.recipe, "varied": plan.varied, **plan_dict(plan),
-                   "duplicates": duplicates}  # fmt: skip
+        content = {
+            **facts,
+            "recipe": plan.recipe,  # its name, or several
+            "varied": plan.varied,  # the keys, in their order
+            **plan_dict(plan),
+            "duplicates": duplicates,  # points that were left out: `overrides`, and `same_as`, the number of the job
+        }
         write_json(self.plan_json, content)
 
     def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:

@@ -341,7 +341,11 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
     """The jobs for --json, each with its command."""
-    return {"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]}
+    return {
+        # those known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (its
+        # share of the cores), framework, command
+        "jobs": [{**asdict(job), "command": job.command} for job in plan.jobs],
+    }
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:

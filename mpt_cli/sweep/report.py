@@ -530,18 +530,25 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     """What results.json holds and `--json` prints."""
     best = found.best
     return {
-        "sweep_dir": str(found.sweep.path),
+        "sweep_dir": str(found.sweep.path),  # as it was given
+        # what ranks: `name`, and `direction` min or max
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
+        # all of them, the one that ranks first
         "objectives": [{"name": each.name, "direction": each.direction} for each in found.objectives],
-        "varied": found.plan.varied,
-        "is_complete": found.is_complete,
-        "counts": _counts(found),
-        "best": None if best is None else {**_job_dict(found, best), "overrides": best.job.overrides},
+        "varied": found.plan.varied,  # the keys, in their order
+        "is_complete": found.is_complete,  # whether no job is left that has not run
+        "counts": _counts(found),  # jobs by status
+        # the best job of the first configuration, null where none finished
+        "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
+        # whether the seeds show the first to be the best of all
         "best_is_shown": best is not None and found.lead.is_shown,
+        # the `overrides` of those that are not shown to be behind the first
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
-        "seeds_to_decide": found.lead.seeds,
-        "configurations": [_configuration_dict(found, row) for row in found.configurations],
-        "jobs": [{**_job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
+        "seeds_to_decide": found.lead.seeds,  # about how many would tell these; null where that is not known
+        "configurations": [configuration_dict(found, row) for row in found.configurations],  # by rank
+        # by number, each with its `overrides`
+        "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
+        # points that were left out: `overrides`, and `same_as`, the number of the job
         "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],
     }
 
@@ -551,7 +558,7 @@ def results_csv(found: SweepResults) -> str:
     ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
     blank = dict.fromkeys(found.plan.varied)
     rows = [
-        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **_job_dict(found, result)}
+        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **job_dict(found, result)}
         for result in found.results
     ]
     return csv_text(rows)
@@ -562,29 +569,37 @@ def _counts(found: SweepResults) -> dict[str, int]:
     return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
-def _configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
-    several = {"means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
-               "is_on_front": row in found.front}  # fmt: skip
+def configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
+    several = {
+        # of several objectives: the mean of each
+        "means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
+        "is_on_front": row in found.front,  # of several objectives: whether no other beats it in all
+    }
     return {
         **(several if found.others else {}),
-        "rank": row.rank, "overrides": row.overrides, "mean": row.mean, "deviation": row.deviation,
-        "finished": len(row.finished), "jobs": [result.job.number for result in row.results],
-    }  # fmt: skip
+        "rank": row.rank,  # null where nothing finished
+        "overrides": row.overrides,  # the varied keys but the seed
+        "mean": row.mean,  # of the objective, over the jobs that finished
+        "deviation": row.deviation,  # of the sample, n - 1; null for fewer than two
+        "finished": len(row.finished),  # how many
+        "jobs": [result.job.number for result in row.results],  # their numbers
+    }
 
 
-def _job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
+def job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
     """The flat columns of one job; figures are None where it left no summary."""
     return {
-        "job": result.job.number,
-        "name": result.job.name,
-        "status": result.status,
-        "exit_code": result.exit_code,
+        "job": result.job.number,  # from 1
+        "name": result.job.name,  # of its run directory
+        "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
+        "exit_code": result.exit_code,  # 143 also for one that was killed or timed out; null where it has not run
         **{each.name: each.value(result.summary) for each in found.objectives},
-        "skipped_share": result.skipped_share,
+        "skipped_share": result.skipped_share,  # of the steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
+        # the last skipped step before the scale first grew, 0 without any; null where it did not settle
         "settled_step": result.settled_step,
-        "verdict": result.summary.get("verdict"),
-        "seconds": result.seconds,
-        "reason": result.reason,
-        "command": result.job.command,
+        "verdict": result.summary.get("verdict"),  # as in summary.json
+        "seconds": result.seconds,  # of its process, and the training of earlier attempts up to their checkpoint
+        "reason": result.reason,  # why it is not good, or was stopped early
+        "command": result.job.command,  # what runs it again outside the sweep
     }

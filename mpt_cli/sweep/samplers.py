@@ -207,7 +207,10 @@ class SearchSettings(SamplerSettings):
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         words = words_of_search(overrides)
-        return {"search": asdict(replace(self, words=words, seeds=len(read_space(words).seeds) or 1))}
+        return {
+            # of a search: trials, sampler, sampler_seed, words, pruner, and seeds, how many runs a trial has
+            "search": asdict(replace(self, words=words, seeds=len(read_space(words).seeds) or 1)),
+        }
 
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         from mpt_cli.sweep.optuna_sampler import open_search

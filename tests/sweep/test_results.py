@@ -137,6 +137,24 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_reference_has_every_field_of_the_files_of_a_sweep(stubs, hook):
+    def told(name: str) -> set[str]:
+        return set(re.findall(r"^\| `(\w+)` \|", hook.content(name), re.M)) | {"schema_version"}
+
+    stubs.start([*GRID[:2], "seed=0", "sweep_dir=s"], objective="val_accuracy,seconds")
+    stubs.resume(Path("s"), ["seed=1"])
+    plan, results = (json.loads(Path("s", name).read_text()) for name in ("sweep.json", "results.json"))
+    assert told("sweep.json") == {*plan, "search"}
+    assert told("results.json") == {*results}
+    assert told("configuration") == {*results["configurations"][0], "schema_version"}
+    of_summary = {"steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
+                  "examples_per_second", "peak_memory_bytes"}  # fmt: skip
+    assert told("job") == {*results["jobs"][0], "schema_version"} - {"val_accuracy", "overrides", *of_summary}
+    (row, *_) = csv.DictReader(Path("s", "results.csv").read_text().splitlines())
+    assert {*row} == {"rank", *results["varied"], *results["jobs"][0]} - {"overrides"}
+
+
+@pytest.mark.slow
 def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
