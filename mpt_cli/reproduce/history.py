@@ -228,8 +228,8 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
         "kind": kind_of(environment, jobs),  # of machine: only runs of the same kind are held against each other
         # os, cpu, usable_cores, memory_bytes, gpus
         "machine": {name: machine.get(name) for name in _OF_THE_MACHINE},
-        # of packages, as in environment.json, and so are mpt, python, backend, jit_compile, policy, devices and git, where
-        # the run came as far as that
+        # of packages; as in environment.json, and so are, where it has them, mpt, python, backend, jit_compile, policy,
+        # devices and git
         "versions": {},
         **{name: environment[name] for name in _KEPT if name in environment},
     }
