@@ -150,8 +150,9 @@ def _sweep() -> Schema:
         "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again", at_least_0, 0, 1),
         "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed and one objective",
                              _named(PRUNERS), "none", "median"),
-        "space": _described("what is searched: values as in a grid, or interval(a,b), int(interval(a,b)), "
-                            "tag(log,interval(a,b)) between numbers; with the words of the command line", values,
+        "space": _described("what is searched: values as in a grid, or between numbers interval(a,b), "
+                            "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
+                            "command line", values,
                             example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))",
                                      "optimizer.name": ["adam", "sgd"]}),
     })  # fmt: skip

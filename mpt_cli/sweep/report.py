@@ -592,7 +592,7 @@ def job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
         "job": result.job.number,  # from 1
         "name": result.job.name,  # of its run directory
         "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
-        "exit_code": result.exit_code,  # 143 also for one that was killed or timed out; null where it has not run
+        "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if not run
         **{each.name: each.value(result.summary) for each in found.objectives},
         "skipped_share": result.skipped_share,  # of the steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
