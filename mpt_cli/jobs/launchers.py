@@ -231,8 +231,9 @@ def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = l
 def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
     """The one in a sweep.json, which need not be one that can be used here."""
     found = facts.get("launcher")
-    is_known = found is not None and found["name"] != _GONE
-    return LAUNCHERS[found["name"]](**found["settings"]) if is_known else LocalLauncher()
+    if found is None or found["name"] == _GONE:
+        return LocalLauncher()
+    return LAUNCHERS[found["name"]](**found["settings"])
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
