@@ -9,17 +9,27 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import griffe
+import yaml
 from mkdocs.exceptions import PluginError
 
 from mpt_cli.cli import EXIT_CODES
+from mpt_cli.jobs.launchers import LAUNCHERS
+from mpt_cli.jobs.queue import Ending
+from mpt_cli.reproduce.history import entry_of
+from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
 from mpt_cli.settings.schema import VARIANTS, choosing_key, key_versions, sections
+from mpt_cli.sweep.directory import SweepDirectory
+from mpt_cli.sweep.plan import plan_dict
+from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
+from mpt_cli.sweep.run import grow_sweep, plan_facts, start_sweep
+from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.telemetry import records
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import verb_parser
@@ -28,6 +38,11 @@ ROOT = Path(__file__).parents[1]
 RECORDS = {
     "metrics.jsonl": records.Snapshot, "events.jsonl": records.Event, "layers.jsonl": records.LayerSample,
     "summary.json": records.Summary, "header.json": records.RunHeader,
+    "ending": Ending,
+}  # fmt: skip
+CONTENTS: dict[str, list[Callable[..., Any]]] = {
+    "sweep.json": [plan_facts, SearchSettings.facts, start_sweep, grow_sweep, SweepDirectory.write_plan, plan_dict],
+    "results.json": [results_dict], "configuration": [configuration_dict], "job": [job_dict], "history": [entry_of],
 }  # fmt: skip
 KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.M)
@@ -96,6 +111,57 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").replace("**", "\\*\\*")
 
 
+def sweep() -> str:
+    """A table of the `sweep:` block, as the JSON Schema for editors has it."""
+    rows = [f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])} | {_example(part)} |"
+            for path, part in _block_parts("sweep", json_schema()["properties"]["sweep"])]  # fmt: skip
+    return "\n".join(["", "| key | takes | default | meaning | example |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _block_parts(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each key of the block; those of a section behind it."""
+    for name, part in schema["properties"].items():
+        yield f"{path}.{name}", part
+        if "properties" in part:
+            yield from _block_parts(f"{path}.{name}", part)
+
+
+def _takes(schema: dict[str, Any]) -> str:
+    if "title" in schema:
+        return str(schema["title"])
+    if "enum" in schema:
+        return ", ".join(f"`{name}`" for name in schema["enum"])
+    if "anyOf" in schema:
+        one, other = schema["anyOf"]
+        return f"{_takes(one)}, or {'a list of these' if other.get('type') == 'array' else _takes(other)}"
+    signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<="}
+    bounds = " and ".join(f"{sign} {schema[name]:,}" for name, sign in signs.items() if name in schema)
+    kinds = {"object": "a section", "integer": "whole number", "boolean": "`true`, `false`"}
+    return f"{kinds.get(schema['type'], schema['type'])} {bounds}".rstrip()
+
+
+def _given(schema: dict[str, Any]) -> str:
+    return f"`{_yaml(schema['default'])}`" if "default" in schema else ""
+
+
+def _example(schema: dict[str, Any]) -> str:
+    dumped = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=1000) for each in
+              schema.get("examples", ()))  # fmt: skip
+    return " ".join(f"`{text.rstrip().removesuffix('...').rstrip()}`" for text in dumped)
+
+
+def launchers() -> str:
+    """A table of what each launcher takes."""
+    own = [(kind, each) for kind in LAUNCHERS.values() for each in fields(kind)]
+    rows = [f"| `launcher.{each.name}` | {kind.name} | {_type(each.type)} | `{_yaml(_default_of(each))}` | "
+            f"{_comments(kind)[each.name]} |" for kind, each in own]  # fmt: skip
+    return "\n".join(["", "| key | launcher | type | default | meaning |", "|---|---|---|---|---|", *rows, ""])
+
+
+def _default_of(field: Field[Any]) -> Any:
+    return "{}" if field.default is MISSING else field.default
+
+
 def verbs() -> str:
     """What `mpt VERB --help` prints, of each verb."""
     os.environ["COLUMNS"] = "100"  # which argparse wraps at
@@ -118,21 +184,31 @@ def record(file: str) -> str:
     return "\n".join([text, "", "| field | type | |", "|---|---|---|", *rows])
 
 
+def content(name: str) -> str:
+    """The fields of what functions put together for a file: those that have a comment there."""
+    said = {field: text for function in CONTENTS[name] for field, text in _comments(function, _IN_A_DICT).items()}
+    rows = [f"| `{field}` | {text} |" for field, text in said.items() if text]
+    return "\n".join(["", "| field | |", "|---|---|", *rows])
+
+
 def _type(hint: Any) -> str:
     plain = isinstance(hint, type) and not getattr(hint, "__args__", None)
     return f"`{hint.__name__ if plain else re.sub(r'(?:[a-z_]+[.])+', '', str(hint))}`"
 
 
-def _comments(cls: type) -> dict[str, str]:
-    """What stands behind each field of a dataclass, or above it, as a comment."""
-    lines = inspect.getsource(cls).splitlines()
+_IN_A_CLASS, _IN_A_DICT = r"    (\w+): [^#]*(?:# (.*))?$", r" {8,12}\"(\w+)\": [^#]*(?:# (.*))?$"
+
+
+def _comments(source: type | Callable[..., Any], field: str = _IN_A_CLASS) -> dict[str, str]:
+    """What stands behind each field of a dataclass, or of a dictionary in a function, or above it, as a comment."""
     found, above = dict[str, str](), list[str]()
-    for line in lines:
-        if comment := re.match(r"    # (.*)", line):
+    for line in inspect.getsource(source).splitlines():
+        if comment := re.match(r" {4,12}# (.*)", line):
             above.append(comment[1])
-        elif declared := re.match(r"    (\w+): [^#]*(?:# (.*))?$", line):
+            continue
+        if declared := re.match(field, line):
             found[declared[1]] = _cell(declared[2] or " ".join(above))
-            above = []
+        above = []
     return found
 
 
@@ -201,5 +277,6 @@ class AsMarkdown(griffe.Extension):
 
 
 GENERATED: dict[str, Callable[..., str]] = {
-    "keys": keys, "verbs": verbs, "exit_codes": exit_codes, "record": record, "python": python, "file": file,
+    "keys": keys, "sweep": sweep, "launchers": launchers, "verbs": verbs, "exit_codes": exit_codes, "record": record,
+    "content": content, "python": python, "file": file,
 }  # fmt: skip

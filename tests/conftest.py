@@ -6,8 +6,10 @@ start hears SIGHUP, also under nohup.
 
 import copy
 import gc
+import importlib.util
 import os
 import signal
+from pathlib import Path
 
 import preloaded  # noqa: F401 (it keeps the environment as it is before the next lines)
 import pytest
@@ -56,6 +58,16 @@ def pytest_collection_finish():
     """What the imports made stays: the collector need not look through a million objects of TensorFlow each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def hook():
+    """What MkDocs asks for the reference."""
+    pytest.importorskip("griffe", reason="the extra docs is not installed")
+    spec = importlib.util.spec_from_file_location("hook", Path(__file__).parents[1] / "docs" / "hook.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture(autouse=True)

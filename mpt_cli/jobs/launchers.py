@@ -60,6 +60,14 @@ class Launcher(ABC):
         """What sweep.json holds of it."""
         return {"name": self.name, "settings": asdict(self)}
 
+    @property
+    def words(self) -> Sequence[str]:
+        """What says it on a command line, with those of its settings that are not as by default; none for the usual
+        one."""
+        own = {key: value for key, value in asdict(self).items() if value != getattr(type(self)(), key)}
+        more = {f"{_SBATCH}{option}": value for option, value in own.pop("sbatch", {}).items()}
+        return ["--launcher", self.name, *(f"{PREFIX}{key}={value}" for key, value in {**own, **more}.items())]
+
     def workers(self, jobs: int, gpus: int = 0) -> int:
         """Jobs at a time where nobody said how many."""
         return fitting_workers(jobs, gpus) if self.is_here else min(jobs, MOST_AT_A_TIME)
@@ -88,6 +96,7 @@ class LocalLauncher(Launcher):
     is_here = True
     description = ""
     facts = None
+    words = ()
 
     def check_package(self) -> None:
         """It needs none."""
@@ -110,16 +119,16 @@ class SubmititLauncher(Launcher):
     package: ClassVar[str] = "submitit"
     extra: ClassVar[str] = "slurm"
 
-    cluster: str = "slurm"
-    timeout_min: int = 60
-    cpus_per_task: int | None = None
-    gpus_per_node: int | None = None
-    mem_gb: float | None = None
-    partition: str | None = None
-    account: str | None = None
-    qos: str | None = None
-    constraint: str | None = None
-    sbatch: dict[str, str] = field(default_factory=dict)
+    cluster: str = "slurm"  # or local: processes of this machine, to try it out
+    timeout_min: int = 60  # minutes that a job is given
+    cpus_per_task: int | None = None  # cores of a job, and its threads
+    gpus_per_node: int | None = None  # GPUs of a job
+    mem_gb: float | None = None  # memory of a job
+    partition: str | None = None  # as sbatch has it
+    account: str | None = None  # as sbatch has it
+    qos: str | None = None  # as sbatch has it
+    constraint: str | None = None  # as sbatch has it
+    sbatch: dict[str, str] = field(default_factory=dict)  # other options of sbatch, by their long names
 
     @property
     def is_here(self) -> bool:
@@ -167,10 +176,10 @@ class RayLauncher(Launcher):
     package: ClassVar[str] = "ray"
     extra: ClassVar[str] = "ray"
 
-    address: str | None = None
-    num_cpus: float = 1
-    num_gpus: float | None = None
-    memory_gb: float | None = None
+    address: str | None = None  # of a Ray that runs; null = RAY_ADDRESS, else one of its own on this machine
+    num_cpus: float = 1  # cores of a job
+    num_gpus: float | None = None  # GPUs of a job
+    memory_gb: float | None = None  # memory of a job
 
     @property
     def cluster_address(self) -> str | None:
@@ -211,14 +220,20 @@ def choose_launcher(name: str, overrides: Sequence[str]) -> Launcher:
 
 def launcher_from_facts(facts: Mapping[str, Any], say: Callable[[str], None] = lambda sentence: None) -> Launcher:
     """The one that a sweep was started with, from its sweep.json; its package is looked for again."""
-    found = facts.get("launcher")
-    if found is not None and found["name"] == _GONE:
+    if (facts.get("launcher") or {}).get("name") == _GONE:
         say(f"This sweep was begun with --launcher {_GONE}, which is gone: its jobs run as processes of this machine, "
             "as they did.")  # fmt: skip
-        found = None
-    launcher = LocalLauncher() if found is None else LAUNCHERS[found["name"]](**found["settings"])
+    launcher = recorded_launcher(facts)
     launcher.check_package()
     return launcher
+
+
+def recorded_launcher(facts: Mapping[str, Any]) -> Launcher:
+    """The one in a sweep.json, which need not be one that can be used here."""
+    found = facts.get("launcher")
+    if found is None or found["name"] == _GONE:
+        return LocalLauncher()
+    return LAUNCHERS[found["name"]](**found["settings"])
 
 
 def split_launcher_overrides(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -19,15 +19,15 @@ class Ending:
     """How a command ended, as the queue saw it.
 
     `exit_code` is negative for a signal and None where it could not be started. `cause` says why the queue ended it:
-    timeout, interrupt or median; None where it ended of its own.
+    timeout, interrupt, median or pruner; None where it ended of its own.
     """
 
     exit_code: int | None
     seconds: float
     cause: str | None = None
-    limit_seconds: float | None = None
+    limit_seconds: float | None = None  # of a timeout
     attempt: int = 1
-    note: str = ""
+    note: str = ""  # why it could not be started, or was lost
 
 
 class Running(Generic[Subject]):

@@ -214,14 +214,25 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
                **({"peak_memory_bytes": memory} if memory else {})}  # fmt: skip
     machine = environment.get("machine") or {}
     return {
-        "history_version": VERSION, "recipe": result.target.name,
-        "words": [without_secrets(word) for word in result.target.words],
-        "ended_at": datetime.now(UTC).isoformat(timespec="seconds"), "passed": result.passed,
-        "attempt": result.attempts, "exit_code": result.child.exit_code, "figures": figures,
-        "examples_per_second": speed, "reference_rate": rate, "seconds": summary.get("seconds"),
-        "kind": kind_of(environment, jobs), "machine": {name: machine.get(name) for name in _OF_THE_MACHINE},
-        **{"versions": {}, **{name: environment[name] for name in _KEPT if name in environment}},
-    }  # fmt: skip
+        "history_version": VERSION,  # of these fields
+        "recipe": result.target.name,  # as it was named, with [seed=N] where it runs with several
+        "words": [without_secrets(word) for word in result.target.words],  # of its command line
+        "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
+        "passed": result.passed,  # whether every expectation was met
+        "attempt": result.attempts,  # 2 and more: one of --retries
+        "exit_code": result.child.exit_code,  # of the run
+        "figures": figures,  # what may drift: the metrics, `relative_speed` and `peak_memory_bytes`
+        "examples_per_second": speed,  # as in summary.json
+        "reference_rate": rate,  # rounds of the reference loop per second, around the run
+        "seconds": summary.get("seconds"),  # as in summary.json
+        "kind": kind_of(environment, jobs),  # of machine: only runs of the same kind are held against each other
+        # os, cpu, usable_cores, memory_bytes, gpus
+        "machine": {name: machine.get(name) for name in _OF_THE_MACHINE},
+        # of packages; as in environment.json, and so are, where it has them, mpt, python, backend, jit_compile, policy,
+        # devices and git
+        "versions": {},
+        **{name: environment[name] for name in _KEPT if name in environment},
+    }
 
 
 def kind_of(environment: Mapping[str, Any], jobs: int) -> str:

@@ -43,9 +43,10 @@ class LossScaleSettings:
                                                 "null = never", at_least=1)
     max_skip_rate: Optional[float] = key(0.5, "stop when more than this share of the last skip_rate_window steps was "
                                          "skipped, null = never", above=0, at_most=1)
-    stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped")
-    skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up",
-                                at_least=10)
+    stop_on_idle_epoch: bool = key(True, "stop when an epoch ends in which every step was skipped; while the scale can "
+                                   "still fall, not before 29 in a row were")
+    skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up, so that it "
+                                "counts from twice as many steps on", at_least=10)
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls

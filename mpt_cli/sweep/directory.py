@@ -40,18 +40,24 @@ class SweepDirectory:
     @classmethod
     def create(cls, path: str | None, recipe: str) -> Self:
         """A new directory: `path`, or sweeps/<recipe>/<time>-<id>. DataError when it holds anything already."""
-        chosen = expanded(path) if path else _default_path(f"{cls.verb}s", recipe)
+        found = cls(expanded(path) if path else _default_path(f"{cls.verb}s", recipe))
+        found.check_free(is_made=True)
+        return found
+
+    def check_free(self, is_made: bool = False) -> None:
+        """DataError where it can't be a new directory: it holds anything already, or can't be made where `is_made`."""
+        named = f"{self.verb}_dir {self.path}"
         try:
-            chosen.mkdir(parents=True, exist_ok=True)
-            taken = any(entry.name != LOCK_FILE for entry in chosen.iterdir())
+            if is_made:
+                self.path.mkdir(parents=True, exist_ok=True)
+            taken = self.path.exists() and any(entry.name != LOCK_FILE for entry in self.path.iterdir())
         except OSError as error:
-            raise DataError(f"{cls.verb}_dir {chosen} can't be written: {error.strerror}. Choose another.") from error
+            raise DataError(f"{named} can't be written: {error.strerror}. Choose another.") from error
         if taken:
             raise DataError(
-                f"{cls.verb}_dir {chosen} already exists and is not empty. Nothing in it was changed; go on with it by "
-                f"`{shell_command(cls.verb, '--resume', chosen)}`, or choose another."
+                f"{named} already exists and is not empty. Nothing in it was changed; go on with it by "
+                f"`{shell_command(self.verb, '--resume', self.path)}`, or choose another."
             )
-        return cls(chosen)
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -143,8 +149,13 @@ class SweepDirectory:
     def write_plan(self, plan: SweepPlan, facts: dict[str, Any]) -> None:
         (self.path / "logs").mkdir(exist_ok=True)
         duplicates = [{"overrides": overrides, "same_as": number} for overrides, number in plan.duplicates]
-        content = {**facts, "recipe": plan.recipe, "varied": plan.varied, **plan_dict(plan),
-                   "duplicates": duplicates}  # fmt: skip
+        content = {
+            **facts,
+            "recipe": plan.recipe,  # its name, or several
+            "varied": plan.varied,  # the keys, in their order
+            **plan_dict(plan),
+            "duplicates": duplicates,  # points that were left out: `overrides`, and `same_as`, the number of the job
+        }
         write_json(self.plan_json, content)
 
     def read_plan(self) -> tuple[SweepPlan, dict[str, Any]]:

@@ -140,9 +140,12 @@ class Job:
     @property
     def command(self) -> str:
         """What runs it again outside the sweep, to the same bits where the job was deterministic."""
-        needed = (_OF_THE_RESULT, CONFIG_DIR)
-        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in needed]
-        return " ".join([*kept, shell_command("train", *self.words)])
+        return self.with_variables(shell_command("train", *self.words), _OF_THE_RESULT, CONFIG_DIR)
+
+    def with_variables(self, command: str, *names: str) -> str:
+        """The command behind those of the job's variables that these are, as a shell takes them."""
+        kept = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items() if name in names]
+        return " ".join([*kept, command])
 
 
 @dataclass(frozen=True)
@@ -338,7 +341,11 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
 
 def plan_dict(plan: SweepPlan) -> dict[str, Any]:
     """The jobs for --json, each with its command."""
-    return {"jobs": [{**asdict(job), "command": job.command} for job in plan.jobs]}
+    return {
+        # those known so far: number, name, overrides (of the varied keys), words, gpus (at most), environment (its
+        # share of the cores), framework, command
+        "jobs": [{**asdict(job), "command": job.command} for job in plan.jobs],
+    }
 
 
 def plan_lines(plan: SweepPlan) -> list[str]:

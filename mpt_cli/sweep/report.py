@@ -27,7 +27,7 @@ from mpt_cli.report.tables import (
 )
 from mpt_cli.runs.directory import write_atomic, write_json
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.directory import (
     GOOD,
     INTERRUPTED,
@@ -40,6 +40,7 @@ from mpt_cli.sweep.directory import (
 )
 from mpt_cli.sweep.paired import LEVEL, MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
+from mpt_cli.sweep.samplers import settings_from_facts
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -232,7 +233,7 @@ def best_lines(found: SweepResults) -> list[str]:
         return [_line("best", "none: no job finished")]
     title = "best" if found.lead.is_shown else "first"
     return [_line(title, f"{best.job.name}, {_reached(found, best)}"), _line("", best.job.command),
-            _line("", lead_sentence(found))]  # fmt: skip
+            *(_line("", line) for line in (lead_sentence(found), seeds_command(found)) if line)]  # fmt: skip
 
 
 def _reached(found: SweepResults, best: JobResult) -> str:
@@ -254,10 +255,24 @@ def lead_sentence(found: SweepResults) -> str:
     rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
     apart = f"Not told apart from {'; '.join(named[:MOST_NAMED])}{rest}"
     if count == 1:
-        return f"{apart}: one seed shows no spread; 'seed=range({FEWEST_SEEDS})' does."
+        return f"{apart}: one seed shows no spread, {FEWEST_SEEDS} do."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
-    return f"{apart} by {count} seeds; about {lead.seeds} would tell ('seed=range({lead.seeds})')."
+    return f"{apart} by {count} seeds; about {lead.seeds} would tell."
+
+
+def seeds_command(found: SweepResults) -> str:
+    """What runs as many seeds as may tell the first from the others; empty where it is told, or nothing would."""
+    wanted = FEWEST_SEEDS if len(found.ranked[0].finished) == 1 else found.lead.seeds
+    if not found.lead.together or wanted is None:
+        return ""
+    return "; ".join(_command_with_seeds(each, wanted) for each in found.parts or [found.sweep])
+
+
+def _command_with_seeds(sweep: SweepDirectory, count: int) -> str:
+    plan, facts = sweep.read_plan()
+    words = settings_from_facts(facts).more_seeds(sweep, f"{SEED}=range({count})")
+    return plan.jobs[0].with_variables(shell_command("sweep", *words), CONFIG_DIR)
 
 
 def front_sentence(found: SweepResults) -> str:
@@ -302,6 +317,7 @@ def markdown(found: SweepResults) -> str:
     if found.best is not None:
         title = "Best" if found.lead.is_shown else "First"
         parts.append(f"{title}: {found.best.job.name}. {lead_sentence(found)}\n\n    {found.best.job.command}")
+        parts += [f"With more seeds:\n\n    {seeds_command(found)}"] if seeds_command(found) else []
     parts += [f"{result.job.name} {result.status}: {result.reason or 'the sweep ended before it'}\n\n"
               f"    {result.job.command}" for result in _not_good(found)]  # fmt: skip
     return "\n\n".join(parts) + "\n"
@@ -449,6 +465,7 @@ def sweep_page(found: SweepResults, drawings: Sequence[Drawing], note: str = "")
         kind="bad" if best is None else "good" if found.lead.is_shown else "",
         counts=f"{'' if best is None else lead_sentence(found) + ' '}{counts_sentence(found)}",
         best_command=[] if best is None else [best.job.command],
+        seeds_command="" if best is None else seeds_command(found),
         configurations=_configurations_table(found),
         left_out=f"Curves are of the {MOST_RUNS} best of {count} jobs." if count > MOST_RUNS else "",
         failures=_failures(found),
@@ -513,18 +530,25 @@ def results_dict(found: SweepResults) -> dict[str, Any]:
     """What results.json holds and `--json` prints."""
     best = found.best
     return {
-        "sweep_dir": str(found.sweep.path),
+        "sweep_dir": str(found.sweep.path),  # as it was given
+        # what ranks: `name`, and `direction` min or max
         "objective": {"name": found.objective.name, "direction": found.objective.direction},
+        # all of them, the one that ranks first
         "objectives": [{"name": each.name, "direction": each.direction} for each in found.objectives],
-        "varied": found.plan.varied,
-        "is_complete": found.is_complete,
-        "counts": _counts(found),
-        "best": None if best is None else {**_job_dict(found, best), "overrides": best.job.overrides},
+        "varied": found.plan.varied,  # the keys, in their order
+        "is_complete": found.is_complete,  # whether no job is left that has not run
+        "counts": _counts(found),  # jobs by status
+        # the best job of the first configuration, null where none finished
+        "best": None if best is None else {**job_dict(found, best), "overrides": best.job.overrides},
+        # whether the seeds show the first to be the best of all
         "best_is_shown": best is not None and found.lead.is_shown,
+        # the `overrides` of those that are not shown to be behind the first
         "not_told_apart": [found.ranked[place + 1].overrides for place in found.lead.together],
-        "seeds_to_decide": found.lead.seeds,
-        "configurations": [_configuration_dict(found, row) for row in found.configurations],
-        "jobs": [{**_job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
+        "seeds_to_decide": found.lead.seeds,  # about how many would tell these; null where that is not known
+        "configurations": [configuration_dict(found, row) for row in found.configurations],  # by rank
+        # by number, each with its `overrides`
+        "jobs": [{**job_dict(found, result), "overrides": result.job.overrides} for result in found.results],
+        # points that were left out: `overrides`, and `same_as`, the number of the job
         "duplicates": [{"overrides": given, "same_as": number} for given, number in found.plan.duplicates],
     }
 
@@ -534,7 +558,7 @@ def results_csv(found: SweepResults) -> str:
     ranks = {result.job.number: row.rank for row in found.configurations for result in row.results}
     blank = dict.fromkeys(found.plan.varied)
     rows = [
-        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **_job_dict(found, result)}
+        {"rank": ranks[result.job.number], **blank, **result.job.overrides, **job_dict(found, result)}
         for result in found.results
     ]
     return csv_text(rows)
@@ -545,29 +569,37 @@ def _counts(found: SweepResults) -> dict[str, int]:
     return {status: statuses.count(status) for status in sorted(set(statuses))}
 
 
-def _configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
-    several = {"means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
-               "is_on_front": row in found.front}  # fmt: skip
+def configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any]:
+    several = {
+        # of several objectives: the mean of each
+        "means": dict(zip([each.name for each in found.objectives], found.means(row), strict=True)),
+        "is_on_front": row in found.front,  # of several objectives: whether no other beats it in all
+    }
     return {
         **(several if found.others else {}),
-        "rank": row.rank, "overrides": row.overrides, "mean": row.mean, "deviation": row.deviation,
-        "finished": len(row.finished), "jobs": [result.job.number for result in row.results],
-    }  # fmt: skip
+        "rank": row.rank,  # null where nothing finished
+        "overrides": row.overrides,  # the varied keys but the seed
+        "mean": row.mean,  # of the objective, over the jobs that finished
+        "deviation": row.deviation,  # of the sample, n - 1; null for fewer than two
+        "finished": len(row.finished),  # how many
+        "jobs": [result.job.number for result in row.results],  # their numbers
+    }
 
 
-def _job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
+def job_dict(found: SweepResults, result: JobResult) -> dict[str, Any]:
     """The flat columns of one job; figures are None where it left no summary."""
     return {
-        "job": result.job.number,
-        "name": result.job.name,
-        "status": result.status,
-        "exit_code": result.exit_code,
+        "job": result.job.number,  # from 1
+        "name": result.job.name,  # of its run directory
+        "status": result.status,  # finished, stopped early, failed, killed, timed out, interrupted or not run
+        "exit_code": result.exit_code,  # 0 if stopped early, 143 if killed or timed out, null if not run
         **{each.name: each.value(result.summary) for each in found.objectives},
-        "skipped_share": result.skipped_share,
+        "skipped_share": result.skipped_share,  # of the steps seen
         **{name: result.summary.get(name) for name in _NUMBERS},
+        # the last skipped step before the scale first grew, 0 without any; null where it did not settle
         "settled_step": result.settled_step,
-        "verdict": result.summary.get("verdict"),
-        "seconds": result.seconds,
-        "reason": result.reason,
-        "command": result.job.command,
+        "verdict": result.summary.get("verdict"),  # as in summary.json
+        "seconds": result.seconds,  # of its process, and the training of earlier attempts up to their checkpoint
+        "reason": result.reason,  # why it is not good, or was stopped early
+        "command": result.job.command,  # what runs it again outside the sweep
     }

@@ -18,7 +18,7 @@ from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe
+from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.directory import (
@@ -137,7 +137,11 @@ def start_sweep(
     plan = kind.make_plan(own, options, screen.say)
     sweep = SweepDirectory.create(path or block.sweep_dir, plan.recipe)
     with sweep.lock():
-        facts = {**plan_facts(["mpt", "sweep", *overrides], options), "limits": block.limits, **kind.facts(own)}
+        facts = {
+            **plan_facts(["mpt", "sweep", *overrides], options),
+            "limits": block.limits,  # what the recipe's block says of jobs at a time, time-out and median
+            **kind.facts(own),
+        }
         begin(sweep, plan, facts, options)
         return _run(sweep, options, screen)
 
@@ -145,9 +149,13 @@ def start_sweep(
 def dry_run(
     overrides: Sequence[str], options: Options, kind: SamplerSettings
 ) -> tuple[dict[str, Any], list[str]]:
-    """What `start_sweep` would run, for --json and as lines."""
-    own, _ = split_overrides(overrides)
-    return kind.dry_run(own, options.filled({"objective": read_block(own).objective}))
+    """What `start_sweep` would run, for --json and as lines; DataError where its directory is taken."""
+    own, path = split_overrides(overrides)
+    block = read_block(own)
+    found = kind.dry_run(own, options.filled({"objective": block.objective}))
+    if place := path or block.sweep_dir:
+        SweepDirectory(expanded(place)).check_free()
+    return found
 
 
 def resume_sweep(
@@ -162,7 +170,7 @@ def resume_sweep(
     options.check_vectorize(sweep.read_plan()[1])
     if words:
         with sweep.lock():
-            _grow(sweep, words, options, screen)
+            grow_sweep(sweep, words, options, screen)
     facts = sweep.read_plan()[1]
     settings_from_facts(facts).check()
     options = options.filled(_limits_of(sweep, facts))
@@ -204,7 +212,7 @@ def dry_run_of_resume(
     return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *together, *more]
 
 
-def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
+def grow_sweep(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
     """Adds the jobs that the words make of the sweep's own, where none with their configuration is there, or to a
     search as many trials as its recipe says now.
     """
@@ -217,7 +225,10 @@ def _grow(sweep: SweepDirectory, words: Sequence[str], options: Options, screen:
         facts["search"]["trials"] = asked
     if any(word.startswith("conf=") for word in words):
         facts["limits"] = read_block(words).limits
-    sweep.write_plan(replace(grown, jobs=jobs), {**facts, "grown_by": [*facts.get("grown_by", []), [*words]]})
+    facts |= {
+        "grown_by": [*facts.get("grown_by", []), [*words]],  # the words of each --resume that added some
+    }
+    sweep.write_plan(replace(grown, jobs=jobs), facts)
     if "search" not in facts:
         screen.say(f"{job_count(count)} more, {asked - count} there already")
 
@@ -399,7 +410,9 @@ def make_command(sweep: SweepDirectory, job: Job, options: Options, cwd: Path) -
 def plan_facts(command_line: Sequence[str], options: Options) -> dict[str, Any]:
     """What stands beside the plan: how and where it was started."""
     return {
-        "command_line": [*command_line], "working_directory": str(Path.cwd()),
-        "started_at": datetime.now(UTC).isoformat(timespec="seconds"), "objective": options.objective,
-        "launcher": options.launcher.facts,
-    }  # fmt: skip
+        "command_line": [*command_line],  # without options
+        "working_directory": str(Path.cwd()),  # the jobs' too
+        "started_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
+        "objective": options.objective,  # as --objective has it; null where nothing was said
+        "launcher": options.launcher.facts,  # name and settings; null on this machine
+    }

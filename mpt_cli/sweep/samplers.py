@@ -6,10 +6,12 @@ import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
+from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.queue import Ending, Observer
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import first_seed, read_block
@@ -31,6 +33,7 @@ from mpt_cli.sweep.vectorized import group_lines
 if TYPE_CHECKING:
     from mpt_cli.sweep.run import Options
 
+_SAID_ANEW = ("seed", "sweep_dir")  # by the command of a search with more seeds
 MOST_ASKED = 100  # proposals in a row without a new combination, after which a search gives up
 
 
@@ -119,6 +122,10 @@ class SamplerSettings(ABC):
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         """The sampler of this sweep, as it stands on disk."""
 
+    @abstractmethod
+    def more_seeds(self, sweep: SweepDirectory, seeds: str) -> list[str | Path]:
+        """The words of `mpt sweep` that run what it varies with these seeds."""
+
 
 @dataclass(frozen=True)
 class GridSettings(SamplerSettings):
@@ -143,6 +150,9 @@ class GridSettings(SamplerSettings):
 
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         return GridSampler(sweep, sweep.read_plan()[0])
+
+    def more_seeds(self, sweep: SweepDirectory, seeds: str) -> list[str | Path]:
+        return ["--resume", sweep.path, seeds]
 
 
 @dataclass(frozen=True)
@@ -197,12 +207,24 @@ class SearchSettings(SamplerSettings):
 
     def facts(self, overrides: Sequence[str]) -> dict[str, Any]:
         words = words_of_search(overrides)
-        return {"search": asdict(replace(self, words=words, seeds=len(read_space(words).seeds) or 1))}
+        return {
+            # of a search: trials, sampler, sampler_seed, words, pruner, and seeds, how many runs a trial has
+            "search": asdict(replace(self, words=words, seeds=len(read_space(words).seeds) or 1)),
+        }
 
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
         from mpt_cli.sweep.optuna_sampler import open_search
 
         return open_search(self, sweep, options)
+
+    def more_seeds(self, sweep: SweepDirectory, seeds: str) -> list[str | Path]:
+        """A search of its own: what a trial came to is then the mean of its seeds, by which others are chosen."""
+        facts = sweep.read_plan()[1]
+        own = [word for word in facts["command_line"][2:] if word.lstrip("+~").partition("=")[0] not in _SAID_ANEW]
+        said = {"--trials": self.trials, "--sampler": self.sampler, "--sampler-seed": self.sampler_seed,
+                "--pruner": self.pruner and "none", "--objective": facts.get("objective")}  # fmt: skip
+        options = [text for name, value in said.items() if value is not None for text in (name, str(value))]
+        return [*own, seeds, *options, *recorded_launcher(facts).words]
 
 
 def words_of_search(overrides: Sequence[str]) -> list[str]:

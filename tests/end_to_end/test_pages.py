@@ -6,13 +6,12 @@ and `yaml` blocks are files where a name begins the paragraph before them; other
 `yaml` blocks parts of recipes. `sh` blocks are what can't be run here: what installs, clusters, GPUs.
 """
 
-import importlib.util
 import re
 import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,9 @@ import pytest
 import yaml
 from preloaded import mpt, run_program
 
+from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.schema import key_versions, unknown_key_problem
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import verb_parser
@@ -153,16 +154,6 @@ def test_parts_of_recipes_have_keys_that_there_are(page):
         assert [str(problem) for path, value in leaves(known) if (problem := unknown_key_problem(path, value))] == []
 
 
-@pytest.fixture
-def hook() -> Any:
-    """What MkDocs asks for the reference."""
-    pytest.importorskip("griffe", reason="the extra docs is not installed")
-    spec = importlib.util.spec_from_file_location("hook", ROOT / "docs" / "hook.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.slow
 def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(hook):
     keys = hook.keys()
@@ -171,6 +162,11 @@ def test_the_reference_is_whole_and_a_public_name_without_words_ends_the_build(h
     assert all(f"\n## mpt {verb}\n" in f"\n{hook.verbs()}" for verb in LISTED_VERBS)
     assert "| 143 | terminated; mpt run: also the script's own |" in hook.exit_codes()
     assert "| `skipped_steps` | `int` |" in hook.record("summary.json")
+    parts = json_schema()["properties"]["sweep"]["properties"]
+    keys = [*parts, *(f"{name}.{inner}" for name in ("search", "stop") for inner in parts[name]["properties"])]
+    assert [key for key in keys if f"| `sweep.{key}` |" not in hook.sweep()] == []
+    settings = [each.name for kind in LAUNCHERS.values() for each in fields(kind)]
+    assert [name for name in settings if f"| `launcher.{name}` |" not in hook.launchers()] == []
     assert "::: mpt_cli.python_api.fit\n" in hook.python("mpt_cli")
     hook._tree()["python_api"].members["fit"].docstring = None
     with pytest.raises(Exception, match=r"public names without a docstring: mpt_cli\.python_api\.fit$"):

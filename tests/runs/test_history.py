@@ -51,6 +51,12 @@ def test_a_run_is_a_line_with_its_figures_and_where_they_come_from(outcome, caps
     assert "./mine.yaml: 0 passed before it on this kind of machine; 3 tell a drift" in capsys.readouterr().out
 
 
+def test_the_guide_has_every_field_of_a_line(outcome, hook) -> None:
+    run(outcome)
+    told = hook.content("history")
+    assert [name for name in entries()[0] if name not in told] == []
+
+
 def test_a_figure_outside_the_range_of_those_before_has_drifted_and_what_changed_is_named(outcome, capsys) -> None:
     for accuracy, speed in ((0.98, 5000), (0.981, 5100), (0.979, 4900)):
         run(outcome, accuracy=accuracy, speed=speed)

@@ -15,7 +15,7 @@ from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.schema import VARIANTS
 from mpt_cli.settings.search_path import group_choices, recipe_paths
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.sweep.block import PARTS
+from mpt_cli.sweep.block import PARTS, check_known, read_block
 
 
 @pytest.fixture(scope="module")
@@ -106,6 +106,21 @@ def test_the_command_prints_it_and_lists_keys_with_fields(capsys) -> None:
 def test_the_names_of_a_sweep_are_those_that_it_has() -> None:
     assert (tuple(SAMPLERS), PRUNERS, tuple(LAUNCHERS)) == (of_schema.SAMPLERS, of_schema.PRUNERS, of_schema.LAUNCHERS)
     assert set(json_schema()["properties"]["sweep"]["properties"]) == set(PARTS)
+
+
+def test_the_examples_of_a_sweep_are_what_its_block_takes(tmp_path, validator) -> None:
+    def example(part: dict[str, Any]) -> Any:
+        own = {name: example(inner) for name, inner in part.get("properties", {}).items()}
+        return own or part["examples"][0]
+
+    block = example(json_schema()["properties"]["sweep"])
+    search = {"search": block.pop("search")}
+    for each in (block, search):
+        recipe = tmp_path / "mine.yaml"
+        recipe.write_text(yaml.safe_dump({"model": {"name": "mlp"}, "sweep": each}))
+        found = read_block([f"conf={recipe}"])
+        assert faults(validator, recipe.read_text()) == [] and check_known(found) == []
+    assert found.search == {name: value for name, value in search["search"].items() if name != "space"}
 
 
 def test_every_variant_has_a_part_of_its_own(validator) -> None:

@@ -4,16 +4,20 @@ import csv
 import json
 import math
 import re
+import shlex
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
+from sweep_stubs import started
 
 from mpt_cli.cli import main
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
+from mpt_cli.sweep.joint import read_joint
 from mpt_cli.sweep.paired import read_lead
 from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
 
@@ -119,14 +123,47 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
     stubs.values = {1: 0.90, 2: 0.91, 3: 0.95, 4: 0.93, 5: 0.90, 6: 0.96}
     found, _ = stubs.start(GRID)
     # differences -0.03, +0.01, -0.01, deviation 0.02: ((0.84162 + 2.03) * 0.02 / 0.01) ** 2 is about 34
-    told = ("Not told apart from initial_scale 2**8 by 3 seeds; about 34 would tell ('seed=range(34)').")
+    told = "Not told apart from initial_scale 2**8 by 3 seeds; about 34 would tell."
     assert best_lines(found)[0].startswith("first      006-") and best_lines(found)[2].strip() == told
     assert cells(found, "2**8")["to the first"] == "≈ -0.0100 ± 0.0497"
-    assert f"First: 006-initial_scale-32768_seed-2. {told}" in (tmp_path / "s" / "results.md").read_text()
-    assert told.replace("'", "&#39;") in (tmp_path / "s" / "report.html").read_text()
+    command = "mpt sweep --resume s 'seed=range(34)'"
+    assert best_lines(found)[3].strip() == command
+    text, page = (tmp_path / "s" / "results.md").read_text(), (tmp_path / "s" / "report.html").read_text()
+    assert f"First: 006-initial_scale-32768_seed-2. {told}" in text and f"\n\n    {command}\n" in text
+    assert told in page and f"<pre>{command}</pre>".replace("'", "&#39;") in page
     content = json.loads((tmp_path / "s" / "results.json").read_text())
     assert (content["best_is_shown"], content["seeds_to_decide"]) == (False, 34)
     assert content["not_told_apart"] == [{"loss_scale.initial_scale": "2**8"}]
+
+
+@pytest.mark.slow
+def test_the_guide_explains_every_column_of_the_ranking_that_it_shows(stubs):
+    found, _ = stubs.start([*GRID[:2], "seed=0,1", "sweep_dir=s"], objective="val_accuracy,loss")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "sweep.md").read_text(encoding="utf-8")
+    head = re.search(r"^rank  .*$", page, re.M)
+    titles = [column.title for column in columns(found)]
+    assert head and re.split(r"\s{2,}", head[0]) == [title for title in titles if title not in ("loss", "front")]
+    told = [row.partition(" |")[0] for row in re.findall(r"^\| (`.*)$", page, re.M)]
+    assert [title for title in titles if title not in ("initial_scale", "val_accuracy", "loss", "front")
+            and not any(f"`{title}`" in names for names in told)] == []  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_reference_has_every_field_of_the_files_of_a_sweep(stubs, hook):
+    def told(name: str) -> set[str]:
+        return set(re.findall(r"^\| `(\w+)` \|", hook.content(name), re.M)) | {"schema_version"}
+
+    stubs.start([*GRID[:2], "seed=0", "sweep_dir=s"], objective="val_accuracy,seconds")
+    stubs.resume(Path("s"), ["seed=1"])
+    plan, results = (json.loads(Path("s", name).read_text()) for name in ("sweep.json", "results.json"))
+    assert told("sweep.json") == {*plan, "search"}
+    assert told("results.json") == {*results}
+    assert told("configuration") == {*results["configurations"][0], "schema_version"}
+    of_summary = {"steps_seen", "skipped_steps", "final_loss_scale", "min_loss_scale", "max_loss_scale",
+                  "examples_per_second", "peak_memory_bytes"}  # fmt: skip
+    assert told("job") == {*results["jobs"][0], "schema_version"} - {"val_accuracy", "overrides", *of_summary}
+    (row, *_) = csv.DictReader(Path("s", "results.csv").read_text().splitlines())
+    assert {*row} == {"rank", *results["varied"], *results["jobs"][0]} - {"overrides"}
 
 
 @pytest.mark.slow
@@ -134,8 +171,20 @@ def test_with_one_seed_none_is_called_best(stubs):
     stubs.values = {1: 0.5, 2: 0.9, 3: 0.7}
     found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3", "sweep_dir=s"])
     assert best_lines(found)[0].startswith("first      002-epochs-2")
-    assert best_lines(found)[2].strip() == ("Not told apart from epochs 3; epochs 1: one seed shows no spread; "
-                                            "'seed=range(3)' does.")  # fmt: skip
+    assert best_lines(found)[2].strip() == "Not told apart from epochs 3; epochs 1: one seed shows no spread, 3 do."
+    words = shlex.split(best_lines(found)[3])
+    assert words == ["mpt", "sweep", "--resume", "s", "seed=range(3)"]
+    found, _ = stubs.resume(Path("s"), words[4:])
+    assert [len(row.finished) for row in found.configurations] == [3, 3, 3] and len(started(Path("s"))) == 6
+
+
+@pytest.mark.slow
+def test_of_several_sweeps_each_is_given_more_seeds(stubs):
+    stubs.start(["conf=digits_mlp", "trainer.epochs=1,2", "sweep_dir=a"])
+    stubs.start(["conf=digits_mlp", "trainer.epochs=3", "sweep_dir=b"])
+    found = read_joint([Path("a"), Path("b")]).found
+    assert best_lines(found)[3].strip() == (
+        "mpt sweep --resume a 'seed=range(3)'; mpt sweep --resume b 'seed=range(3)'")  # fmt: skip
 
 
 def test_seeds_of_one_configuration_have_no_best(stubs):

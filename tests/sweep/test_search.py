@@ -18,6 +18,7 @@ from sweep_stubs import Stubs, signal_when, started, stub_command
 
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError
+from mpt_cli.jobs.launchers import SubmititLauncher
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
 from mpt_cli.sweep.directory import SweepResults, read_results
@@ -195,6 +196,22 @@ def test_a_trial_with_several_seeds_is_worth_their_mean(searches, tmp_path):
     assert "Not told apart from" in lead_sentence(found) and "0.6000 ± 0.1000" in markdown(found)
     found, _ = searches.resume_search(tmp_path / "s", trials=4)
     assert len(found.results) == 12 and [name[:3] for name in started(tmp_path / "s")] == ["010", "011", "012"]
+
+
+@pytest.mark.slow
+def test_a_search_with_more_seeds_is_a_command_that_runs(searches, capsys, monkeypatch):
+    monkeypatch.setenv("MPT_CONFIG_DIR", str(Path.cwd()))
+    launcher = SubmititLauncher(cluster="local", timeout_min=5)
+    options = {"sampler": "random", "pruner": "median", "objective": "val_accuracy", "launcher": launcher}
+    found, _ = searches.search([*WORDS, "seed=4", "sweep_dir=s"], 3, workers=1, **options)
+    assert best_lines(found)[2].endswith(": one seed shows no spread, 3 do.")
+    variable, *words = shlex.split(best_lines(found)[3])
+    assert variable == f"MPT_CONFIG_DIR={Path.cwd()}"
+    assert words == ["mpt", "sweep", *WORDS, "seed=range(3)", "--trials", "3", "--sampler", "random", "--sampler-seed",
+                     "0", "--pruner", "none", "--objective", "val_accuracy", "--launcher", "submitit",
+                     "launcher.cluster=local", "launcher.timeout_min=5"]  # fmt: skip
+    assert main([*words[1:], "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "3 trials, random, each with seeds 0, 1, 2"
 
 
 @pytest.mark.slow

@@ -44,6 +44,20 @@ def test_a_dry_run_lists_the_jobs_and_writes_nothing(tmp_path, monkeypatch, caps
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [["conf=digits_mlp", "sweep_dir=taken"], ["conf=./mine.yaml"]])
+def test_a_dry_run_says_where_the_directory_is_taken(tmp_path, monkeypatch, capsys, words):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.yaml").write_text("model: {name: mlp}\nsweep: {sweep_dir: taken}\n")
+    assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 0
+    assert not (tmp_path / "taken").exists()
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "mine.txt").write_text("mine")
+    capsys.readouterr()
+    assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 3
+    assert capsys.readouterr() == ("", "mpt sweep: sweep_dir taken already exists and is not empty. Nothing in it was "
+                                   "changed; go on with it by `mpt sweep --resume taken`, or choose another.\n")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -7,12 +7,12 @@ import pytest
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings
+from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, find_key
 from mpt_cli.telemetry import health
 from mpt_cli.telemetry.health import CAUSES, CHRONIC, CLIP, DYNAMIC, RULES, WIDER, HealthRule, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import NEVER, GradientSample, Scaling, StopLimits, StreakCounts
-from mpt_cli.telemetry.signs import EventTally, Signs, observe
+from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, Signs, observe
 
 NAN = math.nan
 LOSS_ADVICE = (
@@ -182,7 +182,8 @@ def test_an_idle_epoch():
     assert check_epoch(after("x" * 29), stop_on_idle_epoch=False) is None
 
 
-def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop():
+def test_an_idle_epoch_while_the_scale_still_settles_is_no_reason_to_stop_as_its_key_says():
+    assert f"not before {LONGEST_SETTLING_SKIPS} in a row" in find_key("loss_scale.stop_on_idle_epoch").meaning
     assert check_epoch(after("x" * 28)) is None
     assert check_epoch(after("x"), min_scale=4.0) is not None
     assert check_epoch(after("x"), min_scale=2.0) is None
