@@ -136,59 +136,27 @@ PRUNERS = ("none", "median", "asha", "hyperband")
 LAUNCHERS = ("local", "submitit", "ray")
 
 
+_VALUES: Schema = {"type": "object", "title": "keys with their values",
+                   "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}  # fmt: skip
+_COUNT: Schema = {"type": "integer", "minimum": 1}
+
+
 def _sweep() -> Schema:
     """What `mpt sweep` varies, and how it runs."""
-    values: Schema = {"type": "object", "title": "keys with their values",
-                      "additionalProperties": {"type": ["array", "string", "number", "boolean", "null"]}}  # fmt: skip
-    point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
-    condition = {**_closed({"when": point, "grid": values}, required=["when", "grid"]), "title": "{when, grid}"}
-    count, at_least_0 = {"type": "integer", "minimum": 1}, {"type": "integer", "minimum": 0}
-    search = _closed({
-        "trials": _described("how many points; must be given, here or as --trials", count, example=20),
-        "sampler": _described("how Optuna chooses; gp needs scipy and torch, cmaes the package cmaes",
-                              _named(SAMPLERS), "tpe", "random"),
-        "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again", at_least_0, 0, 1),
-        "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed and one objective",
-                             _named(PRUNERS), "none", "median"),
-        "space": _described("what is searched: values as in a grid, or between numbers interval(a,b), "
-                            "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
-                            "command line", values,
-                            example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))",
-                                     "optimizer.name": ["adam", "sgd"]}),
-    })  # fmt: skip
-    stop = _closed({
-        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0},
-                                      example=600),
-        "behind_median": _described("ends a job whose objective is far behind the median of at least 3 others at its "
-                                    "last two epochs", {"type": "boolean"}, False, True),
-    })  # fmt: skip
     launcher = {"type": "object", "properties": {"name": _named(LAUNCHERS)}, "required": ["name"],
                 "title": "a section with a name and its settings"}  # fmt: skip
-    name = {"type": "string", "minLength": 1, "title": "a name"}
-    grid = {
-        "grid": _described("points: every combination of these values; a list, or text in the grammar of the command "
-                           "line", values, example={"policy": "glob(mixed_*)", "loss_scale.initial_scale":
-                                                    ["2**8", "2**15"]}),
-        "zip": _described("keys that take their values together, each as many; one axis beside those of the grid",
-                          _one_or_more(values), example={"optimizer": ["adam", "sgd"],
-                                                         "optimizer.learning_rate": [0.001, 0.1]}),
-        "exclude": _described("points that have all these values are left out, of keys that the sweep gives",
-                              _one_or_more(point), example=[{"optimizer": "sgd", "policy": "mixed_bfloat16"}]),
-        "conditional": _described("points that have all values of `when` are multiplied by the combinations of `grid`",
-                                  _one_or_more(condition), example=[{"when": {"optimizer": "sgd"}, "grid":
-                                                                     {"optimizer.momentum": [0, 0.9]}}]),
-    }  # fmt: skip
+    name, grid = {"type": "string", "minLength": 1, "title": "a name"}, _grid()
     parts = {
-        **grid, "search": {**search, "description": "points chosen by what came before, with Optuna (extra optuna); "
+        **grid, "search": {**_search(), "description": "points chosen by what came before, with Optuna (extra optuna); "
                            f"without {', '.join(grid)}"},
         "seeds": _described("runs of each point, from the recipe's seed on; their mean ranks it; without it one run, "
-                            "with the recipe's seed", {**count, "maximum": 10_000}, example=3),
+                            "with the recipe's seed", {**_COUNT, "maximum": 10_000}, example=3),
         "objectives": _described("what ranks the points, a metric or a number of summary.json, NAME:min or NAME:max "
                                  "where its name does not tell; the first of several ranks; without it the first of "
                                  "val_accuracy, val_loss, accuracy, loss that most runs have", _one_or_more(name),
                                  example=["val_accuracy", "seconds:min"]),
-        "stop": {**stop, "description": "when a job is ended early"},
-        "jobs": _described("at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", count,
+        "stop": {**_stop(), "description": "when a job is ended early"},
+        "jobs": _described("at a time, as -j; without it what cores, memory and GPUs allow, 16 on a cluster", _COUNT,
                            example=2),
         "launcher": _described("where jobs run, with its settings", {"anyOf": [_named(LAUNCHERS), launcher]}, "local",
                                {"name": "submitit", "partition": "gpu"}),
@@ -197,6 +165,51 @@ def _sweep() -> Schema:
     }  # fmt: skip
     return {**_closed(parts), "not": {"required": ["search"], "anyOf": [{"required": [part]} for part in grid]},
             "description": "what `mpt sweep` varies, beside the words of the command line"}  # fmt: skip
+
+
+def _grid() -> Schema:
+    """The parts of a sweep that no search goes with."""
+    point = {"type": "object", "minProperties": 1, "title": "keys with a value each"}
+    condition = {**_closed({"when": point, "grid": _VALUES}, required=["when", "grid"]), "title": "{when, grid}"}
+    return {
+        "grid": _described("points: every combination of these values; a list, or text in the grammar of the command "
+                           "line", _VALUES, example={"policy": "glob(mixed_*)", "loss_scale.initial_scale":
+                                                     ["2**8", "2**15"]}),
+        "zip": _described("keys that take their values together, each as many; one axis beside those of the grid",
+                          _one_or_more(_VALUES), example={"optimizer": ["adam", "sgd"],
+                                                          "optimizer.learning_rate": [0.001, 0.1]}),
+        "exclude": _described("points that have all these values are left out, of keys that the sweep gives",
+                              _one_or_more(point), example=[{"optimizer": "sgd", "policy": "mixed_bfloat16"}]),
+        "conditional": _described("points that have all values of `when` are multiplied by the combinations of `grid`",
+                                  _one_or_more(condition), example=[{"when": {"optimizer": "sgd"}, "grid":
+                                                                     {"optimizer.momentum": [0, 0.9]}}]),
+    }  # fmt: skip
+
+
+def _search() -> Schema:
+    return _closed({
+        "trials": _described("how many points; must be given, here or as --trials", _COUNT, example=20),
+        "sampler": _described("how Optuna chooses; gp needs scipy and torch, cmaes the package cmaes",
+                              _named(SAMPLERS), "tpe", "random"),
+        "sampler_seed": _described("of what the sampler draws; with jobs: 1 the same search again",
+                                   {"type": "integer", "minimum": 0}, 0, 1),
+        "pruner": _described("ends jobs behind others at the end of the same epoch; with one seed and one objective",
+                             _named(PRUNERS), "none", "median"),
+        "space": _described("what is searched: values as in a grid, or between numbers interval(a,b), "
+                            "int(interval(a,b)), 2**int(interval(a,b)), tag(log,interval(a,b)); with the words of the "
+                            "command line", _VALUES,
+                            example={"optimizer.learning_rate": "tag(log,interval(1e-4,1e-1))",
+                                     "optimizer.name": ["adam", "sgd"]}),
+    })  # fmt: skip
+
+
+def _stop() -> Schema:
+    return _closed({
+        "timeout_seconds": _described("ends a job after this long", {"type": "number", "exclusiveMinimum": 0},
+                                      example=600),
+        "behind_median": _described("ends a job whose objective is far behind the median of at least 3 others at its "
+                                    "last two epochs", {"type": "boolean"}, False, True),
+    })  # fmt: skip
 
 
 def _described(text: str, schema: Schema, default: Any = None, example: Any = None) -> Schema:

@@ -271,8 +271,8 @@ def seeds_command(found: SweepResults) -> str:
 
 def _command_with_seeds(sweep: SweepDirectory, count: int) -> str:
     plan, facts = sweep.read_plan()
-    words = settings_from_facts(facts).more_seeds(sweep, f"{SEED}=range({count})")
-    return plan.jobs[0].with_variables(shell_command("sweep", *words), CONFIG_DIR)
+    command = shell_command("sweep", *settings_from_facts(facts).more_seeds(sweep, f"{SEED}=range({count})"))
+    return plan.jobs[0].with_variables(command, CONFIG_DIR) if plan.jobs else command
 
 
 def front_sentence(found: SweepResults) -> str:
