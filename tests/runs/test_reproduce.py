@@ -406,12 +406,44 @@ def test_exitfirst_begins_nothing_after_a_failure(outcome, recipe: Path) -> None
 
 
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:
+    """It writes a summary all the same, of a run that was terminated: an error, and no missed expectation."""
+
     def never_ends(command: Command) -> None:
         command.log.touch()
+        command.subject.path.mkdir(parents=True)
+        write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
-    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05"]) == 5
+    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05", "--junit", "out.xml"]) == 5
     assert "it was ended after 0.05 s" in capsys.readouterr().out
+    message = "MISS run: expected a summary, got ended after 0.05 s"
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
+
+
+def junit_verdicts() -> list[tuple[str, str, str, str]]:
+    """Suite, case, kind and message of all that did not pass, whose counts must be those of the suites."""
+    suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
+    found = [(str(suite.get("name")), str(case.get("name")), each.tag, str(each.get("message")))
+             for suite in suites for case in suite.findall("testcase") for each in case]  # fmt: skip
+    for suite in suites:
+        kinds = [kind for name, _, kind, _ in found if name == suite.get("name")]
+        counts = {"errors": "error", "failures": "failure", "skipped": "skipped"}
+        assert {name: suite.get(name) for name in counts} == {name: str(kinds.count(kind))
+                                                              for name, kind in counts.items()}  # fmt: skip
+        assert suite.get("tests") == str(len(suite.findall("testcase")))
+    return found
+
+
+@pytest.mark.parametrize(("code", "got"), [(3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")])
+def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, code: int, got: str) -> None:
+    outcome |= {"summary": None, "code": code}
+    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", f"MISS run: expected a summary, got {got}")]
+
+
+def test_junit_of_a_dry_run_says_why_nothing_ran(outcome) -> None:
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
+    assert [each[2:] for each in junit_verdicts()] == [("skipped", "nothing ran: --dry-run")] * 2
 
 
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:
