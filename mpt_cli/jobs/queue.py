@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from mpt_cli.errors import TERMINATED
+from mpt_cli.errors import TERMINATED, MptError
 from mpt_cli.jobs.capacity import GpuPool, gpu_environment
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
 from mpt_cli.signals import GRACE_SECONDS, Interruption, hangup_as_termination, raise_for
@@ -143,9 +143,19 @@ class Queue(Generic[Subject]):
                     time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
+            except MptError:  # of an observer: what runs can't help it, and may save
+                self._end_all()
+                raise
             finally:
                 self._kill_all()
         return interruption.requested
+
+    def _end_all(self) -> None:
+        self._source, self._next = iter(()), None
+        self._stop_all()
+        while self.running:
+            self._tick()
+            time.sleep(self.executor.poll_seconds)
 
     def _has_next(self) -> bool:
         if self._next is None:

@@ -260,12 +260,18 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) ->
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
-
-    Precedence: schema < group file < recipe < command line.
+    """As `load_with_recipe`, the settings alone.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
+    """
+    return load_with_recipe(overrides)[0]
+
+
+def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
+    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
+
+    Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
     given = parse_overrides(overrides)
@@ -274,7 +280,7 @@ def load_settings(overrides: list[str]) -> Settings:
         settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
-    return replace(settings, expect=read_expect(settings.expect))
+    return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:

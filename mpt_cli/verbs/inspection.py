@@ -224,12 +224,13 @@ def _write_new(target: Path, content: bytes) -> None:
 
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
-    from mpt_cli.settings import load_settings
-    from mpt_cli.sweep.block import read_block
+    from mpt_cli.settings.load import load_with_recipe
+    from mpt_cli.sweep.block import block_of
+    from mpt_cli.sweep.plan import check_objective_of_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
-        settings = load_settings(arguments.overrides)
-        read_block(arguments.overrides)  # what is wrong with what only `mpt sweep` reads
+        settings, recipe = load_with_recipe(arguments.overrides)
+        check_objective_of_block(block_of(recipe), settings)  # and what else is wrong with what only `mpt sweep` reads
         return settings, [*variables]
 
 
