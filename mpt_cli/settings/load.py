@@ -3,9 +3,11 @@
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
@@ -280,7 +282,15 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
         settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
+    for note in [note for each in recipe.chain() for note in each.notes]:
+        _say_once(note)
     return replace(settings, expect=read_expect(settings.expect)), recipe
+
+
+@cache
+def _say_once(note: str) -> None:
+    """A sweep reads its recipe for each of its jobs."""
+    print(printable(f"mpt: {note}"), file=sys.stderr)
 
 
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:
