@@ -14,12 +14,13 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.errors import DataError, printable
+from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.history import History, Judgement
 from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
-from mpt_cli.runs.provenance import format_environment
+from mpt_cli.runs.provenance import cores_of, format_environment
 from mpt_cli.settings.limits import read_file
 
 MOST_DIFFERENCES = 12
@@ -43,6 +44,11 @@ class ResultPrinter:
             self.line(f"left out: {name} {reason}")
         for error in found.errors:
             self.line(f"error: {error}")
+        for target in found.targets:
+            cores = cores_of(target.environment or {})
+            if cores is not None and fewer_cores(cores, []):
+                why = "as the first run had: on more it adds up in another order"
+                self.line(f"{target.name}: on {cores} of {usable_cores()} cores, {why}")
 
     def list_targets(self, found: Collection) -> None:
         """What would run, and what would be expected of it."""

@@ -14,7 +14,13 @@ from mpt_cli.jobs.queue import Ending, Limits, Queue
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
-from mpt_cli.runs.provenance import environment_differences, format_attempts, known_environment, thread_variables
+from mpt_cli.runs.provenance import (
+    cores_of,
+    environment_differences,
+    format_attempts,
+    known_environment,
+    thread_variables,
+)
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import raise_for, signal_name
@@ -57,12 +63,15 @@ class FinishedProcess:
 
 
 def run_command(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, environment: Mapping[str, str] | None = None,
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None,
     framework: str | None = None,
 ) -> Command[RunDirectory]:  # fmt: skip
-    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`."""
-    return Command(log.stem, mpt_command(verb, "--quiet", *overrides), run, log, environment=environment or {},
-                   framework=framework)  # fmt: skip
+    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`. It has as many threads and
+    cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
+    """
+    words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
+    return Command(log.stem, words, run, log, environment=thread_variables(facts), framework=framework,
+                   cores=cores_of(facts))  # fmt: skip
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
@@ -202,8 +211,7 @@ def _target_command(
     retry = f"-retry{attempt - 1}" if attempt > 1 else ""
     run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
-    threads = thread_variables(target.environment or {})
-    return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads, target.framework)
+    return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment, target.framework)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
