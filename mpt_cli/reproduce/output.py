@@ -103,7 +103,7 @@ class ResultPrinter:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class ReproduceReport:
     """What was asked for and what became of it. A drift is a warning, or with `fails_on_drift` an error."""
 
     found: Collection
@@ -138,7 +138,7 @@ def check_junit(path: Path) -> None:
         raise DataError(f"{path} can't be written: {error.strerror}. Give another --junit.") from error
 
 
-def write_junit(path: Path, outcome: Outcome) -> None:
+def write_junit(path: Path, outcome: ReproduceReport) -> None:
     """DataError where the file can't be written. What did not run stands in it as skipped, with the reason; what can't
     be read, and a run that left no summary, as an error.
     """
@@ -165,7 +165,7 @@ def _add_case(root: ElementTree.Element, name: str, kind: str, message: str) -> 
     ElementTree.SubElement(case, kind, message=_printable(message))
 
 
-def _add_suite(root: ElementTree.Element, result: Reproduction, outcome: Outcome) -> None:
+def _add_suite(root: ElementTree.Element, result: Reproduction, outcome: ReproduceReport) -> None:
     name, child, judgement = result.target.name, result.child, outcome.judgement(result)
     missed = sum(not check.passed for check in result.checks)
     history = judgement.line(name) if judgement else ""
@@ -223,7 +223,7 @@ def _said(result: Reproduction) -> str:
     return "\n".join(text.splitlines()[-MOST_LINES:])
 
 
-def write_for_github(outcome: Outcome, stream: TextIO) -> None:
+def write_for_github(outcome: ReproduceReport, stream: TextIO) -> None:
     """Annotations on the recipes that failed or drifted where GitHub's Actions run this, and a summary of the job in
     Markdown.
     """
@@ -238,10 +238,10 @@ def write_for_github(outcome: Outcome, stream: TextIO) -> None:
             raise DataError(f"GITHUB_STEP_SUMMARY={summary} can't be written: {error.strerror}.") from error
 
 
-def _annotations(outcome: Outcome) -> list[str]:
+def _annotations(outcome: ReproduceReport) -> list[str]:
     """
     >>> from mpt_cli.reproduce.collection import Unreadable
-    >>> _annotations(Outcome(Collection(errors=[Unreadable("a,b.yaml", [])])))
+    >>> _annotations(ReproduceReport(Collection(errors=[Unreadable("a,b.yaml", [])])))
     ['::error file=a%2Cb.yaml,title=mpt reproduce a%2Cb.yaml::']
     """
     failed = [(result.target, [str(check) for check in result.checks if not check.passed])
@@ -269,7 +269,7 @@ def _escaped(text: str, also: str = "") -> str:
     return text
 
 
-def _markdown(outcome: Outcome) -> str:
+def _markdown(outcome: ReproduceReport) -> str:
     rows = [
         (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else "**missed**")
         for result in outcome.results

@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, DataError, Problem
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.history import History
-from mpt_cli.reproduce.output import Outcome, ResultPrinter, check_junit, write_for_github, write_junit
+from mpt_cli.reproduce.output import ReproduceReport, ResultPrinter, check_junit, write_for_github, write_junit
 from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.runs.expectations import first_figures, new_figures, updated_text, write_recipe
 from mpt_cli.settings.search_path import expanded
@@ -39,7 +39,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 
         results = reproduce(found.targets, folder, _plan(arguments), tell)
         printer.finish(results)
-    outcome = Outcome(found, results, history, arguments.fail_on_drift, arguments.dry_run)
+    outcome = ReproduceReport(found, results, history, arguments.fail_on_drift, arguments.dry_run)
     for line in outcome.history_lines:
         printer.line(line)
     if arguments.junit:
@@ -65,7 +65,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
 
 
-def _as_dict(result: Reproduction, outcome: Outcome) -> dict[str, Any]:
+def _as_dict(result: Reproduction, outcome: ReproduceReport) -> dict[str, Any]:
     judgement = outcome.judgement(result)
     return {**result.as_dict(), **({"history": judgement.as_dict()} if judgement else {})}
 
@@ -78,7 +78,7 @@ def _plan(arguments: argparse.Namespace) -> RerunLimits:
 def _read_request(arguments: argparse.Namespace) -> Selection:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     names = [text for text in arguments.given if text not in changes]
-    problems = _problems(arguments, names, any(map(names_run, names)))
+    problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)

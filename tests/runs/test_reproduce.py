@@ -359,6 +359,17 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     assert collected(takes_all=True, tags=["ours"]) == ["own"]
 
 
+def test_a_folder_is_looked_through_once(outcome, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold thousands of runs."""
+    named("mine/a.yaml")
+    (Path("mine") / "runs").mkdir()
+    earlier.rename("mine/runs/earlier")
+    looked, rglob = list[str](), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: looked.append(self.name) or rglob(self, pattern))
+    assert collected("mine") == ["mine/a.yaml"] and looked.count("mine") == 1
+    assert main(["reproduce", "mine/runs"]) == 0 and looked.count("runs") == 1
+
+
 def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:
     named("mine/a.yaml")
     named("mine/broken.yaml", "model: [1\n")
