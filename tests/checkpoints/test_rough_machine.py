@@ -111,10 +111,10 @@ def test_a_home_that_is_read_only_and_a_mask_that_shuts_others_out(tmp_path: Pat
                    env={**kept, "HOME": str(read_only_home)})  # fmt: skip
         assert done.returncode == 0, done.stderr
         assert f"Compiled programs are not kept: Read-only file system ({read_only_home}" in done.stdout + done.stderr
-        assert mpt("train", "resume=r", "trainer.max_steps=12", cwd=tmp_path).returncode == 0
     finally:
         os.umask(mask)
-    assert read_summary(tmp_path / "r" / "summary.json")["applied_steps"] == 12
+    summary = read_summary(tmp_path / "r" / "summary.json")
+    assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", 10, 10)
     assert not [path for path in (tmp_path / "r").rglob("*") if path.stat().st_mode & 0o077]
 
 
@@ -124,8 +124,8 @@ def little_memory() -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("words", "code", "said"), [
-    (["data=synthetic", "data.examples=10000000", "data.input_shape=[2048]"], 3,
-     "mpt train: data: synthetic takes more memory than there is (Unable to allocate 76.3 GiB for an array with shape"),
+    (["data=synthetic", "data.examples=200000", "data.input_shape=[65536]"], 3,
+     "mpt train: data: synthetic takes more memory than there is (Unable to allocate 48.8 GiB for an array with shape"),
     (["model.hidden_units=[300000,300000]"], 2, "mpt train: trainer.batch_size: the memory is too small for the model"),
 ])  # fmt: skip
 def test_a_run_for_which_there_is_no_memory_says_so_and_leaves_nothing(words, code, said, tmp_path: Path) -> None:
