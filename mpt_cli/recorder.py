@@ -31,7 +31,7 @@ from mpt_cli.telemetry.records import RunHeader, Scaling
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import rule_of
 from mpt_cli.training.outcome import Conclusion
-from mpt_cli.training.own_program import unscaled_problem
+from mpt_cli.training.own_program import loss_not_scaled_problem
 
 LEAST_CAPACITY = 256  # rows of the ring: at the usual 50 steps between two looks it never goes round
 NO_RESUME = "checkpoints: Keras's fit can't be gone on with in the middle of an epoch (mpt.fit can)"
@@ -189,7 +189,7 @@ class _FitRecording(Recording):
 
     def _refuse_unscaled(self) -> None:
         """While its train_step is traced: as `mpt.fit` does it."""
-        raise ConfigError(unscaled_problem(type(self.model).__name__))
+        raise ConfigError(loss_not_scaled_problem(type(self.model).__name__))
 
     def _check_used(self) -> None:
         """After the first call: whether it was the optimizer of `compile` that made the steps, and that one alone."""

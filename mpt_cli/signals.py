@@ -37,6 +37,17 @@ def heeded(numbers: tuple[signal.Signals, ...] = SIGNALS) -> list[signal.Signals
     return [number for number in numbers if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+def signal_name(number: int) -> str:
+    """
+    >>> signal_name(9), signal_name(40)
+    ('SIGKILL', 'signal 40')
+    """
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 @dataclass(frozen=True)
 class ForcedEnd:
     """The end of a program from outside of its main thread, and why. `number` is None where no signal asked for it."""

@@ -13,7 +13,8 @@ from mpt_cli.compare.results import Comparison, Entry, NoiseMeter, read_comparis
 from mpt_cli.compare.verdict import narrow_dtype
 from mpt_cli.doctor import probe_backend
 from mpt_cli.runs.directory import write_json
-from mpt_cli.sweep.plan import Job, choose_objective
+from mpt_cli.settings import load_settings
+from mpt_cli.sweep.plan import Job, check_objective, choose_objective
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options, begin, exit_code, jobs_left, plan_facts, run_jobs, split_overrides
 
@@ -30,9 +31,11 @@ def start_compare(
     overrides: Sequence[str], measure: CompareSettings, options: Options, screen: Screen
 ) -> tuple[Comparison, int]:  # fmt: skip
     """A new comparison: all configurations are checked before the first job starts. Returns it and the exit code."""
-    choose_objective(options.objective, [])  # its form, before anything runs
     own, path = split_overrides(overrides, "compare_dir")
     plan, setups = make_comparison(own, measure.seeds)
+    if options.objective is not None:
+        choose_objective(options.objective, [])  # only one
+        check_objective(options.objective, [load_settings(job.words) for job in plan.jobs])
     folder = CompareDirectory.create(path, plan.recipe)
     with folder.lock():
         facts = plan_facts(["mpt", "compare", *overrides], options)

@@ -205,8 +205,12 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
     'digits: 1,438 training and 359 validation examples of 8x8x1, 10 classes'
     """
     load: Callable[..., DataSet] = SOURCES.get(settings.name, load_installed)
-    with tensorflow_seeded(seed):
-        return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
+    try:
+        with tensorflow_seeded(seed):
+            return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
+    except MemoryError as error:
+        raise DataError(f"data: {settings.name} takes more memory than there is ({error or 'it is full'}). Take fewer "
+                        "examples, or let a data.loader return a tf.data.Dataset or a generator.") from error
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:

@@ -69,6 +69,18 @@ def core_shares(workers: int) -> list[frozenset[int]]:
     return [frozenset(cores[first:last]) for first, last in itertools.pairwise(ends)]
 
 
+def fewer_cores(count: int, taken: Sequence[frozenset[int]]) -> frozenset[int]:
+    """So many of the cores, those that fewest of the `taken` shares have; empty where there are no more than these.
+
+    >>> fewer_cores(10_000, [])
+    frozenset()
+    """
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if count >= len(cores):
+        return frozenset()
+    return frozenset(sorted(cores, key=lambda core: sum(core in share for share in taken))[:count])
+
+
 def _read(path: Path) -> str:
     try:
         return path.read_text()

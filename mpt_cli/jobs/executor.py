@@ -54,7 +54,8 @@ class Command(Generic[Subject]):
     `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
     `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most. With a `standing`
     it never runs twice at a time on this machine: where it does already, its end is waited for. A `framework` is the
-    backend that it computes with, where it may be forked from a process of this machine that has imported it.
+    backend that it computes with, where it may be forked from a process of this machine that has imported it. `cores`
+    is how many it may use at most, where what it comes to hangs on that.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Command(Generic[Subject]):
     is_heard: bool = False
     standing: Standing | None = None
     framework: str | None = None
+    cores: int | None = None
 
 
 @dataclass(frozen=True)

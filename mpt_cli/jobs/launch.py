@@ -1,7 +1,6 @@
 """Starts the processes of one run on this machine, and ends all that belong to a run when one of them ends."""
 
 import os
-import signal
 import socket
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
-from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination
+from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination, signal_name
 
 
 def must_launch(settings: Settings) -> bool:
@@ -129,7 +128,7 @@ def _wait(processes: Sequence[Handle], log_of_others: IO[str]) -> int:
 def _tell_loss(index: int, code: int, count: int, log_of_others: IO[str]) -> None:
     log_of_others.seek(0)
     last = [line for line in log_of_others.read().splitlines() if index and line.strip()][-3:]
-    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    how = f"was ended by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
     first = f"mpt train: process {index} of {count} (counted from 0) {how}, so the run was ended."
     print(first, "resume= goes on from its last checkpoint.", *last, sep="\n  ", file=sys.stderr)
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic
 
-from mpt_cli.errors import TERMINATED
-from mpt_cli.jobs.capacity import GpuPool, gpu_environment
+from mpt_cli.errors import TERMINATED, MptError
+from mpt_cli.jobs.capacity import GpuPool, fewer_cores, gpu_environment
 from mpt_cli.jobs.executor import CannotStart, Command, Executor, Handle, LocalExecutor, Lost, Share, Subject
 from mpt_cli.signals import GRACE_SECONDS, Interruption, hangup_as_termination, raise_for
 
@@ -143,9 +143,19 @@ class Queue(Generic[Subject]):
                     time.sleep(self.executor.poll_seconds)
             except KeyboardInterrupt:
                 pass
+            except MptError:  # of an observer: what runs can't help it, and may save
+                self._end_all()
+                raise
             finally:
                 self._kill_all()
         return interruption.requested
+
+    def _end_all(self) -> None:
+        self._source, self._next = iter(()), None
+        self._stop_all()
+        while self.running:
+            self._tick()
+            time.sleep(self.executor.poll_seconds)
 
     def _has_next(self) -> bool:
         if self._next is None:
@@ -158,8 +168,14 @@ class Queue(Generic[Subject]):
             if gpus is None:
                 return
             command, self._next = self._next, None
-            cores = self.free_cores.pop(0) if self.free_cores else frozenset[int]()
-            self._start(command, Share(gpus, cores, gpu_environment(self.pool, gpus)))
+            self._start(command, Share(gpus, self._take_cores(command), gpu_environment(self.pool, gpus)))
+
+    def _take_cores(self, command: Command[Subject]) -> frozenset[int]:
+        """The next free share, or as many cores as the command may use; none at all where it may use them all."""
+        if self.free_cores:
+            return self.free_cores.pop(0)
+        taken = [running.share.cores for running in self.running]
+        return frozenset() if command.cores is None else fewer_cores(command.cores, taken)
 
     def _start(self, command: Command[Subject], share: Share) -> None:
         try:
@@ -175,7 +191,7 @@ class Queue(Generic[Subject]):
 
     def _take_back(self, share: Share) -> None:
         self.pool.give_back(share.gpus)
-        if share.cores:
+        if share.cores in self.limits.cores:
             self.free_cores.append(share.cores)
 
     def _tick(self) -> None:

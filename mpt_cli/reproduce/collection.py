@@ -21,6 +21,7 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import (
+    SUFFIXES,
     check_no_pipe,
     expanded,
     explicit_path,
@@ -95,12 +96,12 @@ def collect(request: Selection) -> Collection:
     found = Collection()
     if request.takes_all:
         for name in recipe_paths():
-            _add(found, name, request, is_named=False)
+            _add(found, _Meant(name, is_named=False), request)
     for word in request.names:
-        files, is_run = list(_expand(word)), names_run(word)
-        for name in files:
-            _add(found, name, request, is_named=is_run or files == [word])
-        if not files:
+        meant = list(_expand(word))
+        for each in meant:
+            _add(found, each, request)
+        if not meant:
             found.errors.append(Unreadable(word, [Problem("NAME", "must match at least one recipe.", word)]))
     found.targets = [target for target in found.targets if _is_chosen(target, request)]
     found.errors = [error for error in found.errors if _matches(request.keywords, [error.name])]
@@ -108,30 +109,47 @@ def collect(request: Selection) -> Collection:
     return found
 
 
-def _expand(word: str) -> Iterator[str]:
-    """The recipes and runs that a pattern or a folder stands for; any other word itself."""
+@dataclass(frozen=True)
+class _Meant:
+    """A recipe or a run. `is_named` where the word itself is it, and no pattern or folder that it was found by."""
+
+    name: str
+    is_run: bool = False
+    is_named: bool = True
+
+
+def _expand(word: str) -> Iterator[_Meant]:
+    """The recipes and runs that a pattern or a folder stands for; any other word itself. The name of a recipe never
+    means a run, whatever folder lies about. A folder without a run and without any YAML is asked for as one all the
+    same, to be told what it lacks.
+    """
     path = expanded(word)
-    if names_run(word):
-        yield explicit_path(path.parent) if path.is_file() else word
-    elif word in recipe_paths():
-        yield word
-    elif any(sign in word for sign in "*?["):
-        yield from fnmatch.filter(recipe_paths(), word)
-        for match in sorted(glob.glob(str(path), recursive=True)):
-            yield from _expand(explicit_path(Path(match)))
+    if word in recipe_paths():
+        yield _Meant(word)
     elif path.is_dir():
-        for file in sorted([*path.rglob("*.yaml"), *path.rglob("*.yml")]):
-            inside = file.relative_to(path).parts[:-1]
+        files = sorted(file for file in path.rglob("*.y*ml") if file.suffix in SUFFIXES)
+        if not files or _is_of_run(RunDirectory(path).config_yaml):
+            yield _Meant(word, is_run=True)
+            return
+        for file in files:
+            inside, is_run = file.relative_to(path).parts[:-1], _is_of_run(file)
             if not any(part in _NOT_RECIPES or part.startswith(".") for part in inside):
-                yield explicit_path(file.parent if _is_of_run(file) else file)
+                yield _Meant(explicit_path(file.parent if is_run else file), is_run, is_named=False)
+    elif _is_of_run(path):
+        yield _Meant(explicit_path(path.parent), is_run=True)
+    elif any(sign in word for sign in "*?["):
+        yield from (_Meant(name, is_named=False) for name in fnmatch.filter(recipe_paths(), word))
+        for match in sorted(glob.glob(str(path), recursive=True)):
+            yield from (replace(each, is_named=False) for each in _expand(explicit_path(Path(match))))
     else:
-        yield word
+        yield _Meant(word)
 
 
-def _add(found: Collection, name: str, request: Selection, is_named: bool) -> None:
-    """What the name means: something to run, to leave out, or an error."""
+def _add(found: Collection, meant: _Meant, request: Selection) -> None:
+    """Something to run, to leave out, or an error."""
+    name, is_named = meant.name, meant.is_named
     try:
-        target, reason = _read(name, request, is_named)
+        target, reason = _read(meant, request)
     except (ConfigError, DataError) as error:
         problems = error.problems if isinstance(error, ConfigError) else [Problem("run", str(error))]
         found.errors.append(Unreadable(name, problems))
@@ -144,10 +162,11 @@ def _add(found: Collection, name: str, request: Selection, is_named: bool) -> No
         found.targets.append(target)
 
 
-def _read(name: str, request: Selection, is_named: bool) -> tuple[ReproduceTarget, str]:
+def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
     """The target, and why it would be left out where nobody named it."""
-    if names_run(name):
-        if not is_named and not RunDirectory(expanded(name)).summary_json.is_file():
+    name = meant.name
+    if meant.is_run:
+        if not meant.is_named and not RunDirectory(expanded(name)).summary_json.is_file():
             return ReproduceTarget(name, [], {}), NOT_ENDED
         return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
@@ -166,14 +185,8 @@ def _nothing_expected(name: str) -> Problem:
 
 
 def names_run(word: str) -> bool:
-    """Whether the word means a run directory, or the configuration in one; the name of a recipe never does, whatever
-    folder lies about. A folder without a run and without any YAML is asked for as one all the same, to be told what it
-    lacks.
-    """
-    path = expanded(word)
-    if word in recipe_paths() or not path.is_dir():
-        return word not in recipe_paths() and _is_of_run(path)
-    return _is_of_run(RunDirectory(path).config_yaml) or next(path.rglob("*.y*ml"), None) is None
+    """Whether the word means a run directory, or the configuration in one."""
+    return any(each.is_run and each.is_named for each in _expand(word))
 
 
 def _is_of_run(file: Path) -> bool:

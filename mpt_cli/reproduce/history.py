@@ -201,10 +201,6 @@ class History:
                 said.append(f"{result.target.name}: not in the history, which is of recipes")
         return said
 
-    @property
-    def has_drifted(self) -> bool:
-        return any(finding.drifts for finding in self.findings.values())
-
 
 def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
     """The line of a run; `rate` is that of the reference loop around it."""

@@ -14,19 +14,27 @@ from mpt_cli.jobs.queue import Ending, Limits, Queue
 from mpt_cli.reproduce.collection import ReproduceTarget
 from mpt_cli.runs.directory import DEFAULT_PARENT, RunDirectory, make_empty, read_summary
 from mpt_cli.runs.expectations import ExpectationCheck, check_expectations
-from mpt_cli.runs.provenance import environment_differences, format_attempts, known_environment, thread_variables
+from mpt_cli.runs.provenance import (
+    cores_of,
+    environment_differences,
+    format_attempts,
+    known_environment,
+    thread_variables,
+)
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.signals import raise_for
+from mpt_cli.signals import raise_for, signal_name
 
 
 @dataclass(frozen=True)
 class FinishedProcess:
-    """How it ended. `exit_code` is negative for a signal; `words` are what it said last."""
+    """How it ended. `exit_code` is negative for a signal; `words` are what it said last, `limit_seconds` the time after
+    which it was ended for it."""
 
     run: RunDirectory
     exit_code: int
     words: str
+    limit_seconds: float | None = None
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -44,14 +52,26 @@ class FinishedProcess:
     def environment(self) -> dict[str, Any]:
         return known_environment(self.run)
 
+    @property
+    def fault(self) -> str:
+        """Why nothing can be held against what was expected; empty where it came to an end and left a summary of it."""
+        if self.limit_seconds is not None:
+            return f"ended after {self.limit_seconds:g} s"
+        if self.summary is not None:
+            return ""
+        return signal_name(-self.exit_code) if self.exit_code < 0 else f"exit code {self.exit_code}"
+
 
 def run_command(
-    verb: str, overrides: list[str], run: RunDirectory, log: Path, environment: Mapping[str, str] | None = None,
+    verb: str, overrides: list[str], run: RunDirectory, log: Path, as_in: Mapping[str, Any] | None = None,
     framework: str | None = None,
 ) -> Command[RunDirectory]:  # fmt: skip
-    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`."""
-    return Command(log.stem, mpt_command(verb, "--quiet", *overrides), run, log, environment=environment or {},
-                   framework=framework)  # fmt: skip
+    """`mpt VERB overrides…` on the run directory, quietly; what it has to say goes to `log`. It has as many threads and
+    cores as the run had whose environment.json is `as_in`: one thread adds up in another order than several.
+    """
+    words, facts = mpt_command(verb, "--quiet", *overrides), as_in or {}
+    return Command(log.stem, words, run, log, environment=thread_variables(facts), framework=framework,
+                   cores=cores_of(facts))  # fmt: skip
 
 
 def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedProcess:
@@ -59,7 +79,8 @@ def read_finished(command: Command[RunDirectory], ending: Ending) -> FinishedPro
     if ending.exit_code is None:
         return FinishedProcess(command.subject, BAD_DATA, ending.note)
     if ending.cause == "timeout":
-        return FinishedProcess(command.subject, ending.exit_code, f"it was ended after {ending.limit_seconds:g} s")
+        words = f"it was ended after {ending.limit_seconds:g} s"
+        return FinishedProcess(command.subject, ending.exit_code, words, ending.limit_seconds)
     lines = command.log.read_text(encoding="utf-8", errors="replace").splitlines() if command.log else []
     own = [line for line in lines if line.startswith("mpt ")]
     return FinishedProcess(command.subject, ending.exit_code, "\n".join(own or lines[-1:]))
@@ -190,17 +211,15 @@ def _target_command(
     retry = f"-retry{attempt - 1}" if attempt > 1 else ""
     run = RunDirectory(folder / f"{number}-{stem}{retry}")  # unique also where a recipe is given twice
     overrides = [*target.words, format_override("run_dir", str(run.path))]
-    threads = thread_variables(target.environment or {})
-    return run_command("train", overrides, run, logs / f"{run.path.name}.log", threads, target.framework)
+    return run_command("train", overrides, run, logs / f"{run.path.name}.log", target.environment, target.framework)
 
 
 def _judge(target: ReproduceTarget, child: FinishedProcess) -> Reproduction:
-    summary = child.summary
-    if summary is None:
-        checks = [ExpectationCheck("run", "a summary", f"exit code {child.exit_code}", False)]
+    if child.fault:
+        checks = [ExpectationCheck("run", "a summary", child.fault, False)]
     else:
         expect = {"exit_code": 0, **target.expect}  # a run that fails reproduces nothing, unless that is expected
-        checks = check_expectations(summary, expect)
+        checks = check_expectations(child.summary or {}, expect)
         if "exit_code" not in target.expect and checks[0].passed:
             checks = checks[1:]
     differences = environment_differences(target.environment, child.environment) if target.environment else []

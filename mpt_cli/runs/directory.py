@@ -124,7 +124,7 @@ def read_summary(path: Path) -> dict[str, Any]:
 
 
 DEFAULT_PARENT = "runs"
-LOCK_FILE = ".lock"
+LOCK_FILE, PROBE = ".lock", ".writable"
 # stems, also of temporary files
 UNSTARTED_STEMS = {"metrics", "events", "console", "tensorboard", "environment", "preprocessing", "config", "header"}
 
@@ -145,16 +145,24 @@ class RunDirectory:
         chosen = expanded(path) if path is not None else _default_path(recipe)
         try:
             made = make_folder(chosen, exist_ok=path is not None)  # two runs never share a drawn name
-            taken = any(path.name != LOCK_FILE for path in chosen.iterdir())
+            run = cls(chosen, made)
+            run._check_unused()
+        except FileExistsError as error:
+            if path is None and chosen.is_dir():  # begun in the same second, or before the clock was set back
+                return cls.create(None, recipe)
+            raise _cannot_create(chosen, error) from error
         except OSError as error:
             raise _cannot_create(chosen, error) from error
-        if taken:
-            raise DataError(
-                f"run_dir {chosen} already exists and is not empty. Nothing in it was changed; choose another run_dir, "
-                "or leave it out for a new one."
-            )
         _check_writable(chosen)
-        return cls(chosen, made)
+        return run
+
+    def _check_unused(self) -> None:
+        """DataError where anything is in it but what processes leave that begin, too."""
+        if any(path.name not in (LOCK_FILE, PROBE) for path in self.path.iterdir()):
+            raise DataError(
+                f"run_dir {self.path} already exists and is not empty. Nothing in it was changed; choose another "
+                "run_dir, or leave it out for a new one."
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> Self:
@@ -176,6 +184,7 @@ class RunDirectory:
             with Interruption() as early:  # what is made must be known to what takes it back
                 run = cls.create(path, recipe)
                 stack.enter_context(run.lock())
+                run._check_unused()  # another run may have begun, and even ended, before it was held
                 discard = partial(run.discard_unstarted, run.path.stat())
                 stack.callback(discard)
                 stack.enter_context(at_forced_end(discard))
@@ -357,10 +366,10 @@ def _default_path(recipe: str) -> Path:
 
 
 def _check_writable(path: Path) -> None:
-    probe = path / ".writable"
+    probe = path / PROBE
     try:
         probe.touch()
-        probe.unlink()
+        probe.unlink(missing_ok=True)  # another process that begins here may have done it
     except OSError as error:
         raise _cannot_create(path, error) from error
 

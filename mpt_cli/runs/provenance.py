@@ -52,7 +52,7 @@ def _git(folder: Path, *arguments: str) -> bytes | None:
 NAMED_PACKAGES = ("tensorflow", "keras", "jax", "jaxlib", "numpy", "hydra-core", "omegaconf", "rich", "scikit-learn")
 # Only names that change a computation. No bare TF_ prefix: TF_VAR_… and TF_TOKEN_… are another program's secrets.
 RECORDED_VARIABLES = re.compile(
-    r"KERAS_BACKEND|XLA_FLAGS|XLA_PYTHON_CLIENT_\w+|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE|OMP_NUM_THREADS"
+    r"KERAS_BACKEND|XLA_FLAGS|XLA_PYTHON_CLIENT_\w+|CUDA_VISIBLE_DEVICES|NVIDIA_TF32_OVERRIDE|(OMP|OPENBLAS)_NUM_THREADS|NPROC"
     r"|JAX_(PLATFORMS|ENABLE_X64|DEFAULT_MATMUL_PRECISION|DISABLE_JIT)"
     r"|TF_(CPP|CUDNN|CUBLAS|XLA|ENABLE|DISABLE|DETERMINISTIC|FORCE|FP16|GPU|NUM|USE)_\w+|PYTHONHASHSEED"
 )
@@ -110,7 +110,7 @@ def recorded_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 _EXPLAINING = ("mpt", "python", "versions", "backend", "jit_compile", "policy", "distribute", "devices", "emulated",
                "seed", "dataset_fingerprint", "git", "variables", "packages")  # fmt: skip
-_OF_THREADS = re.compile(r"OMP_NUM_THREADS|TF_NUM_\w+_THREADS")
+_OF_THREADS = re.compile(r"(OMP|OPENBLAS)_NUM_THREADS|NPROC|TF_NUM_\w+_THREADS")
 _OF_THE_MACHINE = ("os", "cpu", "usable_cores", "cpu_precision_features", "gpus")
 
 
@@ -135,6 +135,18 @@ def thread_variables(environment: Mapping[str, Any]) -> dict[str, str]:
     """
     variables = environment.get("variables") or {}
     return {name: value for name, value in variables.items() if _OF_THREADS.fullmatch(name)}
+
+
+def cores_of(environment: Mapping[str, Any]) -> int | None:
+    """How many cores a run of the CPU had: JAX makes a thread for each, whatever variables say. None where that is not
+    known, and for what another device computed.
+
+    >>> cores_of({"devices": ["CPU"], "machine": {"usable_cores": 1}}), cores_of({"devices": ["GPU"]})
+    (1, None)
+    """
+    cores = (environment.get("machine") or {}).get("usable_cores")
+    is_of_cpu = all(str(device).upper().startswith("CPU") for device in environment.get("devices") or [""])
+    return cores if is_of_cpu and type(cores) is int and cores > 0 else None
 
 
 def format_attempts(environment: Mapping[str, Any]) -> str | None:

@@ -8,15 +8,17 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
+from mpt_cli.settings.references import is_same_function
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
+from mpt_cli.settings.variants import Builder, DataSettings, Loader, ModelSettings
 from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
 from mpt_cli.training.checkpoint import Checkpoint
 
@@ -79,7 +81,21 @@ def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
     asked = settings.trainer.jit_compile
     jit_compile = stored.trainer.jit_compile if asked == "auto" else asked
     policy = _stored_policy(settings.policy, stored.policy)
-    return replace(settings, seed=seed, policy=policy, trainer=replace(settings.trainer, jit_compile=jit_compile))
+    model, data = _with_stored_function(settings.model, stored.model), _with_stored_function(settings.data, stored.data)
+    trainer = replace(settings.trainer, jit_compile=jit_compile)
+    return replace(settings, seed=seed, policy=policy, model=model, data=data, trainer=trainer)
+
+
+_Named = TypeVar("_Named", bound=ModelSettings | DataSettings)
+
+
+def _with_stored_function(asked: _Named, stored: _Named) -> _Named:
+    """The record has the path of a module beside the recipe; from another folder the recipe may name it otherwise."""
+    key = {Builder: "builder", Loader: "loader"}.get(type(asked))
+    if key is None or type(asked) is not type(stored):
+        return asked
+    is_same = is_same_function(getattr(asked, key), getattr(stored, key))
+    return replace(asked, **{key: getattr(stored, key)}) if is_same else asked
 
 
 def _stored_policy(asked: PolicySettings, stored: PolicySettings) -> PolicySettings:

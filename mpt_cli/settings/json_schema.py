@@ -13,6 +13,9 @@ from mpt_cli.settings.key import LARGEST_COUNT, REQUIRED, Key, read_key, section
 from mpt_cli.settings.schema import VARIANTS, Settings, choosing_key, variants_of
 from mpt_cli.settings.search_path import group_choices, group_names
 
+SCHEMA_FILE = "mpt.schema.json"  # beside a recipe whose first line is MODELINE, which editors read
+MODELINE = f"# yaml-language-server: $schema={SCHEMA_FILE}\n"
+TITLE = "a recipe of mpt"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 Schema = dict[str, Any]
 _NUMBER_AS_TEXT = r"^\s*[+-]?\d+(\.\d*)?([eE][+-]?\d+)?(\s*\*\*\s*[+-]?\d+)?\s*$"  # 1e-3, 2**15
@@ -43,7 +46,7 @@ def json_schema() -> Schema:
     properties["sweep"] = _sweep()
     properties["hydra"] = {"type": "object", "properties": {"searchpath": searchpath}, "additionalProperties": False}
     return {
-        "$schema": DIALECT, "title": "a recipe of mpt", "type": "object", "properties": properties,
+        "$schema": DIALECT, "title": TITLE, "type": "object", "properties": properties,
         "additionalProperties": False, "allOf": [_where_chosen(section, name) for section in VARIANTS
                                                  for name in variants_of(section)],
     }  # fmt: skip

@@ -3,9 +3,11 @@
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -18,7 +20,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from mpt_cli import redaction
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.loss_scale import LossScaleSettings
@@ -260,12 +262,18 @@ def _unknown_problem(cls: type, path: str, given: dict[str, Any], value: Any) ->
 
 
 def load_settings(overrides: list[str]) -> Settings:
-    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
-
-    Precedence: schema < group file < recipe < command line.
+    """As `load_with_recipe`, the settings alone.
 
     >>> load_settings(["conf=digits_cnn", "loss_scale.initial_scale=2**10"]).loss_scale.initial_scale
     1024.0
+    """
+    return load_with_recipe(overrides)[0]
+
+
+def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
+    """The settings for `conf=NAME_OR_PATH key=value …`; ConfigError with every problem when there is one.
+
+    Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
     given = parse_overrides(overrides)
@@ -274,7 +282,15 @@ def load_settings(overrides: list[str]) -> Settings:
         settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
-    return replace(settings, expect=read_expect(settings.expect))
+    for note in [note for each in recipe.chain() for note in each.notes]:
+        _say_once(note)
+    return replace(settings, expect=read_expect(settings.expect)), recipe
+
+
+@cache
+def _say_once(note: str) -> None:
+    """A sweep reads its recipe for each of its jobs."""
+    print(printable(f"mpt: {note}"), file=sys.stderr)
 
 
 def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]) -> Settings:

@@ -16,6 +16,7 @@ from mpt_cli.plugins import PluginError
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.references import Beside
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -179,7 +180,7 @@ class Recipe:
     files it takes there, and None for its own keys.
 
     `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
-    `sweep` what `mpt sweep` is to vary, which no run reads.
+    `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be said of the modules it names.
     """
 
     path: Path
@@ -189,6 +190,7 @@ class Recipe:
     parts: "list[Recipe | str | None]" = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
     sweep: Any = None
+    notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     unreadable: bool = False
 
@@ -259,9 +261,12 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
             recipe.parts += [] if None in recipe.parts else [None]
             for group in list(here.chosen):
                 _add_packaged(recipe, _Entry(group, [here.chosen.pop(group)]), here)
+    beside = Beside(path.parent)
+    recipe.sweep = beside.sweep(recipe.sweep)
     for name in reversed([part for part in reading.package.split(".") if part]):
         content = {name: content}
-    recipe.body = _sound_sections(content, recipe.problems)
+    recipe.body = beside.body(_sound_sections(content, recipe.problems))
+    recipe.notes = beside.notes
     known = {**recipe.choices, **recipe.overriding}
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}

@@ -32,7 +32,7 @@ from mpt_cli.jobs.launchers import LAUNCHERS, PREFIX, read_launcher
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.recipes import read_recipe
+from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
 from mpt_cli.sweep import PRUNERS, SAMPLERS
@@ -137,6 +137,10 @@ class Block:
         axes = [*self.axes, *(axis for condition in self.conditions for axis in condition.axes)]
         return math.prod(len(axis[0].words) for axis in axes)
 
+    def key_of_objective(self, word: str | None) -> str:
+        """Where it was said that this is the objective."""
+        return "sweep.objectives" if word is not None and word == self.objective else "--objective"
+
     @property
     def varied(self) -> list[str]:
         axes = [axis for axis in self.axes if axis[0].is_varied]
@@ -195,8 +199,16 @@ def read_block(words: Sequence[str]) -> Block:
     if len(given) > 1:
         rule = "must be one recipe where it has a sweep: block."
         raise ConfigError(Problem("conf", rule, conf, "Name it alone, or take its block out."))
+    return block_of(recipe)
+
+
+def block_of(recipe: Recipe) -> Block:
+    """That of one recipe. ConfigError with all that is wrong with it."""
+    content = recipe.sweep_block()
+    if content is None:
+        return Block()
     with searching(recipe.searchpath):
-        block = _read(recipe.sweep_block())
+        block = _read(content)
     if block.problems:
         raise ConfigError(block.problems)
     return block

@@ -5,7 +5,6 @@ with the configurations in order of their rank.
 import math
 import re
 import secrets
-import signal
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ from mpt_cli.runs.directory import LOCK_FILE, RunDirectory, default_parent, read
 from mpt_cli.runs.resume import past_attempts
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.search_path import expanded, shell_command
-from mpt_cli.signals import SIGNAL_EXIT_CODES
+from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objectives, plan_dict
 from mpt_cli.telemetry.format import format_seconds
@@ -194,7 +193,7 @@ FINISHED, FAILED, KILLED, TIMED_OUT = "finished", "failed", "killed", "timed out
 STOPPED_EARLY, INTERRUPTED, NOT_RUN = "stopped early", "interrupted", "not run"
 GOOD = (FINISHED, STOPPED_EARLY)
 # by the exit code of a job that has saved, or that was lost
-_SIGNALLED = {code: signal.Signals(number).name for number, code in SIGNAL_EXIT_CODES.items()}
+_SIGNALLED = {code: signal_name(number) for number, code in SIGNAL_EXIT_CODES.items()}
 _STOPPED_EARLY = {  # by the cause of its end
     "median": "its objective was far behind the median of the others at the same step",
     "pruner": "the pruner of the search ended it: its objective was behind that of others at the same epoch",
@@ -277,7 +276,7 @@ def _judge(ending: Ending, summary: dict[str, Any], sweep: SweepDirectory, job: 
     if code is None:
         return FAILED, BAD_DATA, ending.note
     if code < 0:
-        return KILLED, TERMINATED, f"{_signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
+        return KILLED, TERMINATED, f"{signal_name(-code)} ended it after {format_seconds(ending.seconds)}"
     if code == OK:
         return FAILED, BAD_DATA, "it left no summary.json"
     if code in _SIGNALLED:
@@ -305,13 +304,6 @@ def gravest_code(results: list[JobResult]) -> int:
     codes = {TERMINATED if result.exit_code is None else result.exit_code for result in results if not result.is_good}
     order = [BUG, BAD_DATA, 2, TERMINATED]
     return next((code for code in order if code in codes), NUMERICAL if NUMERICAL in codes else max(codes, default=OK))
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 SEED = "seed"

@@ -4,7 +4,6 @@ results told to it. Imports optuna, an extra.
 
 import math
 import random
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,6 @@ from optuna.trial import FrozenTrial, TrialState
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.jobs.queue import Running
-from mpt_cli.report.history import metric_by_epoch
 from mpt_cli.sweep.directory import (
     FINISHED,
     GOOD,
@@ -33,7 +31,7 @@ from mpt_cli.sweep.directory import (
     read_job,
     wanted_runs,
 )
-from mpt_cli.sweep.median_stopping import first_usual
+from mpt_cli.sweep.median_stopping import EpochWatch
 from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, objective_word, wanted_gpus
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
 from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
@@ -218,9 +216,6 @@ def _pruner(name: str | None) -> optuna.pruners.BasePruner:
     return optuna.pruners.NopPruner() if name is None else builders[name]()
 
 
-PRUNE_SECONDS = 1.0  # between two looks at the epochs of running jobs
-
-
 def open_search(search: SearchSettings, sweep: SweepDirectory, options: "Options") -> "OptunaSampler":
     """The study in the directory, and the jobs it led to so far."""
     plan, facts = sweep.read_plan()
@@ -244,7 +239,9 @@ class OptunaSampler(Sampler):
     space: Space
     study: OptunaStudy
     template: Job
-    _looked_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._watch = EpochWatch(self.sweep)
 
     def example(self, left: Sequence[Job]) -> Sequence[Job]:
         return [self.template]
@@ -255,17 +252,13 @@ class OptunaSampler(Sampler):
 
     def tick(self, running: Sequence[Running[Job]]) -> None:
         search = self.facts["search"]
-        if search.get("pruner") is None or time.monotonic() - self._looked_at < PRUNE_SECONDS:
+        if search.get("pruner") is None:
             return
-        self._looked_at = time.monotonic()
-        word = search.get("objective") or self.facts["objective"]
-        jobs = [child.command.subject for child in running]
-        objective = choose_objectives(word, [])[0] if word else first_usual(self.sweep, jobs)
-        if objective is None:
-            return
-        for child, job in zip(running, jobs, strict=True):
-            course = metric_by_epoch(self.sweep.run(job).metrics_jsonl, objective.name)
-            if self.study.is_behind(job.number, objective, [value for _, value in course]):
+        if word := search.get("objective") or self.facts["objective"]:
+            self._watch.objective = choose_objectives(word, [])[0]
+        for child, course in self._watch.look(running):
+            objective, number = self._watch.objective, child.command.subject.number
+            if objective and self.study.is_behind(number, objective, [value for _, value in course]):
                 child.stop("pruner")
 
     def why_fewer(self, wanted: int) -> str:

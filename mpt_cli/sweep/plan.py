@@ -63,7 +63,8 @@ def choose_objective(word: str | None, summaries: Iterable[Mapping[str, Any]]) -
     objective = _read(word)
     if known and not any(objective.name in names for names in known):
         everything = sorted(set().union(*known))
-        remedy = did_you_mean(objective.name, everything) or f"They have {', '.join(everything)}."
+        listed = f"They have {', '.join(name for name in everything if not name.startswith('metrics.'))}."
+        remedy = f"{did_you_mean(objective.name, everything)} {listed}".strip()
         raise ConfigError(Problem("--objective", "must be a number that the jobs report.", objective.name, remedy))
     return objective
 
@@ -82,13 +83,38 @@ def objective_word(objectives: Sequence[Objective]) -> str:
     return ",".join(f"{each.name}:{each.direction}" for each in objectives)
 
 
-def check_objective(word: str | None, settings: Sequence[Settings]) -> None:
-    """ConfigError for a name that no run of these settings can have, before any has begun.
+def check_objective(word: str | None, settings: Sequence[Settings], key: str = "--objective") -> None:
+    """ConfigError for a name that no run of these settings can have, before any has begun; `key` is where it was said.
 
     With a model of the user's only its form is checked: what that reports is known once it has run.
     """
     summaries = [summary for each in settings if (summary := reportable(each)) is not None]
-    choose_objectives(word, summaries if len(summaries) == len(settings) else [])
+    try:
+        choose_objectives(word, summaries if len(summaries) == len(settings) else [])
+    except ConfigError as error:
+        raise ConfigError([replace(problem, key=key) for problem in error.problems]) from None
+
+
+def check_objective_of_block(block: Block, settings: Settings) -> None:
+    """As `check_objective`, for a recipe alone, `settings` being its own: its form where the block varies what decides
+    which numbers there are.
+    """
+    is_one = not any(map(decides_metrics, [*block.varied, *block.space]))
+    check_objective(block.objective, [settings] if is_one else [], "sweep.objectives")
+
+
+_OF_ANY_METRICS = ("seed", "policy", "loss_scale", "optimizer", "backend", "distribute", "logger", "phases", "trainer")
+_OF_THE_METRICS = ("trainer", "trainer.loss", "trainer.metrics", "trainer.weighted_metrics", "trainer.callbacks")
+
+
+def decides_metrics(key: str) -> bool:
+    """Whether jobs that differ in this key may report other numbers: not where it only says how a model is trained.
+
+    >>> decides_metrics("model.builder"), decides_metrics("trainer.loss"), decides_metrics("trainer.epochs")
+    (True, True, False)
+    """
+    parts = key.split(".")
+    return parts[0] not in _OF_ANY_METRICS or ".".join(parts[:2]) in _OF_THE_METRICS
 
 
 def _read(word: str) -> Objective:
@@ -190,7 +216,8 @@ def make_plan(
     if not points:
         raise ConfigError(Problem("sweep.exclude", "must leave at least one job."))
     loaded = _load_all([list(point.words) for point in points])
-    check_objective(objective, [settings for _, settings in loaded])
+    key = (block or Block()).key_of_objective(objective)
+    check_objective(objective, [settings for _, settings in loaded], key)
     if is_here:
         check_files([settings for _, settings in loaded])
     return _distinct(spanned.varied, points, loaded)

@@ -176,7 +176,7 @@ def resume_sweep(
     options = options.filled(_limits_of(sweep, facts))
     with sweep.lock():
         check_reported(sweep, options.objective)
-        _change_search(sweep, trials, options.objective)
+        _change_facts(sweep, trials, options.objective)
         return _run(sweep, options, screen)
 
 
@@ -269,15 +269,15 @@ def _check_search(facts: dict[str, Any], trials: int) -> None:
         raise ConfigError(Problem("--trials", "is for a sweep that was begun with it.", trials))
 
 
-def _change_search(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
-    """What may be said anew of a search that is resumed."""
+def _change_facts(sweep: SweepDirectory, trials: int | None, objective: str | None) -> None:
+    """What may be said anew of a search that is resumed, and of a grid whose objective no job reports."""
     plan, facts = sweep.read_plan()
     if trials is not None:
         _check_search(facts, trials)
         facts["search"]["trials"] = trials
-    if "search" not in facts:
+    if "search" not in facts and (objective is None or not read_results(sweep).complaint):
         return
-    if objective is not None and "objective" not in facts["search"]:  # none of its values has been told yet
+    if objective is not None and "objective" not in facts.get("search", {}):  # none of its values has been told yet
         facts["objective"] = objective
     sweep.write_plan(plan, facts)
 
@@ -339,7 +339,7 @@ def run_jobs(
     """Run these jobs of the sweep, and those that the sampler makes after them (none: of a grid, which makes none),
     each as a process of its own; returns the signal that ended it before its time.
     """
-    sampler = sampler or GridSampler(sweep, sweep.read_plan()[0])
+    sampler = sampler or GridSampler(sweep, sweep.read_plan()[0], options.objective)
     sampler.catch_up()
     wanted, missing = sampler.plan.trials, sampler.plan.missing
     count = len(left) + missing

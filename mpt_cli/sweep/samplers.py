@@ -13,14 +13,17 @@ from mpt_cli.errors import ConfigError, Problem, install_command
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.launchers import recorded_launcher
 from mpt_cli.jobs.queue import Ending, Observer
+from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import first_seed, read_block
-from mpt_cli.sweep.directory import JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.directory import FINISHED, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import (
     Job,
     SweepPlan,
     check_files,
     check_objective,
+    choose_objectives,
+    decides_metrics,
     duplicate_lines,
     job_count,
     make_plan,
@@ -86,8 +89,39 @@ class Sampler(Observer[Job], ABC):
         self.tell(read_job(self.sweep, command.subject))
 
 
+@dataclass
 class GridSampler(Sampler):
-    """All combinations are jobs from the first, and how one ends changes nothing."""
+    """All combinations are jobs from the first. How one ends changes nothing, unless none can be ranked by the
+    `objective`: what a model of the user's reports is known once it has run.
+    """
+
+    objective: str | None = None
+    _is_settled: bool = False
+
+    def catch_up(self) -> None:
+        self._check_reported()
+
+    def tell(self, result: JobResult) -> None:
+        if result.status == FINISHED:
+            self._check_reported()
+
+    def _check_reported(self) -> None:
+        """ConfigError, once, where none of those that finished reports the objective, nor can one of the others, which
+        differ from them in nothing that decides it.
+        """
+        if self._is_settled or self.objective is None:
+            return
+        finished = [result for job in self.plan.jobs if (result := read_job(self.sweep, job)).status == FINISHED]
+        self._is_settled = {_kind(job) for job in self.plan.jobs} == {_kind(result.job) for result in finished}
+        try:
+            choose_objectives(self.objective, [result.summary for result in finished])
+            self._is_settled = bool(finished)
+        except ConfigError as error:
+            if self._is_settled:
+                again = shell_command(self.sweep.verb, "--resume", self.sweep.path, "--objective", "NAME")
+                remedy = f"`{again}` goes on with another."
+                raise ConfigError([replace(each, remedy=f"{each.remedy} {remedy}".strip()) for each in error.problems]
+                                  ) from None  # fmt: skip
 
     def example(self, left: Sequence[Job]) -> Sequence[Job]:
         return left
@@ -97,6 +131,11 @@ class GridSampler(Sampler):
 
     def remarks(self) -> list[str]:
         return duplicate_lines(self.plan)
+
+
+def _kind(job: Job) -> tuple[tuple[str, str], ...]:
+    """Jobs of one kind report the same numbers."""
+    return tuple((key, value) for key, value in job.overrides.items() if decides_metrics(key))
 
 
 class SamplerSettings(ABC):
@@ -149,7 +188,8 @@ class GridSettings(SamplerSettings):
         return {}
 
     def open(self, sweep: SweepDirectory, options: "Options") -> Sampler:
-        return GridSampler(sweep, sweep.read_plan()[0])
+        plan, facts = sweep.read_plan()
+        return GridSampler(sweep, plan, options.objective or facts.get("objective"))
 
     def more_seeds(self, sweep: SweepDirectory, seeds: str) -> list[str | Path]:
         return ["--resume", sweep.path, seeds]
@@ -190,7 +230,8 @@ class SearchSettings(SamplerSettings):
         if space.seeds and self.pruner:
             rule = "must be left out with several seeds: what a trial came to is known when all of them have run."
             raise ConfigError(Problem("--pruner", rule, self.pruner))
-        check_objective(options.objective, [settings, *others])
+        key = read_block(overrides).key_of_objective(options.objective)
+        check_objective(options.objective, [settings, *others], key)
         if options.launcher.is_here:
             check_files([settings])
         return SweepPlan([*space.keys, *(["seed"] if space.seeds else [])], [], settings.recipe)

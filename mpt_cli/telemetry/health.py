@@ -71,8 +71,8 @@ IN_DOUBT_WORDS = (
 
 FORWARD, NAN, FIXED, BEYOND = "forward pass", "nan", "fixed too high", "beyond any scale"
 IN_DOUBT, UNSETTLED, TOO_HIGH = "nan in every step", "unsettled", "too high"
-VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM, DEAD = (
-    "vanishing", "flushed unscaled", "fixed too low", "too low", "no room", "dead gradients",
+VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM, DEAD = (
+    "vanishing", "flushed without scale", "fixed too low", "too low", "no room", "dead gradients",
 )
 SPOILED_LOSS, SPOILED_WEIGHTS = "spoiled loss", "spoiled weights"
 
@@ -138,7 +138,7 @@ CAUSES = {
         explanation="no loss scale brings them back. " + LIFTED,
         change=WIDER,
     ),
-    UNSCALED: Cause(
+    NO_SCALE: Cause(
         lambda signs, _: not signs.scaling.scales,
         remedy=KEPT_BY_MORE + "loss_scale=dynamic.",
         explanation="use loss_scale=dynamic.",
@@ -177,7 +177,7 @@ CAUSES = {
     ),
 }
 OVERFLOW_CAUSES = (FORWARD, NAN, IN_DOUBT, FIXED, BEYOND, UNSETTLED, TOO_HIGH)
-UNDERFLOW_CAUSES = (VANISHING, UNSCALED, FIXED_LOW, LOW, NO_ROOM)
+UNDERFLOW_CAUSES = (VANISHING, NO_SCALE, FIXED_LOW, LOW, NO_ROOM)
 
 
 def find_cause(signs: Signs, skips: int, names: Sequence[str]) -> str:
@@ -358,7 +358,7 @@ def _ends_well(signs: Signs) -> str:
         words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
     if signs.scaling.scales:
         return f"{words}{_format_at_scale(signs)}."
-    return f"{words}; {_explain_unscaled(signs)}"
+    return f"{words}; {_explain_no_scale(signs)}"
 
 
 def _remark_late_skips(signs: Signs) -> str | None:
@@ -406,7 +406,7 @@ def _remark_let_through(signs: Signs) -> str | None:
 REMARKS = (_remark_let_through, _remark_late_skips, _remark_rising_loss, _remark_input)
 
 
-def _explain_unscaled(signs: Signs) -> str:
+def _explain_no_scale(signs: Signs) -> str:
     if signs.scaling.is_needed and signs.flushed_share is not None:
         lost = f"{format_fraction(signs.flushed_share)} of the gradient elements were flushed to zero"
         return f"the loss was not scaled although layers compute in float16, and {lost}: few enough to do no harm."

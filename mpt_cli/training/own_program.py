@@ -184,7 +184,7 @@ def _one_on_jax(model: Any, optimizers: Any) -> Problem:
                    f"({', '.join(optimizers)}), and Keras on JAX hands a train_step the state of one.", "jax")
 
 
-def unscaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:
+def loss_not_scaled_problem(model: str, optimizers: Sequence[str] = ("optimizer",)) -> Problem:
     """Of a class of models whose train_step does not scale the losses of these attributes."""
     calls = ", ".join(f"loss = self.{each}.scale_loss(loss)" for each in optimizers)
     if keras.backend.backend() == "jax":  # elsewhere it would read the scale that was there when it was compiled
@@ -206,14 +206,14 @@ def _used_optimizers(
             "model", f"{name}.train_step never calls apply of an optimizer that the model holds "
             f"({', '.join(optimizers)}), so that no step can be counted or scaled.", None,
             "Let it call self.optimizer.apply(gradients, variables), on JAX self.optimizer.stateless_apply."))
-    unscaled = [each for each in used if not uses[each].scaled]
-    if unscaled and scaling.scales:
-        raise ConfigError(unscaled_problem(name, unscaled))
+    not_scaled = [each for each in used if not uses[each].scaled]
+    if not_scaled and scaling.scales:
+        raise ConfigError(loss_not_scaled_problem(name, not_scaled))
     for each, optimizer in used.items():
         if keras.backend.backend() == "tensorflow":
             optimizer.build(uses[each].variables)
             assert optimizer.scale_state is not None
             optimizer.scale_state.keep_trace()
-        if each in unscaled:
+        if each in not_scaled:
             optimizer._loss_was_scaled = True  # by 1: there is nothing to warn of
     return used

@@ -13,8 +13,9 @@ from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
 from mpt_cli.settings.checks import object_keys
-from mpt_cli.settings.json_schema import json_schema, key_fields
+from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
+from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
@@ -202,8 +203,8 @@ def run_copy(arguments: argparse.Namespace) -> int:
         remedy = recipe_remedy(arguments.recipe)
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
-    _write_new(target, source.read_bytes())
-    say(f"{target}: {shell_command('train', conf_override(target))}")
+    lines = _write_copy(target, source.read_bytes(), arguments.schema)
+    say("\n".join([f"{target}: {shell_command('train', conf_override(target))}", *lines]))
     return OK
 
 
@@ -212,24 +213,49 @@ def _destination_file(destination: str | None, name: str) -> Path:
     return target / name if target.is_dir() else target
 
 
-def _write_new(target: Path, content: bytes) -> None:
+def _write_copy(target: Path, content: bytes, with_schema: bool) -> list[str]:
+    """A new file, with the line by which editors know its keys; returns what is to be said of the schema that names."""
     try:
         with target.open("xb") as file:
-            file.write(content)
+            head, lines = _write_schema(target.with_name(SCHEMA_FILE), target.name) if with_schema else ("", [])
+            file.write(head.encode() + content)
+            return lines
     except FileExistsError:
         raise DataError(f"{target} exists already. Nothing was changed; give another DEST.") from None
     except OSError as error:
         raise DataError(f"{target} cannot be written: {error.strerror}.") from None
 
 
+def _write_schema(path: Path, recipe: str) -> tuple[str, list[str]]:
+    """The first line of a recipe beside it, empty where there is no schema to name, and what to say. One that is there
+    stays as it is.
+    """
+    from mpt_cli.runs.directory import write_atomic
+
+    without = f"{recipe} has no line that names a schema to editors"
+    text = strict_json(json_schema(), indent=2) + "\n"
+    try:
+        if not path.exists():
+            write_atomic(path, text)
+        there = read_file(path, errors="replace")
+    except (DataError, OSError) as error:
+        return "", [f"{without}: {error}"]
+    if there != text and TITLE not in there[:500]:
+        return "", [f"{without}: {path} is something else"]
+    renew = f"`mpt list keys --schema > {quote(str(path))}` renews it"
+    more = f"; it is of another version: {renew}" if there != text else ""
+    return MODELINE, [f"{path}: the keys, for editors with a yaml-language-server, as the first line says{more}"]
+
+
 def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
-    from mpt_cli.settings import load_settings
-    from mpt_cli.sweep.block import read_block
+    from mpt_cli.settings.load import load_with_recipe
+    from mpt_cli.sweep.block import block_of
+    from mpt_cli.sweep.plan import check_objective_of_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
-        settings = load_settings(arguments.overrides)
-        read_block(arguments.overrides)  # what is wrong with what only `mpt sweep` reads
+        settings, recipe = load_with_recipe(arguments.overrides)
+        check_objective_of_block(block_of(recipe), settings)  # and what else is wrong with what only `mpt sweep` reads
         return settings, [*variables]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.errors import BAD_CONFIG, MISMATCH, OK, ConfigError, DataError, Problem
 from mpt_cli.reproduce.collection import Selection, collect, names_run, raise_problems
 from mpt_cli.reproduce.history import History
-from mpt_cli.reproduce.output import ResultPrinter, check_junit, write_for_github, write_junit
+from mpt_cli.reproduce.output import ReproduceReport, ResultPrinter, check_junit, write_for_github, write_junit
 from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.runs.expectations import first_figures, new_figures, updated_text, write_recipe
 from mpt_cli.settings.search_path import expanded
@@ -39,11 +39,12 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
 
         results = reproduce(found.targets, folder, _plan(arguments), tell)
         printer.finish(results)
-        for line in history.lines(results) if history else []:
-            printer.line(line)
+    outcome = ReproduceReport(found, results, history, arguments.fail_on_drift, arguments.dry_run)
+    for line in outcome.history_lines:
+        printer.line(line)
     if arguments.junit:
-        write_junit(Path(arguments.junit), results, found)
-    write_for_github(results, found.errors, sys.stderr if arguments.json else sys.stdout)
+        write_junit(Path(arguments.junit), outcome)
+    write_for_github(outcome, sys.stderr if arguments.json else sys.stdout)
     if not found.targets and found.errors:
         raise_problems(found.errors)
     if not found.targets:
@@ -56,17 +57,17 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         errors = [{"name": error.name, "problems": [vars(each) for each in error.problems]} for error in found.errors]
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
-                    "results": [_as_dict(result, history) for result in results]})  # fmt: skip
+                    "results": [_as_dict(result, outcome) for result in results]})  # fmt: skip
     is_met = _update(results) if arguments.update else not missed
     if history and history.fault:
         raise DataError(history.fault)
-    is_met = is_met and not (arguments.fail_on_drift and history and history.has_drifted)
+    is_met = is_met and not (outcome.fails_on_drift and outcome.drifted)
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
 
 
-def _as_dict(result: Reproduction, history: History | None) -> dict[str, Any]:
-    finding = history.findings.get(result.child.run.path) if history else None
-    return {**result.as_dict(), **({"history": finding.as_dict()} if finding else {})}
+def _as_dict(result: Reproduction, outcome: ReproduceReport) -> dict[str, Any]:
+    judgement = outcome.judgement(result)
+    return {**result.as_dict(), **({"history": judgement.as_dict()} if judgement else {})}
 
 
 def _plan(arguments: argparse.Namespace) -> RerunLimits:
@@ -77,7 +78,7 @@ def _plan(arguments: argparse.Namespace) -> RerunLimits:
 def _read_request(arguments: argparse.Namespace) -> Selection:
     changes = [text for text in arguments.given if "=" in text and not Path(text).exists()]
     names = [text for text in arguments.given if text not in changes]
-    problems = _problems(arguments, names, any(map(names_run, names)))
+    problems = _problems(arguments, names, arguments.update and any(map(names_run, names)))
     if problems:
         raise ConfigError(problems)
     return Selection(names, changes, arguments.all, arguments.rtol, arguments.keywords, arguments.tag, arguments.update)

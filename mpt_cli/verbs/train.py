@@ -9,24 +9,24 @@ from typing import TextIO
 
 from mpt_cli.errors import OK
 from mpt_cli.jobs.fork_server import start_anew_unless
-from mpt_cli.settings.load import load_settings
+from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.verbs.parser import print_json, say
 
 
 def run_train(arguments: argparse.Namespace) -> int:
     overrides = with_configuration_of_run(arguments.overrides)
-    settings = load_settings(overrides)
+    settings, recipe = load_with_recipe(overrides)
     start_anew_unless(settings.backend.name)
     if settings.distribute.name != "none" and (code := _as_one_of_several(settings, arguments, overrides)) is not None:
         return code
     from mpt_cli import training_run  # with what trains: a wrong word is answered before that is loaded
     from mpt_cli.jobs import launch
     from mpt_cli.runs.directory import summary_dict
-    from mpt_cli.sweep.block import Block, read_block
+    from mpt_cli.sweep.block import Block, block_of
 
     command = ["mpt", "train", *overrides]
-    is_swept = read_block(overrides) != Block()
+    is_swept = block_of(recipe) != Block()
     with _stream_of(arguments) as stream, launch.others_released(settings):
         if is_swept:
             line = f"{settings.recipe}: this is one run; what its sweep: block varies, `mpt sweep` runs"

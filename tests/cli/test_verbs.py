@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from mpt_cli import __version__, errors
+from mpt_cli.errors import DataError
+from mpt_cli.runs import directory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
 from mpt_cli.verbs import LISTED_VERBS
@@ -116,16 +118,55 @@ def test_list_without_a_kind_is_of_recipes(mpt) -> None:
 
 def test_a_copy_is_a_recipe_of_ones_own(mpt) -> None:
     done = mpt("copy", "digits_cnn")
-    assert (done.code, done.out) == (0, "digits_cnn.yaml: mpt train conf=./digits_cnn.yaml\n")
-    assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
+    assert (done.code, done.out.splitlines()) == (0, [
+        "digits_cnn.yaml: mpt train conf=./digits_cnn.yaml",
+        "mpt.schema.json: the keys, for editors with a yaml-language-server, as the first line says",
+    ])  # fmt: skip
+    head, shipped = b"# yaml-language-server: $schema=mpt.schema.json\n", recipe_paths()["digits_cnn"].read_bytes()
+    assert Path("digits_cnn.yaml").read_bytes() == head + shipped
+    assert Path("mpt.schema.json").read_text() == mpt("list", "keys", "--schema").out
     assert mpt("check", "conf=digits_cnn.yaml").code == 0
     Path("sub").mkdir()
     assert mpt("copy", "digits_cnn", "sub").code == 0 and Path("sub/digits_cnn.yaml").is_file()
+    assert Path("sub/mpt.schema.json").is_file()
+    done = mpt("copy", "digits_cnn", "bare.yaml", "--no-schema")
+    assert len(done.out.splitlines()) == 1 and Path("bare.yaml").read_bytes() == shipped
+
+
+@pytest.mark.parametrize(("content", "head", "said"), [
+    (None, "# yaml-language", "mpt.schema.json: the keys, for editors with a yaml-language-server, as the first line"),
+    ('{"title": "a recipe of mpt"}', "# yaml-language", "as the first line says; it is of another version: "
+     "`mpt list keys --schema > mpt.schema.json` renews it"),
+    ("mine", "# mpt train", "copy.yaml has no line that names a schema to editors: mpt.schema.json is something else"),
+    (b"\xff", "# mpt train", "copy.yaml has no line that names a schema to editors: mpt.schema.json is something else"),
+])  # fmt: skip
+def test_a_schema_that_is_there_stays_and_what_is_none_is_not_named(content, head: str, said: str, mpt) -> None:
+    file = Path("mpt.schema.json")
+    if content is None:
+        mpt("copy", "digits_mlp")
+    else:
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    before = file.read_bytes()
+    done = mpt("copy", "digits_cnn", "copy.yaml")
+    assert done.code == 0 and said in done.out and file.read_bytes() == before
+    assert Path("copy.yaml").read_text().startswith(head) and load_settings(["conf=./copy.yaml"]).recipe == "digits_cnn"
+
+
+def test_a_copy_where_no_schema_can_be_written_names_none(mpt, monkeypatch) -> None:
+    def full(path: Path, text: str) -> None:
+        raise DataError(f"{path} can't be written: No space left on device.")
+
+    monkeypatch.setattr(directory, "write_atomic", full)
+    done = mpt("copy", "digits_cnn")
+    why = "mpt.schema.json can't be written: No space left on device."
+    assert done.out.splitlines()[1] == f"digits_cnn.yaml has no line that names a schema to editors: {why}"
+    assert done.code == 0 and not Path("mpt.schema.json").exists()
+    assert Path("digits_cnn.yaml").read_bytes() == recipe_paths()["digits_cnn"].read_bytes()
 
 
 @pytest.mark.parametrize("name", ["mine", "overflow", "my recipe.yaml", "a,b=c", "größe"])
 def test_a_copy_of_any_name_is_trained_by_the_command_that_is_said(name, mpt) -> None:
-    target, said = mpt("copy", "digits_cnn", name).out.removesuffix("\n").split(": ", 1)
+    target, said = mpt("copy", "digits_cnn", name).out.splitlines()[0].split(": ", 1)
     words = shlex.split(said)
     assert (target, words[:2]) == (name, ["mpt", "train"])
     assert load_settings(words[2:]).recipe == "digits_cnn" and Path(name).is_file()

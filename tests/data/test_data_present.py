@@ -49,7 +49,7 @@ def test_a_path_without_files_is_said_as_loading_would(source, words) -> None:
 @pytest.mark.parametrize(
     ("loader", "words"),
     [
-        ("loadrs:load", "there is no module loadrs, neither in the working directory nor installed. "
+        ("loadrs:load", "there is no module loadrs, neither beside the recipe, in the working directory nor installed. "
                         "Received: 'loadrs:load'. Did you mean loaders?"),
         ("./loadrs.py:load", "there is no file ./loadrs.py. Received: './loadrs.py:load'. Did you mean loaders.py?"),
         ("loaders", "must be package.module:function or path/to/file.py:function. Received: 'loaders'."),

@@ -1,11 +1,14 @@
 """Builders of the user's, keras.applications, and saved files: what is passed, what must come back."""
 
+import json
 import sys
 
 import keras
 import numpy as np
 import pytest
+from preloaded import mpt
 
+from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.models.build import build_model
 from mpt_cli.settings.variants import Builder, Saved
@@ -207,3 +210,32 @@ def test_another_file_than_keras_wrote_is_an_error_of_the_data(saved):
 def test_a_saved_model_must_fit_the_data(saved, shape, classes, message):
     with pytest.raises(ConfigError, match=message):
         build_model(Saved(path=str(saved)), shape, classes)
+
+
+@pytest.mark.slow
+def test_a_recipe_with_its_own_modules_is_run_and_resumed_from_other_folders(tmp_path, monkeypatch, capsys):
+    """As cloned beside the folder one works in; the run is gone on with, and repeated, from a third folder."""
+    project, work, third = (tmp_path / name for name in ("project", "work", "third"))
+    for folder in (project, work, third):
+        folder.mkdir()
+    (project / "parts.py").write_text(
+        "import keras\nimport numpy\n\n"
+        "def load():\n    x = numpy.random.default_rng(0).normal(size=(64, 4)).astype('float32')\n"
+        "    return x, (x[:, 0] > 0).astype('int32')\n\n"
+        "def stack(input_shape, num_classes):\n"
+        "    return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(num_classes)])\n"
+    )
+    text = "model: {builder: parts:stack}\ndata: {loader: ./parts.py:load}\ntrainer: {max_steps: 4, batch_size: 16}\n"
+    (project / "mine.yaml").write_text(text + "sweep: {grid: {model.builder: [parts:stack], seed: [0, 1]}}\n")
+    conf = "conf=../project/mine.yaml"
+    done = mpt("train", conf, f"run_dir={tmp_path}/r", "trainer.checkpoint_every_steps=2", "seed=0", cwd=work)
+    assert done.returncode == 0, done.stderr
+    monkeypatch.chdir(work)
+    for words in (["check", conf], ["show", conf], ["sweep", conf, "--dry-run"], ["reproduce", str(tmp_path / "r"),
+                  "--dry-run"]):  # fmt: skip
+        assert main(words) == 0
+    assert f"# model.builder: this recipe imports {project}/parts.py:stack and runs it" in capsys.readouterr().out
+    done = mpt("train", f"resume={tmp_path}/r", "trainer.max_steps=6", cwd=third)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert summary["steps_seen"] == summary["applied_steps"] == 6

@@ -17,7 +17,7 @@ def outcome(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def run(command: Command) -> int:
         found.setdefault("words", []).append(command.arguments[command.arguments.index("--quiet") + 1 :])
-        found["variables"] = command.environment
+        found.update(variables=command.environment, cores=command.cores)
         run_dir = command.subject.path
         run_dir.mkdir(parents=True)
         if found["summary"]:

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from stub_runs import RECIPE, SUMMARY
@@ -70,6 +71,28 @@ def test_a_figure_outside_the_range_of_those_before_has_drifted_and_what_changed
     assert "; since then versions.keras: 3.15 -> 3.16" in said and "relative_speed" not in said
     run(outcome, "--fail-on-drift", accuracy=0.98, speed=9000, code=5)
     assert "relative_speed 90.0000, not within" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "code", "kind"), [((), 0, "warning"), (("--fail-on-drift",), 5, "error")])
+def test_a_drift_is_told_to_ci(outcome, capsys, monkeypatch, words: tuple[str, ...], code: int, kind: str) -> None:
+    for accuracy in (0.98, 0.981, 0.979):
+        run(outcome, "--junit", "before.xml", accuracy=accuracy)
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    monkeypatch.setenv("GITHUB_STEP_SUMMARY", "summary.md")
+    capsys.readouterr()
+    run(outcome, "--junit", "out.xml", *words, accuracy=0.9995, code=code)
+    line = ("./mine.yaml: DRIFTED against the last 3 that passed on this kind of machine: val_accuracy 0.9995, not "
+            "within 0.9685 … 0.9915")  # fmt: skip
+    said = capsys.readouterr().out
+    assert f"::{kind} file=mine.yaml,title=mpt reproduce ./mine.yaml::{line}\n" in said
+    assert f"- {line}" in Path("summary.md").read_text().splitlines()
+    (suite,) = ElementTree.parse("out.xml").getroot().findall("testsuite")
+    assert suite.find(".//property[@name='history']").get("value") == line and suite.findtext("system-out") == line
+    failures = [case.get("name") for case in suite.findall("testcase") if case.find("failure") is not None]
+    assert failures == (["history"] if words else []) and suite.get("failures") == str(len(failures))
+    assert suite.get("tests") == str(len(suite.findall("testcase")))
+    before = ElementTree.parse("before.xml").find(".//property[@name='history']")
+    assert "2 passed before it" in before.get("value") and ElementTree.parse("before.xml").find(".//system-out") is None
 
 
 def test_the_range_is_that_of_students_t_and_equal_figures_are_equal_to_a_few_roundings() -> None:

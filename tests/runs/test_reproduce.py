@@ -12,12 +12,14 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from preloaded import mpt
 from stub_runs import RECIPE, SUMMARY, StubExecutor
 
 from mpt_cli.cli import main
+from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import run_one
-from mpt_cli.reproduce import collection, reproduction
+from mpt_cli.reproduce import collection, output, reproduction
 from mpt_cli.reproduce.collection import Selection, collect, expected_of
 from mpt_cli.reproduce.reproduction import read_finished, run_command
 from mpt_cli.runs.directory import RunDirectory, write_json
@@ -233,6 +235,19 @@ def test_a_run_is_repeated_with_the_threads_that_it_had(outcome, earlier: Path) 
     assert outcome["variables"] == {}
 
 
+@pytest.mark.parametrize(("device", "machine", "cores"), [("CPU", {"usable_cores": 1}, 1), ("CPU", {}, None),
+                                                          ("GPU", {"usable_cores": 1}, None)])  # fmt: skip
+def test_a_run_is_repeated_on_the_cores_it_had(device, machine, cores, outcome, earlier, capsys, monkeypatch) -> None:
+    """JAX makes a thread for each, whatever variables say."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2})
+    monkeypatch.setattr(output, "usable_cores", lambda: 3)
+    write_json(earlier / "environment.json", {"devices": [device], "machine": machine})
+    assert main(["reproduce", "earlier"]) == 0
+    assert outcome["cores"] == cores
+    said = "earlier: on 1 of 3 cores, as the first run had: on more it adds up in another order\n"
+    assert (said in capsys.readouterr().out) is (cores is not None)
+
+
 def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Path("says").resolve()
     script.write_text('#!/bin/sh\necho "mpt has $TF_NUM_INTRAOP_THREADS of $KEPT" >&2\nexit 3\n')
@@ -240,7 +255,7 @@ def test_the_variables_of_a_child_are_added_to_those_of_this_process(monkeypatch
     monkeypatch.setattr(sys, "executable", str(script))
     monkeypatch.setenv("KEPT", "8")
     run = RunDirectory(Path("run"))
-    command = run_command("train", ["conf=x"], run, Path("log"), {"TF_NUM_INTRAOP_THREADS": "1"})
+    command = run_command("train", ["conf=x"], run, Path("log"), {"variables": {"TF_NUM_INTRAOP_THREADS": "1"}})
     with LocalExecutor() as executor:
         child = read_finished(command, run_one(command, executor))
     assert (child.exit_code, child.words) == (3, "mpt has 1 of 8")
@@ -344,6 +359,17 @@ def test_files_folders_patterns_keywords_and_tags_are_collected() -> None:
     assert collected(takes_all=True, tags=["ours"]) == ["own"]
 
 
+def test_a_folder_is_looked_through_once(outcome, earlier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may hold thousands of runs."""
+    named("mine/a.yaml")
+    (Path("mine") / "runs").mkdir()
+    earlier.rename("mine/runs/earlier")
+    looked, rglob = list[str](), Path.rglob
+    monkeypatch.setattr(Path, "rglob", lambda self, pattern: looked.append(self.name) or rglob(self, pattern))
+    assert collected("mine") == ["mine/a.yaml"] and looked.count("mine") == 1
+    assert main(["reproduce", "mine/runs"]) == 0 and looked.count("runs") == 1
+
+
 def test_an_unreadable_recipe_is_an_error_of_its_own_and_the_others_run(outcome, capsys) -> None:
     named("mine/a.yaml")
     named("mine/broken.yaml", "model: [1\n")
@@ -406,12 +432,44 @@ def test_exitfirst_begins_nothing_after_a_failure(outcome, recipe: Path) -> None
 
 
 def test_a_run_that_takes_too_long_is_ended_and_has_failed(outcome, monkeypatch, capsys) -> None:
+    """It writes a summary all the same, of a run that was terminated: an error, and no missed expectation."""
+
     def never_ends(command: Command) -> None:
         command.log.touch()
+        command.subject.path.mkdir(parents=True)
+        write_json(command.subject.summary_json, {**SUMMARY, "status": "terminated", "exit_code": 143})
 
     monkeypatch.setattr(StubExecutor, "run", staticmethod(never_ends), raising=False)
-    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05"]) == 5
+    assert main(["reproduce", "./mine.yaml", "--timeout", "0.05", "--junit", "out.xml"]) == 5
     assert "it was ended after 0.05 s" in capsys.readouterr().out
+    message = "MISS run: expected a summary, got ended after 0.05 s"
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", message)]
+
+
+def junit_verdicts() -> list[tuple[str, str, str, str]]:
+    """Suite, case, kind and message of all that did not pass, whose counts must be those of the suites."""
+    suites = ElementTree.parse("out.xml").getroot().findall("testsuite")
+    found = [(str(suite.get("name")), str(case.get("name")), each.tag, str(each.get("message")))
+             for suite in suites for case in suite.findall("testcase") for each in case]  # fmt: skip
+    for suite in suites:
+        kinds = [kind for name, _, kind, _ in found if name == suite.get("name")]
+        counts = {"errors": "error", "failures": "failure", "skipped": "skipped"}
+        assert {name: suite.get(name) for name in counts} == {name: str(kinds.count(kind))
+                                                              for name, kind in counts.items()}  # fmt: skip
+        assert suite.get("tests") == str(len(suite.findall("testcase")))
+    return found
+
+
+@pytest.mark.parametrize(("code", "got"), [(3, "exit code 3"), (-9, "SIGKILL"), (-40, "signal 40")])
+def test_a_run_that_left_no_summary_is_an_error_of_junit(outcome, code: int, got: str) -> None:
+    outcome |= {"summary": None, "code": code}
+    assert main(["reproduce", "./mine.yaml", "--junit", "out.xml"]) == 5
+    assert junit_verdicts() == [("./mine.yaml", "run", "error", f"MISS run: expected a summary, got {got}")]
+
+
+def test_junit_of_a_dry_run_says_why_nothing_ran(outcome) -> None:
+    assert main(["reproduce", "./mine.yaml", "digits_mlp", "--dry-run", "--junit", "out.xml"]) == 0
+    assert [each[2:] for each in junit_verdicts()] == [("skipped", "nothing ran: --dry-run")] * 2
 
 
 def test_a_recipe_runs_with_each_of_its_seeds(outcome, recipe: Path, capsys) -> None:
@@ -466,3 +524,17 @@ def test_a_value_may_be_near_by_a_share_and_by_an_amount(outcome, recipe: Path, 
     assert "expect.val_loss.tolerance: must be left out with atol, which says the same." in said
     assert "expect.loss.rtol: must stand beside expect.loss.value." in said
     assert "expect.loss.rtol: must be >= 0." in said
+
+
+@pytest.mark.long
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core has no shares")
+def test_a_job_of_a_sweep_comes_out_to_the_bit_by_itself(tmp_path: Path) -> None:
+    """Of two at a time each had half of the cores; on all of them JAX comes to other weights."""
+    words = ["conf=digits_mlp", "backend=jax", "policy=float32", "trainer.max_steps=20", "trainer.batch_size=256",
+             "model.hidden_units=[512,512]", "seed=0,1"]  # fmt: skip
+    done = mpt("sweep", *words, "-j", "2", "sweep_dir=s", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    again = mpt("reproduce", "s/001-seed-0", cwd=tmp_path)
+    assert again.returncode == 0 and "weights_fingerprint" in again.stdout, again.stdout
+    cores = len(os.sched_getaffinity(0))
+    assert f"001-seed-0: on {cores // 2} of {usable_cores()} cores, as the first run had" in again.stdout

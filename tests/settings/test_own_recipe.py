@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.load import load_settings
+from mpt_cli.runs.resume import forbidden_changes
+from mpt_cli.settings.load import load_settings, load_with_recipe
 from mpt_cli.settings.schema import Settings
 
 
@@ -52,6 +53,81 @@ def test_the_file_names_the_recipe_unless_it_says_otherwise(write_recipe) -> Non
 )
 def test_forms_of_choosing_a_model(written, write_recipe) -> None:
     assert load_settings([write_recipe(written)]).model.name == "cnn"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch) -> Path:
+    """A folder with a recipe and modules beside it, and another one to work in."""
+    (project := tmp_path / "project").mkdir()
+    (project / "parts.py").write_text("def stack(input_shape): ...\n")
+    (project / "nets").mkdir()
+    (project / "nets" / "deep.py").write_text("def stack(input_shape): ...\n")
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return project
+
+
+def written_beside(project: Path, text: str) -> list[str]:
+    (project / "mine.yaml").write_text(f"{text}\n")
+    return ["conf=../project/mine.yaml"]
+
+
+@pytest.mark.parametrize(("written", "file"), [("parts.py:stack", "parts.py"), ("./parts.py:stack", "parts.py"),
+                                               ("parts:stack", "parts.py"), ("nets.deep:stack", "nets/deep.py"),
+                                               ("../project/parts.py:stack", "parts.py")])  # fmt: skip
+def test_a_module_beside_the_recipe_is_found_from_everywhere(written, file, project, monkeypatch) -> None:
+    words = written_beside(project, f"model: {{builder: '{written}'}}")
+    assert load_settings(words).model.builder == f"{project / file}:stack"
+    monkeypatch.chdir(project)  # in the folder of the recipe it is what it was
+    assert load_settings(["conf=./mine.yaml"]).model.builder == written
+
+
+@pytest.mark.parametrize("written", ["others:stack", "keras.applications:ResNet50", "/abs/parts.py:stack", "~/p.py:f"])
+def test_a_module_that_is_not_beside_the_recipe_is_what_it_was(written, project) -> None:
+    Path("others.py").touch()
+    assert load_settings(written_beside(project, f"model: {{builder: '{written}'}}")).model.builder == written
+
+
+def test_where_two_modules_of_a_name_differ_it_is_said_once_which_is_taken(project, capsys) -> None:
+    words, ours = written_beside(project, "model: {builder: parts:stack}"), project / "parts.py"
+    Path("parts.py").write_text(ours.read_text())
+    assert load_settings(words).model.builder == f"{ours}:stack" and capsys.readouterr().err == ""
+    Path("parts.py").write_text("def stack(): ...\n")
+    assert [load_settings(words).model.builder for _ in range(2)] == [f"{ours}:stack"] * 2
+    assert capsys.readouterr().err == (
+        f"mpt: model.builder: parts:stack is {ours}, beside the recipe; {Path('parts.py').resolve()}, in the working "
+        "directory, is another one and is not taken\n"
+    )
+    assert load_settings([*words, "model.builder=parts:stack"]).model.builder == "parts:stack"  # of the command line
+
+
+def test_every_object_of_a_recipe_and_of_those_it_starts_from_is_looked_for_beside_it(project) -> None:
+    (project / "sub").mkdir()
+    (project / "sub" / "base.yaml").write_text("data: {loader: own:load, kwargs: {name: own:load}}\n")
+    (project / "sub" / "own.py").touch()
+    text = ("defaults: [./sub/base.yaml]\nmodel: {builder: parts:stack}\noptimizer: {name: parts:Slow}\ntrainer: "
+            "{loss: {a: parts:f, b: mse}, metrics: [{object: parts:g, kwargs: {f: {object: parts:h}, g: parts:h}}]}\n"
+            "sweep: {grid: {model.builder: ['parts:stack', nets.deep:stack], trainer.loss: 'parts:f,parts:g'}}\n")
+    (project / "mine.yaml").write_text(text)
+    settings, recipe = load_with_recipe(["conf=../project/mine.yaml"])
+    parts, deep = f"{project}/parts.py", f"{project}/nets/deep.py"
+    assert (settings.data.loader, settings.data.kwargs) == (f"{project}/sub/own.py:load", {"name": "own:load"})
+    assert (settings.model.builder, settings.optimizer.object) == (f"{parts}:stack", f"{parts}:Slow")
+    assert settings.trainer.loss == {"a": f"{parts}:f", "b": "mse"}
+    kwargs = {"f": {"object": f"{parts}:h"}, "g": "parts:h"}  # what is no object is passed as it is
+    assert settings.trainer.metrics == [{"object": f"{parts}:g", "kwargs": kwargs}]
+    assert recipe.sweep_block()["grid"] == {"model.builder": [f"{parts}:stack", f"{deep}:stack"],
+                                            "trainer.loss": [f"{parts}:f", f"{parts}:g"]}  # fmt: skip
+
+
+def test_a_run_goes_on_from_another_folder_that_names_the_module_otherwise(project, monkeypatch) -> None:
+    words = written_beside(project, "model: {builder: parts:stack}\ndata: {loader: parts:load}")
+    stored = load_settings(words)
+    monkeypatch.chdir(project)
+    now = load_settings(["conf=./mine.yaml"])
+    assert now.model.builder != stored.model.builder and not forbidden_changes(stored, now)
+    changed = load_settings(["conf=./mine.yaml", "model.builder=parts:other"])
+    assert [problem.key for problem in forbidden_changes(stored, changed)] == ["model.builder"]
 
 
 def test_interpolations_are_resolved(write_recipe) -> None:

@@ -52,6 +52,22 @@ def test_a_file_in_another_folder_finds_its_neighbours(user_directory, monkeypat
     assert load_function(f"{user_directory}/my_nets.py:build", "model.builder")() == 7
 
 
+@pytest.mark.parametrize("place", ["nets/deep.py", "nets/__init__.py"])
+def test_a_file_of_a_package_imports_from_it_by_points(place) -> None:
+    Path("nets").mkdir()
+    Path("nets/__init__.py").write_text("from .deep import build\n")
+    Path("nets/deep.py").write_text("from .widths import WIDTH\n\ndef build():\n    return WIDTH\n")
+    Path("nets/widths.py").write_text("WIDTH = 5\n")
+    assert load_function(f"{Path.cwd()}/{place}:build", "model.builder")() == 5
+
+
+def test_a_file_of_a_package_that_another_one_hides_is_loaded_by_itself() -> None:
+    Path("json").mkdir()
+    Path("json/__init__.py").touch()
+    Path("json/mine.py").write_text("def build():\n    return 'mine'\n")
+    assert load_function("./json/mine.py:build", "model.builder")() == "mine"
+
+
 def test_a_file_named_like_an_installed_module_does_not_replace_it() -> None:
     Path("json.py").write_text("def build():\n    return 'mine'\n")
     import json
@@ -75,8 +91,8 @@ def test_attributes_of_classes_and_installed_packages() -> None:
         ("my_nets", "k: must be package.module:function or path/to/file.py:function. Received: 'my_nets'."),
         (":f", "k: must be package.module:function or path/to/file.py:function. Received: ':f'."),
         ("my_nets:", "k: must be package.module:function or path/to/file.py:function. Received: 'my_nets:'."),
-        ("my_nest:build", "k: there is no module my_nest, neither in the working directory nor installed. "
-                          "Received: 'my_nest:build'. Did you mean my_nets?"),
+        ("my_nest:build", "k: there is no module my_nest, neither beside the recipe, in the working directory nor "
+                          "installed. Received: 'my_nest:build'. Did you mean my_nets?"),
         ("./my_nest.py:build", "k: there is no file ./my_nest.py. Received: './my_nest.py:build'. "
                                "Did you mean my_nets.py?"),
         ("my_nets:bild", "k: my_nets has no bild. Received: 'my_nets:bild'. Did you mean build?"),

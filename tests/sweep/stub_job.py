@@ -52,7 +52,10 @@ def main(manner: str, run_dir: Path, value: float) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
     if manner == "hangs" or (manner == "goes on" and not run_dir.exists()):
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
+        (run_dir.parent / "hangs.txt").touch()
         time.sleep(60)
+    while manner == "after one hangs" and not (run_dir.parent / "hangs.txt").exists():
+        time.sleep(0.02)
     if manner == "learns nothing":
         signal.signal(signal.SIGTERM, lambda *_: terminated(run_dir))
         write(run_dir)

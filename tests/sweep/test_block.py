@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from finished_run import FINISHED
@@ -11,7 +12,8 @@ from mpt_cli import training_run
 from mpt_cli.cli import main
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.launchers import SubmititLauncher
-from mpt_cli.settings import load_settings
+from mpt_cli.settings import load_settings, recipes
+from mpt_cli.settings.recipes import load_mapping
 from mpt_cli.sweep.block import PARTS, read_block, with_more_values
 from mpt_cli.sweep.directory import read_results
 from mpt_cli.sweep.plan import SweepPlan, make_plan
@@ -312,3 +314,17 @@ def test_the_block_of_the_guide_is_what_it_says() -> None:
     plan = plan_of(block)
     # two scales, two policies, adam and two of sgd, without three; three seeds of each
     assert len(plan.jobs) == (2 * 2 * (1 + 2) - 3) * 3
+
+
+@pytest.mark.parametrize("verb", ["check", "show"])
+def test_a_recipe_with_a_block_is_read_once(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.yaml").write_text(f"{BASE}sweep: {{seeds: 2}}\n")
+    read = list[str]()
+
+    def noting(path: Path) -> dict[str, Any]:
+        read.append(path.name)
+        return load_mapping(path)
+
+    monkeypatch.setattr(recipes, "load_mapping", noting)
+    assert main([verb, "conf=./mine.yaml"]) == 0
+    assert read.count("mine.yaml") == 1

@@ -2,12 +2,24 @@
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from sweep_stubs import stub_work
 
 from mpt_cli.jobs import capacity
-from mpt_cli.jobs.capacity import GpuPool, core_shares, fitting_workers, thread_environment, threads_per_job
+from mpt_cli.jobs import queue as queues
+from mpt_cli.jobs.capacity import (
+    GpuPool,
+    core_shares,
+    fewer_cores,
+    fitting_workers,
+    thread_environment,
+    threads_per_job,
+)
+from mpt_cli.jobs.executor import LocalExecutor
+from mpt_cli.jobs.queue import Limits, Queue
 from mpt_cli.runs import machine
 from mpt_cli.runs.machine import visible_gpus
 from mpt_cli.sweep import median_stopping
@@ -41,6 +53,24 @@ def test_cores_are_divided_and_what_the_user_set_stays(monkeypatch):
 def test_all_cores_are_shared_out_unless_jobs_outnumber_them(monkeypatch, workers, shares):
     monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3, 4, 7, 9})
     assert core_shares(workers) == shares
+
+
+def test_a_command_for_fewer_cores_has_those_that_others_leave(monkeypatch):
+    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2})
+    assert fewer_cores(1, [frozenset({0}), frozenset({1}), frozenset()]) == {2}
+    assert fewer_cores(2, [frozenset({0}), frozenset({0, 1})]) == {2, 1}
+    assert fewer_cores(3, []) == frozenset()  # all there are
+    monkeypatch.setattr(capacity.os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
+    queue = Queue(Limits(workers=3), LocalExecutor(), lambda *_: None)
+
+    def start(command, share):
+        queue.running.append(queues.Running(command, None, share))
+
+    monkeypatch.setattr(queue, "_start", start)
+    wanted = enumerate((1, None, 2))
+    queue._source = iter([replace(stub_work(Path(), number), cores=cores) for number, cores in wanted])
+    queue._start_what_fits()
+    assert [running.share.cores for running in queue.running] == [{0}, frozenset(), {1, 2}]
 
 
 def test_limits_of_a_container_are_kept(monkeypatch, tmp_path):

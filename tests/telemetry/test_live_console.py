@@ -6,7 +6,7 @@ from rich.console import Console
 
 from mpt_cli.precision import FixedScale
 from mpt_cli.telemetry.console.live import Activities, LiveConsole, RunPosition, screen, value_cells
-from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
+from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Scaling, Snapshot
 
 SHOW_CURSOR, HIDE_CURSOR = "\x1b[?25h", "\x1b[?25l"
@@ -58,9 +58,9 @@ def test_time_left_comes_from_the_steps_after_the_first_call(header, clock) -> N
 
 @pytest.mark.parametrize(("skipped", "streak", "styles"), [
     (0, 0, ["", ""]),
-    (3, 0, [SKIPPED_STEP_STYLE, ""]),
-    (3, 1, [SKIPPED_STEP_STYLE, SKIPPED_STEP_STYLE]),
-    (3, 2, [SKIPPED_STEP_STYLE, "bold red"]),
+    (3, 0, [WARNING_STYLE, ""]),
+    (3, 1, [WARNING_STYLE, WARNING_STYLE]),
+    (3, 2, [WARNING_STYLE, "bold red"]),
 ])  # fmt: skip
 def test_skipped_steps_have_a_colour_of_their_own(header, snapshot, skipped, streak, styles) -> None:
     cells = value_cells(header, replace(snapshot, skipped_steps=skipped, consecutive_skips=streak))

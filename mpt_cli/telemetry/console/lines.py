@@ -22,7 +22,7 @@ from mpt_cli.telemetry.format import (
     format_whole_seconds,
 )
 from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
-from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
+from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import (
     CEILING,
     DECLINE,
@@ -388,5 +388,5 @@ class EpochConsole(Sink, ABC):
             self._print_beside(sentence)
 
     def _print_beside(self, sentence: str) -> None:
-        alone: list[Line] = [[(sentence, SKIPPED_STEP_STYLE)]]
+        alone: list[Line] = [[(sentence, WARNING_STYLE)]]
         self._print(alone if self._table is None else self._table.beside(sentence, self._extent))

@@ -45,7 +45,7 @@ from mpt_cli.telemetry.format import (
     format_whole_seconds,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.palette import CURVE_COLOURS, NON_FINITE_COLOUR, SKIPPED_STEP_STYLE
+from mpt_cli.telemetry.palette import CURVE_COLOURS, NON_FINITE_COLOUR, SKIPPED_STEP_COLOUR, WARNING_STYLE
 from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
 
 NARROW, WIDE = 60, 110  # columns: below NARROW one value per row, from WIDE three
@@ -144,13 +144,13 @@ def _scale_cells(header: RunHeader, snapshot: Snapshot, changes: str) -> list[tu
     cells = [
         ("loss scale", f"{format_scale(snapshot.loss_scale)} {changes}".rstrip(), SCALE_STYLE),
         ("next growth", header.scaling.rule.next_move(snapshot.scale_counter), SCALE_STYLE),
-        ("skipped", skipped, SKIPPED_STEP_STYLE if snapshot.skipped_steps else ""),
-        ("skip streak", format_count(streak), "bold red" if streak > 1 else SKIPPED_STEP_STYLE if streak else ""),
+        ("skipped", skipped, WARNING_STYLE if snapshot.skipped_steps else ""),
+        ("skip streak", format_count(streak), "bold red" if streak > 1 else WARNING_STYLE if streak else ""),
     ]
     for name in other_optimizers(snapshot):
         count = snapshot.metrics.get(f"skipped_steps/{name}", 0.0)
         scale = f"{format_scale(snapshot.metrics[f'loss_scale/{name}'])}, {format_count(count)} skipped"
-        cells.append((f"scale {name}", scale, SKIPPED_STEP_STYLE if count else SCALE_STYLE))
+        cells.append((f"scale {name}", scale, WARNING_STYLE if count else SCALE_STYLE))
     return cells
 
 
@@ -290,7 +290,7 @@ REFRESH_SECONDS = 0.5
 SHOWN_LINES = 40  # of the table; console.log has all
 EXTENT = Extent(width=118, height=SHOWN_LINES)  # what a cell shows without a bar to scroll
 GOOD_COLOUR = CURVE_COLOURS[2]  # these can be read on a light page and on a dark one
-_STYLES = {HEADING_STYLE: "font-weight:bold", SKIPPED_STEP_STYLE: f"color:{NON_FINITE_COLOUR}"}
+_STYLES = {HEADING_STYLE: "font-weight:bold", WARNING_STYLE: f"color:{SKIPPED_STEP_COLOUR}"}
 Update = Callable[[dict[str, str]], None]  # what is shown, by its kind: text/html and text/plain
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from rich.cells import cell_len
 
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds
-from mpt_cli.telemetry.palette import SKIPPED_STEP_STYLE
+from mpt_cli.telemetry.palette import WARNING_STYLE
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot
 
 Line = list[tuple[str, str]]  # pieces of text, each with its style
@@ -156,14 +156,14 @@ def _scale_cells(snapshot: Snapshot, header: RunHeader, previous: Snapshot | Non
         left = format_count(max(0, growth_steps - snapshot.scale_counter))
         yield Cell("grows in", left, "grows in", style=SCALE_STYLE, width=len(format_count(growth_steps)))
     skipped = snapshot.skipped_steps
-    yield Cell("skipped", format_count(skipped), "skipped", style=SKIPPED_STEP_STYLE if skipped else "")
+    yield Cell("skipped", format_count(skipped), "skipped", style=WARNING_STYLE if skipped else "")
     for place, name in enumerate(other_optimizers(snapshot)):
         now = snapshot.metrics[f"loss_scale/{name}"]
         was = None if previous is None else previous.metrics.get(f"loss_scale/{name}")
         yield Cell(f"scale {name}", format_scale(now) + direction(now, was), "of optimizers", place, SCALE_STYLE, 7)
         count = snapshot.metrics.get(f"skipped_steps/{name}", 0.0)
         yield Cell(f"skipped {name}", format_count(count), "of optimizers", place,
-                   SKIPPED_STEP_STYLE if count else "")  # fmt: skip
+                   WARNING_STYLE if count else "")  # fmt: skip
 
 
 def direction(now: float, before: float | None) -> str:
@@ -248,7 +248,7 @@ class EpochTable:
         else:
             parts = textwrap.wrap(sentence, room, subsequent_indent=GAP, break_on_hyphens=False)
         self._lines += len(parts)
-        return [[(f"{indent}{part}", SKIPPED_STEP_STYLE)] for part in parts]
+        return [[(f"{indent}{part}", WARNING_STYLE)] for part in parts]
 
     def _take_columns(self, found: dict[str, Cell]) -> None:
         """New columns stand where the row has them, and stay for the rows that lack them."""

@@ -121,24 +121,24 @@ def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operati
     variables. Nothing is computed."""
     parts = parts_of(model)
     if _is_tensorflow():
-        from mpt_cli.precision import operations_tensorflow
+        from mpt_cli.precision.operations import traced_tensorflow
 
-        return operations_tensorflow.trace_function(model, parts, function, given)
-    from mpt_cli.precision import operations_jax
+        return traced_tensorflow.trace_function(model, parts, function, given)
+    from mpt_cli.precision.operations import traced_jax
 
-    return operations_jax.trace_function(model, parts, function, given)
+    return traced_jax.trace_function(model, parts, function, given)
 
 
 def trace_step(model: Any, batch: Any) -> list[Operation]:
     """The operations of a training step of a compiled model whose optimizer is built, on a batch like `batch`."""
     parts = parts_of(model)
     if _is_tensorflow():
-        from mpt_cli.precision import operations_tensorflow
+        from mpt_cli.precision.operations import traced_tensorflow
 
-        return operations_tensorflow.trace_step(model, parts, batch)
-    from mpt_cli.precision import operations_jax
+        return traced_tensorflow.trace_step(model, parts, batch)
+    from mpt_cli.precision.operations import traced_jax
 
-    return operations_jax.trace_step(model, parts, batch)
+    return traced_jax.trace_step(model, parts, batch)
 
 
 def _is_tensorflow() -> bool:
