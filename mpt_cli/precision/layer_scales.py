@@ -40,34 +40,34 @@ class LayerScales:
 
     factors: tuple[float, ...]
     scaled: tuple[tuple[Any, float], ...]  # the parts that have one
+    idle: tuple[str, ...] = ()  # patterns of which no layer computes in float16
 
     @classmethod
     def of(cls, model: Any, factors: Mapping[str, float]) -> "LayerScales":
         """Of layers by pattern of name or path, as in `policy.overrides`: all inside a layer goes with it, the last
         match wins, and what computes in another dtype than float16 is left as it is.
 
-        ValueError for a pattern that matches nothing, or nothing in float16, for weights in float16, and for a layer
-        that is run by another one without being called.
+        ValueError for a pattern that matches nothing, for weights in float16, and for a layer that is run by another
+        one without being called.
         """
         every = parts_of(model)
-        found: dict[int, float] = {}
+        found, idle = dict[int, float](), list[str]()
         for pattern, factor in factors.items():
             meant = [part for part in every if matches(part, pattern)]
             if not meant:
                 names = ", ".join(dict.fromkeys(part.name for part in every))
                 raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
             half = [part for part in with_inner_layers(meant) if getattr(part, "compute_dtype", "float16") == "float16"]
-            if not half:
-                raise ValueError(f"no layer that matches {pattern!r} computes in float16: it would change nothing.")
             found.update((id(part), factor) for part in half)
+            idle += [] if half else [pattern]
         _refuse_ineffective(every, found)
         scaled = tuple((part, found[id(part)]) for part in every if id(part) in found)
-        return cls(tuple(found.get(id(part), 1.0) for part in every), scaled)
+        return cls(tuple(found.get(id(part), 1.0) for part in every), scaled, tuple(idle))
 
     @property
     def largest(self) -> float:
         """The most by which gradients are larger than the loss scale alone makes them, 1 at the least."""
-        return max(1.0, *(factor for _, factor in self.scaled))
+        return max(1.0, *self.factors)
 
     @property
     def description(self) -> str:
@@ -154,9 +154,10 @@ class _Regions:
 
 
 def set_layer_scales(model: Any, factors: Mapping[str, float]) -> LayerScales | None:
-    """Train `model` with `LayerScales.of` these from now on, whose ValueErrors it raises; none where there are none, or
-    nothing computes in float16."""
-    found = LayerScales.of(model, factors) if factors and computes_in_float16(model) else None
+    """Train `model` with `LayerScales.of` these from now on, whose ValueErrors it raises; without where there are none,
+    or they are of nothing that computes in float16."""
+    found = LayerScales.of(model, factors) if factors else None
+    found = found if found is not None and found.scaled and computes_in_float16(model) else None
     model._mpt_layer_scales = found
     for variable in model.variables:
         variable._mpt_gradient_factor = 1.0

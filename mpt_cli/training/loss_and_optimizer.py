@@ -517,9 +517,9 @@ def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -
 def warn_of_scaling(scaling: Scaling, model: Any, layers: Iterable[str] = ()) -> list[str]:
     """What is unusual about scaling or not scaling this model; empty where nothing is."""
     needed = computes_in_float16(model)
-    found = []
-    if layers and not needed:
-        found.append("loss_scale.layer_scales has no use here: nothing computes in float16. It changes nothing.")
+    scales = layer_scales(model)
+    found = [f"loss_scale.layer_scales.{pattern} has no use here: no layer of it computes in float16."
+             for pattern in (layers if scales is None else scales.idle)]
     if needed and not scaling.scales:
         found.append(f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become "
                      "0. loss_scale=dynamic keeps them.")

@@ -238,9 +238,9 @@ def test_an_unknown_layer_is_refused():
         set_layer_scales(sequential(), {"lwo": 2.0})
 
 
-def test_a_layer_in_float32_is_refused():
-    with pytest.raises(ValueError, match="no layer that matches 'head' computes in float16"):
-        set_layer_scales(sequential(), {"head": 2.0})
+def test_a_layer_in_float32_is_left_as_it_is():
+    assert set_layer_scales(sequential(), {"head": 2.0}) is None
+    assert set_layer_scales(sequential(), {"head": 2.0, "low": 2.0}).idle == ("head",)
 
 
 def test_weights_in_float16_are_refused():
