@@ -140,7 +140,8 @@ def all_finite(gradients: list[Tensor]) -> Tensor:
 def measure(gradients: list[Tensor], variables: list[Any]) -> Measured:
     """`Measured` of `gradients`, which may hold None (no gradient) and IndexedSlices, of `variables`."""
     pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-    present = [(as_in_layer(g, v), is_overwritten(v)) for g, v in pairs]
+    # what a regularizer adds to a gradient was never in the layer
+    present = [(g if getattr(v, "regularizer", None) else as_in_layer(g, v), is_overwritten(v)) for g, v in pairs]
     largest, statistics = _largest([g for g, other in present if not other]), [g for g, other in present if other]
     finite = largest < float("inf")
     return Measured(ops.logical_and(finite, all_finite(statistics)) if statistics else finite, largest)

@@ -177,6 +177,14 @@ def test_the_largest_gradient_is_the_largest_that_float16_holds():
     assert float(measure(found, model.trainable_variables).largest) == 3 * 2.0**-10
 
 
+def test_what_a_regularizer_adds_is_not_taken_for_what_float16_holds():
+    with Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((1,)), layers.Dense(1, use_bias=False, kernel_regularizer="l2")])
+    set_layer_scales(model, {"*": 2.0**40})
+    gradient = ops.convert_to_tensor(np.full((1, 1), 2.0**-3, "float32"))
+    assert float(measure([gradient], model.trainable_variables).largest) == 2.0**-3
+
+
 def test_the_gradient_of_an_embedding_stays_sparse():
     with Policy("mixed_float16").scope():
         model = keras.Sequential([keras.Input((2,), dtype="int32"), layers.Embedding(6, 3, name="tokens"),
