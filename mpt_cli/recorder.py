@@ -110,6 +110,9 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
+        if settings.loss_scale.layer_scales:
+            raise ConfigError(Problem("loss_scale.layer_scales", "must be left out: Keras's own fit calls the layers.",
+                                      settings.loss_scale.layer_scales, "mpt.fit has it."))
         self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
         atexit.register(self.fail, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds
+from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds, format_factors
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, LostUpdates, ScaleTrial, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
@@ -24,6 +24,9 @@ def sentences(found: Diagnosis) -> list[tuple[str, str]]:
     if found.keep_in_float32:
         rows.append(("float32", "no scale fits all layers as they are. Keep in float32: "
                      + ", ".join(found.keep_in_float32)))  # fmt: skip
+    if found.layer_scales:
+        rows.append(("layers", "no scale fits all layers as they are. Scales of their own beside it (loss_scale."
+                     f"layer_scales): {format_factors(found.layer_scales)}"))  # fmt: skip
     rows += [("layers", text) for text in _faults(found)]
     rows += [("scale", text) for text in _recommendation(found)]
     rows += [("verified", _verified(trial)) for trial in found.trials]
@@ -46,6 +49,7 @@ def config_keys(found: Diagnosis) -> dict[tuple[str, ...], str]:
     """The same as keys with their values in YAML: a power of two is written as such."""
     keys: dict[tuple[str, ...], str] = {}
     keys.update({("policy", "overrides", name): "float32" for name in found.keep_in_float32})
+    keys.update({("loss_scale", "layer_scales", name): format_power(its) for name, its in found.layer_scales.items()})
     if found.recommended is not None:
         bounds = ScaleBounds.of(found.settings.loss_scale.rule)
         keys["loss_scale", "initial_scale"] = format_power(found.recommended)
@@ -121,19 +125,10 @@ def _faults(found: Diagnosis) -> Iterator[str]:
             yield f"{', '.join(names)} {words}; {remedy.format(it='it' if len(names) == 1 else 'them')}"
         if mended := [layer for layer, its in found.mended.items() if its == fault]:
             yield f"{', '.join(mended)} {words}; not so with the layers in float32 that are named here"
-    for row in disagreements(found):
+    for row in found.disagreements:
         yield (f"{row.layer}: {format_fraction(row.flushed)} of its {row.kind.replace('_', ' ')} are flushed where "
                f"{format_fraction(row.predicted_flushed)} were predicted: what they are made of is lost "
                "before")  # fmt: skip
-
-
-MOST_DISAGREEMENT = 0.1  # of the values of a layer: a weight's gradient is a sum, some of whose terms may be flushed
-
-
-def disagreements(found: Diagnosis) -> list[LayerSample]:
-    """What was met in layers without a fault and not predicted; more flushed, since less does no harm."""
-    return [row for row in found.layer_samples
-            if row.layer not in found.faults and row.flushed > row.predicted_flushed + MOST_DISAGREEMENT]
 
 
 def _recommendation(found: Diagnosis) -> Iterator[str]:
@@ -226,6 +221,7 @@ def diagnosis_content(found: Diagnosis) -> dict[str, Any]:
         "safe_window": _window_content(found.window, found.is_safe),
         "drifts": found.drifts,
         "keep_in_float32": found.keep_in_float32,
+        "layer_scales": found.layer_scales,
         "config": config_lines(found),
         "verification": {
             "step": found.verified_step,

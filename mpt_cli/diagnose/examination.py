@@ -2,7 +2,7 @@
 training.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +18,7 @@ from mpt_cli.diagnose.safe_windows import (
     LayerRange,
     ReferenceGradients,
     Verifier,
+    as_held,
     common_window,
     holds_non_finite,
     layer_samples,
@@ -32,6 +33,7 @@ from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
+from mpt_cli.precision.layer_scales import factors_by_layer, set_layer_scales
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.variants import PYTHON
@@ -211,11 +213,13 @@ def _as_in_a_fresh_process() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ExaminationRequest:
-    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1."""
+    """What to measure: after which steps of a phase, and on how many batches each time. `phase` counts from 1.
+    `scales_layers` says whether the run may give layers scales of their own."""
 
     at_steps: tuple[int, ...] = (0,)
     batches: int = 8
     phase: int = 1
+    scales_layers: bool = True
 
 
 @dataclass(frozen=True)
@@ -257,6 +261,7 @@ class Examination:
         self.parts = assemble(program, platform, program.load_data())
         self.data = self.parts.data
         self.policy = examined_policy(settings, self.parts.model)
+        self.layer_scales = dict(settings.loss_scale.layer_scales)
         self._stepper = RunStepper(self.parts)
         self._stepper.begin_phase(request.phase - 1)
         self.first_step = self._stepper.step  # of the run, before the first of the phase
@@ -301,6 +306,38 @@ class Examination:
         self._build_examined()
         self._trace_examined(self._binding().batches[0])
 
+    def scale_layers(self, factors: Mapping[str, float]) -> None:
+        """Examine the model with these `loss_scale.layer_scales` from now on; ValueError where it can't have them."""
+        self.layer_scales = dict(factors)
+        set_layer_scales(self._examined, factors)
+        self._examined_pass = build_pass(self._examined, self._examined_probes)
+
+    def factor_of(self, name: str) -> float:
+        """That which the layer has so far."""
+        return (factors_by_layer(self._examined) or {}).get(name, 1.0)
+
+    @property
+    def chosen_factors(self) -> dict[str, float]:
+        """The factors that the run itself does not have, by the paths of layers."""
+        own = self.settings.loss_scale.layer_scales
+        return {name: factor for name, factor in self.layer_scales.items() if own.get(name) != factor}
+
+    def needed_windows(self) -> dict[str, SafeScales]:
+        """The scales that each layer bears by itself at all points: its own gradients, and those that it hands on to
+        the layers whose outputs it takes."""
+        places = {name_of(part): index for index, part in enumerate(parts_of(self._examined))}
+        found: dict[str, list[SafeScales | None]] = {}
+        for layers in (point.layers for point in self.points()):
+            for layer in layers:
+                found.setdefault(layer.name, []).append(layer.window)
+                takers = self._probes.consumers.get(places[layer.name], set())
+                handed = None if layer.activations is None else layer.activations.window
+                for taker in layers:
+                    if places[taker.name] in takers and taker.window is not None:
+                        found.setdefault(taker.name, []).append(handed)
+        windows = {name: common_window(each) for name, each in found.items()}
+        return {name: window for name, window in windows.items() if window is not None}
+
     def layers_around(self, names: Sequence[str], sent_back: Sequence[str]) -> list[str]:
         """The layers among `names`, those that take an output of `sent_back`, and those around their plain operations.
 
@@ -324,7 +361,7 @@ class Examination:
         binding = self._binding()
         restore_weights(self._shadow, binding.weights)
         copy_weights(self._shadow, self._examined)
-        wanted = ReferenceGradients(self._point(binding).layers, binding.counted)
+        wanted = ReferenceGradients(self._point(binding).layers, as_held(self._examined, binding.counted))
         return Verifier(self._examined_pass, binding.batches, wanted)
 
     def look_at_layers(self, verifier: Verifier, scale: float) -> tuple[list[LayerSample], dict[str, str]]:
@@ -341,12 +378,13 @@ class Examination:
         return min((measured for measured in self._measured if measured.batches), key=highest)
 
     def _point(self, measured: _Measurement) -> ExaminedPoint:
-        counted = measured.counted
+        counted = as_held(self._examined, measured.counted)
         layers = ExaminedModel(self._examined, self._examined_probes.dtypes).layer_ranges(self._probes, counted)
         return ExaminedPoint(measured.step, float(np.mean(counted.losses)), measured.loss_scale, layers)
 
     def _build_examined(self) -> None:
         self._examined = self._in_phase(build_examined(self.program, self.policy, self.data))
+        set_layer_scales(self._examined, self.layer_scales)
         self._examined_probes = Probes(parts_of(self._examined), values=True)
         self._examined_pass = build_pass(self._examined, self._examined_probes)
 

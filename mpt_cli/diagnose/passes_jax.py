@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
-from mpt_cli.engine.probes import Probes, count_weights, weights_of
+from mpt_cli.engine.probes import Probes, count_weights, in_layers, weights_of
+from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.step_jax import TrainState
 
 Tensor = Any
@@ -42,7 +43,7 @@ class JaxPass:
         given = keras.utils.unpack_x_y_sample_weight(batch)
 
         def scaled_loss(weights: list[Tensor], sinks: list[Tensor]) -> tuple[Tensor, Tensor]:
-            with self.probes.installed(sinks):
+            with self.probes.installed(sinks), at_layer_scales(model):
                 scaled, (loss, *_) = model.compute_loss_and_updates(
                     weights, frozen, metrics, *given, training=True, optimizer_variables=own
                 )
@@ -52,7 +53,7 @@ class JaxPass:
         (_, loss), (gradients, sinks) = differentiated(weights, self.probes.sinks())
         moved = {id(variable) for variable in weights_of(model)}
         chosen = [id(variable) in moved for variable in model.trainable_variables]
-        counts = count_weights([g for g, is_moved in zip(gradients, chosen, strict=True) if is_moved])
+        counts = count_weights(in_layers(model, [g for g, is_it in zip(gradients, chosen, strict=True) if is_it]))
         return loss, jnp.stack(sinks), counts, self._updates(own, gradients, weights)
 
     def _updates(self, own: list[Tensor], gradients: list[Tensor], weights: list[Tensor]) -> Tensor:

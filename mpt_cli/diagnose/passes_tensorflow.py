@@ -6,8 +6,9 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
-from mpt_cli.engine.probes import Probes, count_weights, weights_of
+from mpt_cli.engine.probes import Probes, count_weights, in_layers, weights_of
 from mpt_cli.precision.keras_internals import predict_in_training, training_loss
+from mpt_cli.precision.layer_scales import at_layer_scales
 
 Tensor = Any
 
@@ -38,7 +39,9 @@ class TensorFlowPass:
         sinks = self.probes.sinks()
         with self.probes.installed(sinks), tf.GradientTape() as tape:
             tape.watch(sinks)
-            loss = tf.cast(training_loss(model, x, y, predict_in_training(model, x), weight), "float32")
+            with at_layer_scales(model):
+                y_pred = predict_in_training(model, x)
+            loss = tf.cast(training_loss(model, x, y, y_pred, weight), "float32")
             scaled = (loss if model.optimizer is None else model.optimizer.scale_loss(loss)) * self._scale
         found = tape.gradient(scaled, [*weights, *sinks])
         gradients, counts = found[: len(weights)], found[len(weights) :]
@@ -46,7 +49,7 @@ class TensorFlowPass:
         known = [tf.zeros_like(v) if g is None else g for v, g in zip(weights, gradients, strict=True)]
         counts = [tf.zeros_like(sink) if c is None else c for sink, c in zip(sinks, counts, strict=True)]
         _write(touched, before)
-        return loss, tf.stack(counts), count_weights(known), updates
+        return loss, tf.stack(counts), count_weights(in_layers(model, known)), updates
 
     def _updates(self, weights: list[Any], gradients: list[Tensor]) -> Tensor:
         if self.optimizer is None:

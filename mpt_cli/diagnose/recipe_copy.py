@@ -61,6 +61,8 @@ def _changed_keys(overrides: list[str], found: Diagnosis) -> dict[tuple[str, ...
 
 
 def _write_checked(path: Path, recipe: RecipeText, found: Diagnosis) -> None:
+    if found.layer_scales and not found.settings.loss_scale.rule_class.scales:
+        recipe.choose("loss_scale", DynamicScale.mode)
     draft = path.with_name(f".{path.stem}.draft.yaml")
     write_atomic(draft, recipe.text)
     try:

@@ -1,7 +1,7 @@
 """Which loss scales the gradients of each layer bear: predicted from counts in float32, verified by float16 passes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from mpt_cli.diagnose.passes import LOST_BFLOAT16, LOST_FLOAT16, MOVED, Counted, GradientPass, add_up
 from mpt_cli.engine.flow import Flow, FlowMap
-from mpt_cli.engine.probes import GRADIENT, Counts, Probes, owners_of_weights
+from mpt_cli.engine.probes import GRADIENT, Counts, Probes, owners_of_weights, weights_of
+from mpt_cli.precision.finite import gradient_factor
 from mpt_cli.precision.gradients import (
     EXPONENT_BIAS,
     INFS,
@@ -23,6 +24,7 @@ from mpt_cli.precision.gradients import (
     share_overflow,
 )
 from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.layer_scales import layer_scales
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.telemetry.records import LayerSample
 
@@ -142,6 +144,20 @@ def _updates(row: Counts) -> LostUpdates | None:
     if not moved:
         return None  # a learning rate of 0, as at the first step of a warm-up
     return LostUpdates(int(moved), float(row[LOST_FLOAT16]) / moved, float(row[LOST_BFLOAT16]) / moved)
+
+
+def as_held(examined: Any, counted: Counted) -> Counted:
+    """What the float32 model has, as large as the layers of the examined one hold it: some have a scale of their own.
+    """
+    scales = layer_scales(examined)
+    if scales is None:
+        return counted
+    sinks, weights = counted.sinks.copy(), counted.weights.copy()
+    for place, factor in enumerate(scales.factors):
+        sinks[place, GRADIENT] = _shifted(sinks[place, GRADIENT], int(np.log2(factor)))
+    for place, variable in enumerate(weights_of(examined)):
+        weights[place] = _shifted(weights[place], int(np.log2(gradient_factor(variable))))
+    return replace(counted, sinks=sinks, weights=weights)
 
 
 def layer_samples(places: FlowMap, examined: Counted, shadow: Counted, scale: float) -> list[LayerSample]:

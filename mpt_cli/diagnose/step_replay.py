@@ -13,6 +13,7 @@ from mpt_cli.diagnose.passes import GradientPass, PassOptions, build_pass
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.engine.probes import Probes, owners_of_weights, weights_of
 from mpt_cli.precision import has_own_train_step, layers_of
+from mpt_cli.precision.finite import gradient_factor
 from mpt_cli.precision.gradients import largest_exponent
 from mpt_cli.precision.policy import parts_of
 from mpt_cli.telemetry.format import format_number, format_scale
@@ -121,7 +122,8 @@ def _look(replayed: ReplayedRun, look: GradientPass | None) -> _Looked:
         state = collect_state(model)
         counted = look(stepper.peek_batches(1, whole=False)[0])
         restore_state(model, state)
-        gradients = [_unscaled(largest_exponent(counts), scale) for counts in counted.weights]
+        scales = [scale * gradient_factor(variable) for variable in weights_of(model)]
+        gradients = [*map(_unscaled, map(largest_exponent, counted.weights), scales)]
     record = stepper.train_recorded()
     moved = [np.linalg.norm(new - old) for new, old in zip(_values(model), before, strict=True)]
     sizes = np.array([np.linalg.norm(old) for old in before])

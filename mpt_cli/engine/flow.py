@@ -20,6 +20,7 @@ from mpt_cli.engine.probes import (
     Probes,
     Tensor,
     count_weights,
+    in_layers,
     owners_of_weights,
     weights_of,
 )
@@ -32,6 +33,7 @@ from mpt_cli.precision.keras_internals import (
     predict_in_training,
     training_loss,
 )
+from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
 from mpt_cli.precision.stochastic_rounding import NARROW
 from mpt_cli.telemetry.records import (
@@ -64,14 +66,17 @@ def pure_loss(model: Any, state: Sequence[list[Tensor]], batch: Any) -> Tensor:
         # not as an argument, which casts each value to the dtype of its variable
         scope.state_mapping.update({id(v): value for v, value in zip(group, values, strict=True)})
     with scope:
-        loss = training_loss(model, x, y, predict_in_training(model, x, forward), weight)
+        with at_layer_scales(model):
+            y_pred = predict_in_training(model, x, forward)
+        loss = training_loss(model, x, y, y_pred, weight)
     return ops.cast(loss, "float32")
 
 
 class Flow(NamedTuple):
     """Counts of what flows in one pass, as `gradient_statistics` has them: of the `parts` of the model, shape (parts,
-    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients;
-    and `norm`, the sum of squares and the largest magnitude of the latter. `gradients` are those by the weights in
+    2, SINK_SIZE), the gradient of the outputs and the outputs; of the `weights`, (weights, SINK_SIZE), their gradients,
+    both as large as layers with a scale of their own have them; and `norm`, the sum of squares of the latter, as they
+    leave their layers, and the largest magnitude that a layer has. `gradients` are those by the weights in
     float32, where a weight is kept in half precision and so may not take what they add to it."""
 
     parts: Counts
@@ -111,7 +116,8 @@ class FlowCounter:
                 for g, v in zip(gradients, variables, strict=True) if not is_overwritten(v)]  # fmt: skip
         found = [zeros if sink is None else sink for sink, zeros in zip(sinks, self.probes.sinks(), strict=True)]
         is_rounded = self.in_float32 and any(map(_is_narrow, weights_of(self.model)))
-        return Flow(ops.stack(found), count_weights(kept), _norm(kept), tuple(kept) if is_rounded else ())
+        held = in_layers(self.model, kept)
+        return Flow(ops.stack(found), count_weights(held), _norm(kept, held), tuple(kept) if is_rounded else ())
 
 
 def _is_narrow(value: Tensor) -> bool:
@@ -162,12 +168,11 @@ def _wide(value: Tensor) -> Tensor:
     return ops.cast(value, "float32")
 
 
-def _norm(gradients: list[Tensor]) -> Tensor:
-    wide = [ops.cast(gradient, "float32") for gradient in gradients]
+def _norm(gradients: list[Tensor], held: list[Tensor]) -> Tensor:
     squares, largest = ops.zeros(()), ops.zeros(())
-    for gradient in wide:
+    for gradient, in_layer in zip(map(_wide, gradients), map(_wide, held), strict=True):
         squares = squares + ops.sum(ops.square(gradient))
-        largest = ops.maximum(largest, ops.max(ops.abs(gradient), initial=0.0))
+        largest = ops.maximum(largest, ops.max(ops.abs(in_layer), initial=0.0))
     return ops.stack([squares, largest])
 
 

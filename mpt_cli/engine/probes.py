@@ -17,9 +17,9 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from mpt_cli.precision.finite import dense, is_overwritten
+from mpt_cli.precision.finite import as_in_layer, dense, is_overwritten
 from mpt_cli.precision.gradients import SINK_SIZE, statistics_of_each
-from mpt_cli.precision.gradients.custom_gradients import define_gradient
+from mpt_cli.precision.gradients.custom_gradients import define_gradient, is_float_tensor, map_floats
 from mpt_cli.precision.keras_internals import calls_through
 from mpt_cli.precision.policy import layers_of
 
@@ -69,12 +69,12 @@ class Probes:
             given = _float_tensors((arguments, named))
             is_trained = self._enter(index, given)
             if into is not None and (self.rows > 1 or is_trained):
-                arguments, named = _map_floats(lambda x: insert_probe(x, into), (arguments, named))
+                arguments, named = map_floats(lambda x: insert_probe(x, into), (arguments, named))
                 self._traces.rename(given, _float_tensors((arguments, named)))
             outputs = call(*arguments, **named)
             is_trained = is_trained or bool(getattr(self.parts[index], "trainable_weights", ()))
             if self.rows > 1 or is_trained:
-                outputs = _map_floats(lambda x: insert_probe(x, out_of), outputs)
+                outputs = map_floats(lambda x: insert_probe(x, out_of), outputs)
             self._leave(index, _float_tensors(outputs), is_trained)
             return outputs
 
@@ -156,23 +156,17 @@ def _compiled_count() -> Callable[[list[Tensor]], Tensor]:
 
 
 def _float_tensors(structure: Any) -> list[Tensor]:
-    return [x for x in keras.tree.flatten(structure) if _is_float_tensor(x)]
-
-
-def _map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
-    return keras.tree.map_structure(lambda x: function(x) if _is_float_tensor(x) else x, structure)
-
-
-def _is_float_tensor(x: Any) -> bool:
-    """Whether it is a dense tensor with values of floats, traced or not; not a symbolic one of Keras."""
-    if isinstance(x, keras.KerasTensor) or not keras.ops.is_tensor(x) or hasattr(x, "indices"):
-        return False
-    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
+    return [x for x in keras.tree.flatten(structure) if is_float_tensor(x)]
 
 
 def weights_of(model: Any) -> list[Any]:
     """The trainable variables that an optimizer moves by a gradient; float8 statistics are not among them."""
     return [variable for variable in model.trainable_variables if not is_overwritten(variable)]
+
+
+def in_layers(model: Any, gradients: list[Tensor]) -> list[Tensor]:
+    """The gradients of `weights_of`, as large as they are in their layers."""
+    return [as_in_layer(gradient, variable) for gradient, variable in zip(gradients, weights_of(model), strict=True)]
 
 
 def count_weights(gradients: list[Tensor]) -> Tensor:

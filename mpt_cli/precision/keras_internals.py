@@ -305,18 +305,44 @@ LayerCall = Callable[..., Any]
 @contextmanager
 def calls_through(parts: Sequence[Any], wrap: Callable[[int, LayerCall], LayerCall]) -> Iterator[None]:
     """Inside, each of `parts` (layers, operations) calls `wrap(its index, its call)`; afterwards its call as before."""
-    replaced = [(part, _name_of_call(part)) for part in parts]
-    kept = [vars(part).get(name) for part, name in replaced]
+    with _methods_through([(part, _name_of_call(part)) for part in parts], wrap):
+        yield
+
+
+@contextmanager
+def _methods_through(
+    methods: Sequence[tuple[Any, str]], wrap: Callable[[int, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    kept = [vars(holder).get(name) for holder, name in methods]
     try:
-        for index, (part, name) in enumerate(replaced):
-            setattr(part, name, wrap(index, getattr(part, name)))
+        for index, (holder, name) in enumerate(methods):
+            setattr(holder, name, wrap(index, getattr(holder, name)))
         yield
     finally:
-        for (part, name), own in zip(replaced, kept, strict=True):
+        for (holder, name), own in zip(methods, kept, strict=True):
             if own is not None:
-                setattr(part, name, own)
-            elif name in vars(part):
-                delattr(part, name)  # the one of its class shows again
+                setattr(holder, name, own)
+            elif name in vars(holder):
+                delattr(holder, name)  # the one of its class shows again
+
+
+def losses_through(
+    layers: Sequence[Any], wrap: Callable[[Callable[..., None]], Callable[..., None]]
+) -> AbstractContextManager[None]:
+    """Inside, each layer's `add_loss`, which Keras calls for regularizers of activities too, is `wrap` of its own."""
+    return _methods_through([(layer, "add_loss") for layer in layers], lambda _, add: wrap(add))
+
+
+def reads_through(variables: Sequence[Any], read: Callable[[Tensor], Tensor]) -> AbstractContextManager[None]:
+    """Inside, whoever uses one of `variables` gets `read` of its value, before that is cast to the dtype of the layer.
+
+    The public `value` belongs to the class; the method that casts what it returns is the one place that all go through.
+    """
+
+    def reading(_: int, cast: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        return lambda value: cast(read(value))
+
+    return _methods_through([(variable, "_maybe_autocast") for variable in variables], reading)
 
 
 def _name_of_call(part: Any) -> str:

@@ -261,6 +261,11 @@ def name_of(part: Any) -> str:
     return str(getattr(part, "path", None) or part.name)
 
 
+def matches(part: Any, pattern: str) -> bool:
+    """Whether the name or path of a layer or operation is of this pattern, as in a shell."""
+    return fnmatchcase(part.name, pattern) or fnmatchcase(name_of(part), pattern)
+
+
 def head_layers(model: Any) -> list[Any]:
     """The layers that make the model's outputs: back from each output to the first layer with weights.
 
@@ -322,18 +327,19 @@ def wanted_policies(model: Any, policy: Policy) -> dict[Any, str]:
     layers = layers_of(model)
     wanted: dict[Any, str] = {}
     if policy.head_policy != policy.name:
-        wanted.update(dict.fromkeys(_with_inner_layers(head_layers(model)), policy.head_policy))
+        wanted.update(dict.fromkeys(with_inner_layers(head_layers(model)), policy.head_policy))
     for pattern, name in policy.overrides.items():
-        matches = [x for x in layers if fnmatchcase(x.name, pattern) or fnmatchcase(x.path or x.name, pattern)]
-        if not matches:
+        matching = [layer for layer in layers if matches(layer, pattern)]
+        if not matching:
             names = ", ".join(sorted({layer.name for layer in layers}))
             raise ValueError(f"no layer matches the pattern {pattern!r}. The model's layers are: {names}.")
-        wanted.update(dict.fromkeys(_with_inner_layers(matches), name))
+        wanted.update(dict.fromkeys(with_inner_layers(matching), name))
     refuse_ineffective_policies(wanted, layers)
     return wanted
 
 
-def _with_inner_layers(layers: list[Any]) -> list[Any]:
+def with_inner_layers(layers: list[Any]) -> list[Any]:
+    """Each of them, and after it the layers inside."""
     return [part for layer in layers for part in (layer, *layers_of(layer))]
 
 

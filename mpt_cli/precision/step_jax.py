@@ -20,6 +20,7 @@ from mpt_cli.precision.keras_fit import (
     traced_record,
 )
 from mpt_cli.precision.keras_internals import updated_metrics
+from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, applies, follow_scale, next_trace, next_values, scaled_statistics
 from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
@@ -207,7 +208,7 @@ def train_step(model: Any, state: TrainState, data: Any) -> tuple[dict[str, Tens
         scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
     gradient = jax.value_and_grad(model.compute_loss_and_updates, has_aux=True)
     order = ForwardOrder(model)
-    with order.noted():
+    with order.noted(), at_layer_scales(model):
         (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(
             weights, frozen, metrics, x, y, weight, training=True, optimizer_variables=own
         )
@@ -263,7 +264,8 @@ def _own_train_step(
         scale, rate = optimizer.loss_scale, jnp.asarray(optimizer.learning_rate, "float32")
         skipped = optimizer.skipped_steps
     given = (state.trainable, state.non_trainable, started, metrics)
-    logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
+    with at_layer_scales(model):
+        logs, new_state = model.train_step(tuple(list(part) for part in given), packed(data))
     new = TrainState(*(list(part) for part in new_state))
     with _scope(optimizer.variables, new.optimizer):
         values, state_after = own.train_values(logs), optimizer.scale_state

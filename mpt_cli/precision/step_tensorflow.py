@@ -31,6 +31,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
+from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,
@@ -289,7 +290,7 @@ def train_step(model: Any, data: Any) -> tuple[dict[str, Tensor], StepRecord]:
     scale, rate = optimizer.loss_scale, tf.cast(optimizer.learning_rate, tf.float32)
     order = _forward_order(model)
     with tf.GradientTape() as tape:
-        with nullcontext() if order is None else order.noted():
+        with nullcontext() if order is None else order.noted(), at_layer_scales(model):
             y_pred = predict_in_training(model, x)
         loss = training_loss(model, x, y, y_pred, weight)
         scaled = optimizer.multiply_by_scale(loss)
@@ -365,7 +366,8 @@ def _own_train_step(model: Any, own: OwnSteps, data: Any) -> tuple[dict[str, Ten
     kept = [v.value for v in (*own.shared_state(model), *model.metrics_variables)]
     before = [tf.identity(v) for v in kept]
     starts = {name: _begin_trace(optimizer) for name, optimizer in own.optimizers.items()}
-    logs = model.train_step(packed(data))
+    with at_layer_scales(model):
+        logs = model.train_step(packed(data))
     values = own.train_values(logs)
     parts = [_traced_record(optimizer, values[0], *starts[name]) for name, optimizer in own.optimizers.items()]
     record = combined(parts)

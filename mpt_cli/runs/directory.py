@@ -464,7 +464,7 @@ def header_dict(header: RunHeader) -> dict[str, Any]:
     tree = {declared.name: getattr(header, declared.name) for declared in fields(header)}
     return {**tree, "scaling": {
         "mode": scaling.mode, "numbers": asdict(scaling.rule), "on_overflow": scaling.on_overflow,
-        "is_needed": scaling.is_needed,
+        "is_needed": scaling.is_needed, "largest_factor": scaling.largest_factor,
     }}  # fmt: skip
 
 
@@ -484,8 +484,8 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
     }
     scaling: dict[str, Any] = tree.get("scaling") or {}
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    return RunHeader(**{**found, "scaling": Scaling(rule, scaling.get("on_overflow", "skip"),
-                                                    scaling.get("is_needed", False))})  # fmt: skip
+    others = scaling.get("is_needed", False), scaling.get("largest_factor", 1.0)
+    return RunHeader(**{**found, "scaling": Scaling(rule, scaling.get("on_overflow", "skip"), *others)})
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,23 @@ def check_skip_window(settings: Settings) -> Iterator[Problem]:
         yield Problem("loss_scale.skip_rate_window", rule, scale.skip_rate_window)
 
 
+def check_layer_scales(settings: Settings) -> Iterator[Problem]:
+    scale, key = settings.loss_scale, "loss_scale.layer_scales"
+    if not scale.layer_scales:
+        return
+    if not scale.rule_class.scales:
+        rule = f"must be left out with loss_scale.mode={scale.mode}, under which nothing is scaled."
+        yield Problem(key, rule, scale.layer_scales, "Use loss_scale=dynamic.")
+    if settings.distribute.name == "mirrored":
+        yield Problem(key, "must be left out with distribute=mirrored.", scale.layer_scales,
+                      "Use backend=jax with distribute=data_parallel.")
+    for pattern, factor in scale.layer_scales.items():
+        if math.frexp(factor)[0] != 0.5:
+            nearest = f"2**{round(math.log2(factor))}"
+            yield Problem(f"{key}.{pattern}", "must be a power of two, which changes no digit.", factor,
+                          f"The nearest is {nearest}.")
+
+
 def check_rollback(settings: Settings) -> Iterator[Problem]:
     trainer = settings.trainer
     if trainer.on_unhealthy == "rollback":
@@ -525,6 +542,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_schedules_follow, ("loss_scale.schedules_follow", "loss_scale.mode", "loss_scale.on_overflow",
                               "optimizer.gradient_accumulation_steps")),
     (check_skip_window, ("loss_scale.max_skip_rate", "loss_scale.skip_rate_window")),
+    (check_layer_scales, ("loss_scale", "distribute.name")),
     (check_rollback, ("trainer",)),
     (check_float8, ("policy.name", "policy.float8")),
     (check_stochastic_rounding, ("policy", "distribute.name")),

@@ -197,7 +197,16 @@ def _read_null(key: Key) -> None:
 def _read_mapping(key: Key, value: Any) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(name, str) for name in value):
         raise BadValue("must be a mapping from names to values.", f"Write {key.path}.NAME=VALUE.")
-    return value
+    if get_args(key.options[0])[1:] != (float,):
+        return value
+    return {name: _number_in_mapping(part) for name, part in value.items()}
+
+
+def _number_in_mapping(part: Any) -> float:
+    number = read_number(part) if isinstance(part, str) else part
+    if not isinstance(number, int | float) or isinstance(number, bool):
+        raise BadValue("must be a mapping from names to numbers.")
+    return float(number)
 
 
 def _convert(key: Key, value: Any) -> Any:

@@ -6,7 +6,7 @@ The numbers are those of the mode itself (`precision.scale_rules`); here they be
 from collections.abc import Iterable
 from dataclasses import KW_ONLY, dataclass, field, fields, make_dataclass
 from functools import cache
-from typing import Any, ClassVar, Optional, Self, get_type_hints
+from typing import Any, ClassVar, Dict, Optional, Self, get_type_hints
 
 from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
@@ -47,6 +47,9 @@ class LossScaleSettings:
                                    "still fall, not before 29 in a row were")
     skip_rate_window: int = key(500, "steps over which the skip rate is taken; the first window is warm-up, so that it "
                                 "counts from twice as many steps on", at_least=10)
+    layer_scales: Dict[str, float] = key({}, "layer name or path pattern (as in a shell: conv*) -> power of two by "
+                                         "which its gradients are multiplied beside the loss scale",
+                                         at_least=2.0**-64, at_most=2.0**64)
 
     def __new__(cls, mode: str = AUTO, *_: Any, **__: Any) -> Self:
         chosen: Any = mode_settings(mode) if cls is LossScaleSettings else cls

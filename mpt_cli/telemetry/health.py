@@ -334,7 +334,7 @@ def _format_sampled(signs: Signs) -> str:
 
 
 def _ends_useless(signs: Signs) -> str | None:
-    if not signs.scaling.scales or signs.scale is None or signs.scale > USELESS_SCALE:
+    if not signs.scaling.scales or signs.scale is None or signs.scale * signs.scaling.largest_factor > USELESS_SCALE:
         return None
     words = f"The scale ended at {format_scale(signs.scale)}, which lifts no gradient out of underflow. "
     return words + _as_sentence(_explain(signs, 0, UNDERFLOW_CAUSES))

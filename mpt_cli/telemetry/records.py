@@ -33,6 +33,7 @@ class Scaling:
     rule: ScaleRule = field(default_factory=NoScale)
     on_overflow: str = "skip"
     is_needed: bool = False  # whether anything computes in float16, whose small gradients vanish without scaling
+    largest_factor: float = 1.0  # of `loss_scale.layer_scales`: gradients are so much larger in some layers
 
     @property
     def mode(self) -> str:
@@ -64,6 +65,10 @@ class Scaling:
     def moves(self) -> bool:
         """Whether the scale can change during the run."""
         return self.rule.moves
+
+    def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
+        """`ScaleRule.may_explain`, of the scale that gradients have at the most."""
+        return self.rule.may_explain(*(each * self.largest_factor for each in (scale, applied, overflowed)))
 
     @property
     def floor(self) -> float | None:
@@ -270,6 +275,7 @@ class Summary:
     change: str = ""  # words to add to the command, where the health rule that ended the run knows some
     phases_completed: int | None = None  # of a run with phases
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
+    layer_scales: dict[str, float] | None = None  # path -> factor, of layers whose gradients have a scale of their own
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
 
 

@@ -110,7 +110,7 @@ class EventTally:
         doubted.append(event)
         applied = self._applied_scales.get(event.optimizer, 0.0)
         overflowed = self._overflowed_scales.get(event.optimizer, math.inf)
-        if not self.scaling.rule.may_explain(event.scale_before, applied, overflowed):
+        if not self.scaling.may_explain(event.scale_before, applied, overflowed):
             known = self.uncured_steps[-1] if self.uncured_steps else 0  # perhaps by another optimizer
             self.uncured_steps += [nan.step for nan in doubted if nan.step > known]
             doubted.clear()

@@ -20,7 +20,7 @@ from mpt_cli.engine.feed import BatchPlan, Feed, build_feed, byte_size, first_ba
 from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
-from mpt_cli.errors import ConfigError, MptError, Problem, summarise_error
+from mpt_cli.errors import ConfigError, MptError, Problem, did_you_mean, summarise_error
 from mpt_cli.models.build import build_model, freeze_layers
 from mpt_cli.models.shapes import symbol
 from mpt_cli.precision import (
@@ -35,6 +35,7 @@ from mpt_cli.precision import (
     layers_of,
 )
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
+from mpt_cli.precision.layer_scales import set_layer_scales
 from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
 from mpt_cli.precision.operations.auto_float16 import (
     ChosenPolicies,
@@ -43,6 +44,7 @@ from mpt_cli.precision.operations.auto_float16 import (
     set_chosen_policies,
 )
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
+from mpt_cli.precision.policy import parts_of
 from mpt_cli.precision.stochastic_rounding import rounded_variables
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
@@ -156,10 +158,12 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     data = data_for(settings, model, data)
     check_layers(settings.backend.name, model)
     _check_scaled_once(settings, model, data)
+    scale_layers(settings, model)
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
-        *warn_of_fault(settings.fault), *check_numerics(settings, model, data), *warn_of_scaling(scaling, model),
-        *warn_of_learning_rate(settings.optimizer), *warn_of_float_labels(data, settings.data), *data.warnings,
+        *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
+        *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_learning_rate(settings.optimizer),
+        *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
     jit = choose_jit(settings, platform, model, count_steps(whole_run(settings), plan.steps_per_epoch(data.train)))
@@ -259,6 +263,18 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
     return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
             f"{head}. Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
+
+
+def scale_layers(settings: Settings, model: Any) -> None:
+    """Have layers train at the scales that `loss_scale.layer_scales` gives them; ConfigError where that can't be."""
+    factors = settings.loss_scale.layer_scales
+    try:
+        set_layer_scales(model, factors)
+    except ValueError as error:
+        names = [part.name for part in parts_of(model)]
+        unknown = next((pattern for pattern in factors if f"pattern {pattern!r}" in str(error)), None)
+        raise ConfigError(Problem("loss_scale.layer_scales", str(error), unknown,
+                                  did_you_mean(unknown, names) if unknown else "")) from error  # fmt: skip
 
 
 def _warn_of_what_is_left(chosen: ChosenPolicies | None) -> list[str]:

@@ -18,6 +18,7 @@ from keras.optimizers import schedules
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
+from mpt_cli.precision.layer_scales import layer_scales
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.references import (
     build_kwargs,
@@ -482,7 +483,9 @@ _BUILDERS = {"constant": _warmup, "cosine": _cosine, "exponential": _exponential
 
 def resolve_scaling(settings: LossScaleSettings, model: Any) -> Scaling:
     """What `mode` comes to for this model."""
-    return scaling_for(settings, computes_in_float16(model))
+    layers = layer_scales(model)
+    found = scaling_for(settings, computes_in_float16(model))
+    return found if layers is None else replace(found, largest_factor=layers.largest)
 
 
 def scaling_for(settings: LossScaleSettings, needed: bool) -> Scaling:
@@ -506,16 +509,21 @@ def describe_scaling(scaling: Scaling, model: Any, scale: float | None = None) -
     if not scaling.scales:
         needed = computes_in_float16(model)
         return f"{scaling.mode}{', though layers compute in float16' if needed else ' (nothing computes in float16)'}"
-    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow)
+    layers = layer_scales(model)
+    further = f"; of layers {layers.description}" if layers is not None else ""
+    return scaling.rule.describe(format_scale(scale or scaling.initial_scale), scaling.on_overflow) + further
 
 
-def warn_of_scaling(scaling: Scaling, model: Any) -> list[str]:
+def warn_of_scaling(scaling: Scaling, model: Any, layers: Iterable[str] = ()) -> list[str]:
     """What is unusual about scaling or not scaling this model; empty where nothing is."""
     needed = computes_in_float16(model)
+    scales = layer_scales(model)
+    found = [f"loss_scale.layer_scales.{pattern} has no use here: no layer of it computes in float16."
+             for pattern in (layers if scales is None else scales.idle)]
     if needed and not scaling.scales:
-        return [f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become 0. "
-                "loss_scale=dynamic keeps them."]
+        found.append(f"loss_scale.mode={scaling.mode}: layers compute in float16, where gradients below 2^-24 become "
+                     "0. loss_scale=dynamic keeps them.")
     if not needed and scaling.scales:
-        return [f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no result "
-                "and costs a little; loss_scale=auto leaves it out."]
-    return []
+        found.append(f"loss_scale.mode={scaling.mode} has no use here: nothing computes in float16. It changes no "
+                     "result and costs a little; loss_scale=auto leaves it out.")
+    return found

@@ -41,10 +41,12 @@ def run_diagnose(arguments: argparse.Namespace) -> int:
 
 def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) -> int:
     steps = _read_steps(arguments.at_steps)
-    settings = with_drawn_seed(on_one_device(load_settings(arguments.overrides), say))
+    whole = load_settings(arguments.overrides)
+    settings = with_drawn_seed(on_one_device(whole, say))
     check_write_path(arguments.write)
     with DiagnosisDirectory.making(arguments.out, default_parent(settings.recipe)) as directory:
-        request = steps, arguments.batches or 8, 1 if arguments.phase is None else arguments.phase
+        phase = 1 if arguments.phase is None else arguments.phase
+        request = steps, arguments.batches or 8, phase, whole.distribute.name != "mirrored"
         found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
@@ -64,7 +66,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
 
 
 def _measure(
-    settings: Settings, request: tuple[tuple[int, ...], int, int], directory: DiagnosisDirectory,
+    settings: Settings, request: tuple[tuple[int, ...], int, int, bool], directory: DiagnosisDirectory,
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""

@@ -93,6 +93,16 @@ def torn_apart(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     ])  # fmt: skip
 
 
+def stretched(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+    """Gradients of `high` lie 2**22 above those of `middle`, and these 2**22 above those of `low`, whose few units have
+    to learn what all else builds on: at a scale that keeps the gradients of `low` those of `high` overflow."""
+    return keras.Sequential([
+        keras.Input(input_shape), layers.Flatten(name="flatten"), layers.Dense(3, "tanh", name="low"),
+        Gate(-22, name="to_low"), layers.Dense(32, "tanh", name="middle"), Gate(-22, name="to_middle"),
+        layers.Dense(32, "tanh", name="high"), Gate(8, name="to_high"), layers.Dense(num_classes, name="head"),
+    ], name="net")  # fmt: skip
+
+
 def hot(input_shape: tuple[int, ...], num_classes: int, factor: float = 1e6) -> keras.Model:
     """`hot` overflows float16 in the forward pass; `cool` undoes it, so that float32 has no trouble."""
     return keras.Sequential([

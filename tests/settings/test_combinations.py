@@ -42,6 +42,19 @@ _WRONG = [
     (["loss_scale.max_skip_rate=null", "loss_scale.skip_rate_window=99"],
      "loss_scale.skip_rate_window: must be left out when loss_scale.max_skip_rate is null: nothing uses it. "
      "Received: 99."),
+    (["loss_scale.layer_scales={low: 2**8, high: 3}"],
+     "loss_scale.layer_scales.high: must be a power of two, which changes no digit. Received: 3.0. "
+     "The nearest is 2**2."),
+    (["loss_scale.layer_scales={low: 2**80}"],
+     "loss_scale.layer_scales: must be >= 2**-64 and <= 2**64. Received: {'low': '2**80'}."),
+    (["loss_scale.layer_scales={low: much}"],
+     "loss_scale.layer_scales: must be a mapping from names to numbers. Received: {'low': 'much'}."),
+    (["loss_scale.layer_scales={low: 2}", "loss_scale=none"],
+     "loss_scale.layer_scales: must be left out with loss_scale.mode=none, under which nothing is scaled. "
+     "Received: {'low': 2.0}. Use loss_scale=dynamic."),
+    (["loss_scale.layer_scales={low: 2}", "distribute=mirrored"],
+     "loss_scale.layer_scales: must be left out with distribute=mirrored. Received: {'low': 2.0}. "
+     "Use backend=jax with distribute=data_parallel."),
     (["trainer.max_rollbacks=5"],
      "trainer.max_rollbacks: must be left out with trainer.on_unhealthy=stop: nothing uses it. Received: 5. "
      "Set trainer.on_unhealthy=rollback."),
@@ -167,6 +180,8 @@ _NEIGHBOURS = [
     (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps=3"], "optimizer.schedule.warmup_steps", 3),
     (["data=keras", "data.dataset=imdb", "data.vocabulary=9"], "data.vocabulary", 9),
     (["model=transformer", "model.width=6", "model.heads=3"], "model.heads", 3),
+    (["loss_scale.layer_scales={conv*: 2**8, block/out: 0.25}"], "loss_scale.layer_scales",
+     {"conv*": 256.0, "block/out": 0.25}),
     (["trainer.steps_per_execution=2**3"], "trainer.steps_per_execution", 8),
     (["expect={loss: {value: 1, tolerance: 0.5}, steps_seen: 4}"], "expect",
      {"val_accuracy": {"min": 0.5}, "loss": {"value": 1, "tolerance": 0.5}, "steps_seen": 4}),  # merged

@@ -28,6 +28,18 @@ def check_float_tensor(x: Any, function: str) -> Tensor:
     return tensor
 
 
+def map_floats(function: Callable[[Tensor], Tensor], structure: Any) -> Any:
+    """`structure` with `function` of each of its float tensors."""
+    return keras.tree.map_structure(lambda x: function(x) if is_float_tensor(x) else x, structure)
+
+
+def is_float_tensor(x: Any) -> bool:
+    """Whether it is a dense tensor with values of floats, traced or not; not a symbolic one of Keras."""
+    if isinstance(x, keras.KerasTensor) or not ops.is_tensor(x) or hasattr(x, "indices"):
+        return False
+    return bool(keras.backend.is_float_dtype(keras.backend.standardize_dtype(x.dtype)))
+
+
 def wide_dtype(x: Tensor) -> str:
     """The dtype to compute in for values of `x`: float64 for float64, else float32."""
     dtype = keras.backend.standardize_dtype(x.dtype)
