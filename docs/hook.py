@@ -113,9 +113,9 @@ def _cell(text: str) -> str:
 
 def sweep() -> str:
     """A table of the `sweep:` block, as the JSON Schema for editors has it."""
-    rows = [f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])} | {_example(part)} |"
+    rows = [f"| `{path}` | {_cell(_takes(part))} | {_given(part)} | {_cell(part['description'])}{_example(part)} |"
             for path, part in _block_parts("sweep", json_schema()["properties"]["sweep"])]  # fmt: skip
-    return "\n".join(["", "| key | takes | default | meaning | example |", "|---|---|---|---|---|", *rows, ""])
+    return "\n".join(["", "| key | takes | default | meaning, and an example |", "|---|---|---|---|", *rows, ""])
 
 
 def _block_parts(path: str, schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -147,7 +147,7 @@ def _given(schema: dict[str, Any]) -> str:
 def _example(schema: dict[str, Any]) -> str:
     dumped = (yaml.safe_dump(each, default_flow_style=True, sort_keys=False, width=1000) for each in
               schema.get("examples", ()))  # fmt: skip
-    return " ".join(f"`{text.rstrip().removesuffix('...').rstrip()}`" for text in dumped)
+    return "".join(f"<br>`{text.rstrip().removesuffix('...').rstrip()}`" for text in dumped)
 
 
 def launchers() -> str:

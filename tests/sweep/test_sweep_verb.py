@@ -54,8 +54,11 @@ def test_a_dry_run_says_where_the_directory_is_taken(tmp_path, monkeypatch, caps
     (tmp_path / "taken" / "mine.txt").write_text("mine")
     capsys.readouterr()
     assert main(["sweep", *words, "seed=0,1", "--dry-run"]) == 3
-    assert capsys.readouterr() == ("", "mpt sweep: sweep_dir taken already exists and is not empty. Nothing in it was "
-                                   "changed; go on with it by `mpt sweep --resume taken`, or choose another.\n")
+    assert capsys.readouterr() == (
+        "",
+        "mpt sweep: sweep_dir taken already exists and is not empty. Nothing in it was "
+        "changed; go on with it by `mpt sweep --resume taken`, or choose another.\n",
+    )
 
 
 @pytest.mark.parametrize(
