@@ -82,7 +82,7 @@ def explain(error: Exception, arguments: list[str]) -> int:
         _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
         return BAD_DATA
     if isinstance(error, MemoryError):
-        _say(f"mpt {arguments[0]}: there is no memory left: {error or 'it takes more than there is'}.")
+        _say(f"mpt {arguments[0]}: there is no memory left: {str(error) or 'it takes more than there is'}.")
         return BAD_DATA
     if isinstance(error, FileNotFoundError) and not has_working_directory():
         _say(f"mpt {arguments[0]}: the working directory is gone. Change to one that exists.")

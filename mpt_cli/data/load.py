@@ -209,8 +209,8 @@ def load_data(settings: DataSettings, seed: int, keep_targets: bool = False) -> 
         with tensorflow_seeded(seed):
             return load(settings, seed, keep_targets) if load in _READ_BY_DTYPE else load(settings, seed)
     except MemoryError as error:
-        raise DataError(f"data: {settings.name} takes more memory than there is ({error or 'it is full'}). Take fewer "
-                        "examples, or let a data.loader return a tf.data.Dataset or a generator.") from error
+        raise DataError(f"data: {settings.name} takes more memory than there is ({str(error) or 'it is full'}). "
+                        "Take fewer examples, or let a data.loader return a tf.data.Dataset or a generator.") from error
 
 
 def has_targets_as_given(settings: DataSettings) -> bool:

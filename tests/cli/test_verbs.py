@@ -195,16 +195,18 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
         (errors.NumericalError("collapsed."), 4, "mpt check: collapsed.\n"),
         (errors.ExpectationError("missed."), 5, "mpt check: missed.\n"),
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
+        (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
+        (MemoryError("no 8 GiB"), 3, "mpt check: there is no memory left: no 8 GiB.\n"),
     ],
 )
 def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.load.load_settings", _raiser(error))
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", _raiser(error))
     done = mpt("check", "conf=digits_cnn")
     assert (done.code, done.err) == (code, words)
 
 
 def test_anything_else_is_a_bug_of_ours(mpt, monkeypatch) -> None:
-    monkeypatch.setattr("mpt_cli.settings.load.load_settings", _raiser(RuntimeError("surprise")))
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", _raiser(RuntimeError("surprise")))
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 1
     assert "Traceback" in done.err and "surprise" in done.err and "This is a bug in mpt" in done.err
@@ -217,7 +219,7 @@ def test_the_users_exception_is_shown_with_their_traceback(mpt, monkeypatch) -> 
         except ZeroDivisionError as error:
             raise errors.UserCodeError("model.builder: net raised ZeroDivisionError.") from error
 
-    monkeypatch.setattr("mpt_cli.settings.load.load_settings", fail)
+    monkeypatch.setattr("mpt_cli.settings.load.load_with_recipe", fail)
     done = mpt("check", "conf=digits_cnn")
     assert done.code == 2 and done.err.startswith("mpt check: model.builder: net raised ZeroDivisionError.\n\n")
     assert '"/home/me/nets.py", line 2, in net' in done.err and "This is a bug" not in done.err

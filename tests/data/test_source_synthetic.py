@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import Ridge, RidgeClassifier
 
-from mpt_cli.data.load import load_data
+from mpt_cli.data.load import SOURCES, load_data
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.settings.variants import Synthetic
 
@@ -81,3 +81,13 @@ def test_tokens_need_a_sequence_length():
 
 def test_fewer_examples_than_classes():
     assert load_data(Synthetic(examples=3, num_classes=1000), 0).num_classes == 1000
+
+
+@pytest.mark.parametrize(("error", "said"), [(MemoryError("no 8 GiB"), "no 8 GiB"), (MemoryError(), "it is full")])
+def test_data_for_which_there_is_no_memory_is_told(error, said, monkeypatch) -> None:
+    def fail(*_: object) -> None:
+        raise error
+
+    monkeypatch.setitem(SOURCES, "synthetic", fail)
+    with pytest.raises(DataError, match=rf"^data: synthetic takes more memory than there is \({said}\)\. Take fewer"):
+        load_data(Synthetic(), seed=0)
