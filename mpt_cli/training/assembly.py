@@ -35,8 +35,8 @@ from mpt_cli.precision import (
     layers_of,
 )
 from mpt_cli.precision.auto_float16 import ChosenPolicies, choose_policies, chosen_policies, set_chosen_policies
+from mpt_cli.precision.gradients.layer_scales import set_layer_scales
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
-from mpt_cli.precision.layer_scales import set_layer_scales
 from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.policy import parts_of
