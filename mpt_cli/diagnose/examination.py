@@ -32,8 +32,8 @@ from mpt_cli.models.build import set_trained
 from mpt_cli.precision import Policy, apply_policy, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import is_overwritten
 from mpt_cli.precision.gradients import SafeScales
+from mpt_cli.precision.gradients.layer_scales import factors_by_layer, set_layer_scales
 from mpt_cli.precision.keras_internals import names_as_in_a_fresh_process
-from mpt_cli.precision.layer_scales import factors_by_layer, set_layer_scales
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.settings.schema import PolicySettings, Settings
 from mpt_cli.settings.variants import PYTHON

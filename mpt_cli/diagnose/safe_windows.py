@@ -23,8 +23,8 @@ from mpt_cli.precision.gradients import (
     share_flushed,
     share_overflow,
 )
+from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import inner_layers
-from mpt_cli.precision.layer_scales import layer_scales
 from mpt_cli.precision.policy import name_of, parts_of
 from mpt_cli.telemetry.records import LayerSample
 

@@ -26,6 +26,7 @@ from mpt_cli.engine.probes import (
 )
 from mpt_cli.precision.finite import dense, is_overwritten
 from mpt_cli.precision.gradients import EXPONENT_BIAS, INFS, NANS, SUBNORMALS, ZEROS, largest_exponent
+from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import (
     computing_in_float32,
     configured_rate,
@@ -33,7 +34,6 @@ from mpt_cli.precision.keras_internals import (
     predict_in_training,
     training_loss,
 )
-from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
 from mpt_cli.precision.stochastic_rounding import NARROW
 from mpt_cli.telemetry.records import (

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import keras
 
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
+from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_fit import (
     ForwardOrder,
     StepRecord,
@@ -20,7 +21,6 @@ from mpt_cli.precision.keras_fit import (
     traced_record,
 )
 from mpt_cli.precision.keras_internals import updated_metrics
-from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, applies, follow_scale, next_trace, next_values, scaled_statistics
 from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step

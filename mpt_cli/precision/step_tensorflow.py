@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from mpt_cli.precision.finite import Measured, describe_gradients
+from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_fit import (
     ForwardOrder,
     StepRecord,
@@ -31,7 +32,6 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
     unscale_loss_for_distribution,
 )
-from mpt_cli.precision.layer_scales import at_layer_scales
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,

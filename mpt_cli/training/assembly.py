@@ -34,8 +34,8 @@ from mpt_cli.precision import (
     head_layers,
     layers_of,
 )
+from mpt_cli.precision.gradients.layer_scales import set_layer_scales
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
-from mpt_cli.precision.layer_scales import set_layer_scales
 from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
 from mpt_cli.precision.operations.auto_float16 import (
     ChosenPolicies,

@@ -17,8 +17,8 @@ from keras.optimizers import schedules
 
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, head_layers
+from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
-from mpt_cli.precision.layer_scales import layer_scales
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.references import (
     build_kwargs,

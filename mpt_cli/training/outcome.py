@@ -138,7 +138,7 @@ def counted(ledger: Ledger, progress: Progress) -> dict[str, Any]:
 
 
 def _summary(session: "Session", run_dir: Path, ending: Conclusion) -> Summary:
-    from mpt_cli.precision.layer_scales import factors_by_layer
+    from mpt_cli.precision.gradients.layer_scales import factors_by_layer
 
     trainer, ledger = session.trainer, session.trainer.ledger
     return Summary(

@@ -8,7 +8,7 @@ from keras import layers, ops
 
 from mpt_cli.precision import Policy, apply_policy
 from mpt_cli.precision.finite import measure
-from mpt_cli.precision.layer_scales import (
+from mpt_cli.precision.gradients.layer_scales import (
     LayerScales,
     at_layer_scales,
     factors_by_layer,
