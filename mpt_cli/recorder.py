@@ -7,7 +7,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, Recording, Subject
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.records import RunHeader, Scaling
@@ -54,6 +55,17 @@ def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOpt
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer
     return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
+
+
+def _own_scaling(optimizer: Any, settings: Settings) -> dict[str, Any] | None:
+    """The keys of `loss_scale` of an optimizer that scales by another rule than the settings say; None where by it."""
+    given = settings.loss_scale
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
+        return None
+    rule = optimizer.rule
+    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
+    own = {"mode": rule.mode, **{name: getattr(rule, name) for name in rule.key_names()}}
+    return {**kept, "on_overflow": optimizer.on_overflow if rule.scales else "skip", **own}
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
@@ -96,6 +108,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
+        self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
         self._logs: dict[str, Any] = {}
@@ -110,6 +123,9 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
+        if (own := _own_scaling(model.optimizer, settings)) is not None:
+            settings = given_settings(model, replace(asked, loss_scale=own))
+        settings = replace(settings, model=replace(settings.model, command=[*self.command]))
         self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
         atexit.register(self.fail, None)

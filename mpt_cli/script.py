@@ -10,7 +10,7 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
@@ -32,7 +32,13 @@ from mpt_cli.recorder import Recorder
 from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
+from mpt_cli.settings.schema import (
+    FLOAT_POLICIES,
+    RECORDED_TRAINER_KEYS,
+    BackendSettings,
+    PolicySettings,
+    Settings,
+)
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
@@ -69,6 +75,7 @@ class ScriptRun:
 
     settings: Settings
     title: str
+    command: tuple[str, ...]  # the words behind `mpt`
     recorders: list[Recorder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
@@ -159,11 +166,14 @@ class ScriptRun:
         self.drain.add(self.loops[id(wrapper)])
 
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
+        policy = keras.config.dtype_policy()
+        named = PolicySettings(policy.name) if policy.name in FLOAT_POLICIES else self.settings.policy
         settings = replace(
             self.settings, recipe=self.title, description="a training loop of the script's own", data=GivenData(),
-            model=GivenModel(class_name="of the script"), optimizer=described_optimizer(wrapper),
+            model=GivenModel(class_name="of the script", command=[*self.command]), policy=named,
+            optimizer=described_optimizer(wrapper), backend=BackendSettings(keras.backend.backend()),
         )  # fmt: skip
-        needed = keras.config.dtype_policy().compute_dtype == "float16"
+        needed = policy.compute_dtype == "float16"
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
         return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
 
@@ -250,13 +260,17 @@ class ScriptRun:
                 name = type(loop.optimizer.inner_optimizer).__name__
                 found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
                              f"scale {format_scale(ledger.scale)}")
-                found += [f"not recorded of it: {sentence}" for sentence in loop.missing]
         for model in self.batches.values():
             optimizer = model.optimizer
             found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
                          f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
                          f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
-        return found + [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
+        found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
+        missing: dict[str, list[str]] = {}
+        for run in self.runs:
+            for sentence in run.summary["not_recorded"]:
+                missing.setdefault(sentence, []).append(str(run.path))
+        return found + [f"not recorded in {', '.join(paths)}: {sentence}" for sentence, paths in missing.items()]
 
 
 def _ids_of(variables: Iterable[Any]) -> set[int]:
@@ -284,9 +298,14 @@ def _replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def run_script(target: ScriptTarget, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
-    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included)."""
-    seen = ScriptRun(settings, target.title)
+def run_script(
+    target: ScriptTarget, settings: Settings, command: Sequence[str] = ()
+) -> tuple[ScriptRun, BaseException | None]:  # fmt: skip
+    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included).
+
+    `command` are the words behind `mpt` that run it again.
+    """
+    seen = ScriptRun(settings, target.title, tuple(command))
     error: BaseException | None = None
     with ExitStack() as stack:
         stack.enter_context(global_policy(settings.policy.name))
@@ -447,6 +466,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
     recorder = Recorder(seen.place(), loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
+    recorder.command = seen.command
     seen.recorders.append(recorder)
     return recorder
 

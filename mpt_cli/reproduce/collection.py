@@ -28,6 +28,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.settings.variants import KerasDataset
+from mpt_cli.training.program import check_repeatable
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
@@ -198,9 +199,10 @@ def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
 
 
 def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
-    expect = expected_of(read_summary(run.summary_json), rtol)
     words = [f"conf={run.config_yaml}", *overrides]
     settings = load_settings(words)
+    check_repeatable(settings, str(run.path))
+    expect = expected_of(read_summary(run.summary_json), rtol)
     if settings.trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
         words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
     environment = read_json(run.environment_json, ENVIRONMENT)

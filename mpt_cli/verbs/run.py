@@ -28,7 +28,8 @@ def run_run(arguments: argparse.Namespace) -> int:
     if dry:
         say("\n".join(plan_of(target, settings)))
         return OK
-    seen, error = run_script(target, settings)
+    again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
+    seen, error = run_script(target, settings, ["run", *again, *rest])
     code = _code_of(error)
     for sentence in seen.sentences():
         say(f"mpt run: {sentence}", sys.stderr)
