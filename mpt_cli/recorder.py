@@ -7,7 +7,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 import atexit
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,14 @@ from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
-from mpt_cli.recording import NO_LOSS, Recording, Subject
+from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.records import RunHeader, Scaling
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
-from mpt_cli.training.model_program import rule_of
+from mpt_cli.training.model_program import described_model, rule_of
 from mpt_cli.training.outcome import Conclusion
 from mpt_cli.training.own_program import unscaled_problem
 
@@ -55,17 +54,6 @@ def scaled(optimizer: Any, settings: Settings, scaling: Scaling) -> LossScaleOpt
     if isinstance(optimizer, LossScaleOptimizer):
         return optimizer
     return wrap_optimizer(unwrapped(optimizer), settings.loss_scale, scaling)
-
-
-def _own_scaling(optimizer: Any, settings: Settings) -> dict[str, Any] | None:
-    """The keys of `loss_scale` of an optimizer that scales by another rule than the settings say; None where by it."""
-    given = settings.loss_scale
-    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
-        return None
-    rule = optimizer.rule
-    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
-    own = {"mode": rule.mode, **{name: getattr(rule, name) for name in rule.key_names()}}
-    return {**kept, "on_overflow": optimizer.on_overflow if rule.scales else "skip", **own}
 
 
 class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
@@ -123,9 +111,10 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         model = self._model
         asked = replace(self.asked, tree={"trainer": {"epochs": int(self.params["epochs"])}})
         settings = given_settings(model, asked)
-        if (own := _own_scaling(model.optimizer, settings)) is not None:
-            settings = given_settings(model, replace(asked, loss_scale=own))
-        settings = replace(settings, model=replace(settings.model, command=[*self.command]))
+        settings = replace(settings, loss_scale=scaling_on_record(model.optimizer, settings.loss_scale))
+        if self.command:
+            settings = replace(settings, model=replace(described_model(model), command=[*self.command]),
+                               policy=policy_on_record(settings.policy))  # fmt: skip
         self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
         atexit.register(self.fail, None)

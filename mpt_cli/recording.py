@@ -10,9 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import keras
 import numpy as np
 import yaml
 
@@ -25,7 +26,8 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
-from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
@@ -206,6 +208,22 @@ class Recording(ABC):
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
         self.stack.close()
+
+
+def policy_on_record(given: PolicySettings) -> PolicySettings:
+    """The policy that a script has by now, which may have set one itself."""
+    name = keras.config.dtype_policy().name
+    return replace(given, name=name, head=None) if name in FLOAT_POLICIES else given
+
+
+def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSettings:
+    """As the optimizer does it, where a program gave it a rule of its own."""
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
+        return given
+    rule = optimizer.rule
+    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
+    kept |= {"mode": rule.mode, "on_overflow": optimizer.on_overflow if rule.scales else "skip"}
+    return LossScaleSettings(**kept, **{name: getattr(rule, name) for name in rule.key_names()})
 
 
 def _applied(settings: Settings) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from mpt_cli import python_api
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
@@ -29,16 +30,11 @@ from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.recorder import Recorder
-from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject
+from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.schema import (
-    FLOAT_POLICIES,
-    RECORDED_TRAINER_KEYS,
-    BackendSettings,
-    PolicySettings,
-    Settings,
-)
+from mpt_cli.script_text import ScriptTarget
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
@@ -49,24 +45,10 @@ from mpt_cli.training.model_program import described_optimizer
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
-OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded"
+OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded (one with mpt_cli.LossScaleOptimizer is, on TensorFlow)"
 JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
             "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
             "that needs none, such as mixed_bfloat16")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScriptTarget:
-    """A script by its path, or a module by its name, and the words after it."""
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-
-    @property
-    def title(self) -> str:
-        """The script's name, for its runs."""
-        return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
 
 
 @dataclass
@@ -91,6 +73,15 @@ class ScriptRun:
     scaled_by_script: set[int] = field(default_factory=set)
     pending: list[tuple[set[int], ScaleState]] = field(default_factory=list)  # by variables whose optimizer is unknown
     adopted: dict[int, list[ScaleState]] = field(default_factory=dict)  # that follow the scale of a wrapper, by its id
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around what has a record of its own, whose steps are none of a loop."""
+        self.fits += 1
+        try:
+            yield
+        finally:
+            self.fits -= 1
 
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
@@ -152,6 +143,11 @@ class ScriptRun:
         for state in self.adopted.get(id(wrapper), []):
             state.scale.assign(wrapper.loss_scale)
 
+    def record_own(self, optimizer: LossScaleOptimizer) -> None:
+        """A loop with an optimizer that the script put into our loss scaling itself: scaled and applied as it does."""
+        if not self.fits and keras.backend.backend() == "tensorflow":
+            self.record_loop(optimizer)
+
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
         """From the first step that a loop of the script's own makes with it, seen where that step is traced."""
         if id(wrapper) in self.loops:
@@ -166,14 +162,14 @@ class ScriptRun:
         self.drain.add(self.loops[id(wrapper)])
 
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
-        policy = keras.config.dtype_policy()
-        named = PolicySettings(policy.name) if policy.name in FLOAT_POLICIES else self.settings.policy
         settings = replace(
             self.settings, recipe=self.title, description="a training loop of the script's own", data=GivenData(),
-            model=GivenModel(class_name="of the script", command=[*self.command]), policy=named,
+            model=GivenModel(class_name="of the script", command=[*self.command]),
+            policy=policy_on_record(self.settings.policy),
             optimizer=described_optimizer(wrapper), backend=BackendSettings(keras.backend.backend()),
+            loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )  # fmt: skip
-        needed = policy.compute_dtype == "float16"
+        needed = keras.config.dtype_policy().compute_dtype == "float16"
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
         return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
 
@@ -231,9 +227,14 @@ class ScriptRun:
 
     def is_left_alone(self, optimizer: Any) -> bool:
         """Whether the script has it in a loss scaling of its own, and in no model that it compiled."""
-        return id(optimizer) not in self.wrappers and any(
-            getattr(scaling, "inner_optimizer", None) is optimizer for scaling in self.own_scalings
-        )
+        return id(optimizer) not in self.wrappers and self._own_scaling_of(optimizer) is not None
+
+    def _own_scaling_of(self, optimizer: Any) -> Any:
+        return next((own for own in self.own_scalings if getattr(own, "inner_optimizer", None) is optimizer), None)
+
+    def note_left_alone(self, optimizer: Any) -> None:
+        """That the script scales its loss itself, and whether it is on record all the same."""
+        self.note(OWN_SCALING if id(self._own_scaling_of(optimizer)) in self.loops else OWN_LOOP)
 
     @property
     def exit_code(self) -> int:
@@ -363,6 +364,9 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
     def make_setter(_: Any) -> Any:
         def told(policy: Any) -> None:
+            if _calling_module().startswith("mpt_cli."):  # for the time that it builds a model or measures one
+                set_policy(policy)
+                return
             seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
             own.append(policy)
             set_policy(policy)
@@ -414,7 +418,9 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
 
 @contextmanager
 def _fits(seen: ScriptRun) -> Iterator[None]:
-    """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
+    """Every `fit` has a Recorder among its callbacks, `mpt.fit` has its own record; of `train_on_batch` on JAX the
+    optimizer's counters tell.
+    """
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -424,23 +430,30 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
-                return fit(model, *arguments, **named)
+                with seen.fitting():
+                    return fit(model, *arguments, **named)
             if others := _other_optimizers(model):
                 seen.note(f"the train_step of {type(model).__name__} has optimizers of its own ({', '.join(others)}): "
                           "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
             bound.arguments["callbacks"] = [*given, recorder]
-            seen.fits += 1
             try:
-                return fit(*bound.args, **bound.kwargs)
+                with seen.fitting():
+                    return fit(*bound.args, **bound.kwargs)
             except BaseException as error:
                 recorder.fail(error)
                 raise
-            finally:
-                seen.fits -= 1
 
         return recorded
+
+    def make_own(function: Any) -> Any:
+        @wraps(function)
+        def trained(*arguments: Any, **named: Any) -> Any:
+            with seen.fitting():
+                return function(*arguments, **named)
+
+        return trained
 
     def make_batches(train_on_batch: Any) -> Any:
         @wraps(train_on_batch)
@@ -451,7 +464,8 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
         return counted
 
-    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches):
+    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches), \
+         _replaced(python_api, "fit", make_own), _replaced(python_api, "diagnose", make_own):  # fmt: skip
         yield
 
 
@@ -489,10 +503,10 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
             inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
             if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 if not seen.fits and seen.is_left_alone(optimizer):
-                    seen.note(OWN_LOOP)
+                    seen.note_left_alone(optimizer)
                 apply(optimizer, grads, trainable_variables)
             elif seen.is_left_alone(optimizer):
-                seen.note(OWN_LOOP)
+                seen.note_left_alone(optimizer)
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)
@@ -504,7 +518,19 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
         return applied
 
-    with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
+    def make_recorded(method: Any) -> Any:
+        @wraps(method)
+        def recorded(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            seen.record_own(optimizer)
+            return method(optimizer, *arguments, **named)
+
+        return _as_it_is(recorded)
+
+    with ExitStack() as stack:
+        stack.enter_context(_replaced(base, "__init__", make_init))
+        stack.enter_context(_replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))))
+        for name in ("scale_loss", "apply"):
+            stack.enter_context(_replaced(LossScaleOptimizer, name, make_recorded))
         yield
 
 
@@ -553,19 +579,3 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
 
     with _replaced(tf.GradientTape, "gradient", make):
         yield
-
-
-def plan_of(target: ScriptTarget, settings: Settings) -> list[str]:
-    """What `run_script` would do to which calls of the script, read off its text; nothing is run."""
-    lines = [f"before {target.name} begins: dtype policy {settings.policy.name}"]
-    path = Path(target.name)
-    own = "its own dtype policy, which it has"
-    words = {
-        "set_global_policy(": own, "set_dtype_policy(": own, "LossScaleOptimizer(": "its own loss scaling",
-        ".compile(": f"its optimizer in loss_scale={settings.loss_scale.mode}", ".fit(": "a Recorder is added",
-        "GradientTape(": "gradients of the scaled loss, divided again", ".apply_gradients(": "skips what is not finite",
-    }  # fmt: skip
-    text = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for number, line in enumerate(text, 1):
-        lines += [f"{target.name}:{number}: {word.strip('.(')}: {what}" for word, what in words.items() if word in line]
-    return lines

@@ -469,6 +469,32 @@ def test_a_report_of_a_script_says_what_was_not_recorded_and_how_it_is_run_again
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
 
 
+OWN = """
+import tensorflow as tf, keras, mpt_cli as mpt
+weight = keras.Variable(1.0)
+optimizer = mpt.LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=8.0, dynamic_growth_steps=100)
+@tf.function
+def step(factor):
+    with tf.GradientTape() as tape:
+        value = optimizer.scale_loss(weight * factor)
+    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
+for number in range(1, 8):
+    step(tf.constant(float("inf") if number == 3 else 1.0))
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_with_our_own_scaling_is_on_record_as_it_scales(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    done = mpt("run", "run_dir=run", "own.py", cwd=tmp_path)
+    assert done.returncode == 0 and "not recorded (one with" not in done.stderr, done.stderr
+    assert "mpt run: the script's own LossScaleOptimizer is used as it is\n" in done.stderr
+    check_short(tmp_path / "run")
+    assert [line["loss"] for line in load_run(tmp_path / "run").lines] == [1.0, 0.625]  # of 7, 6, 5, 4 and 3 eighths
+    scaling = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loss_scale"]
+    assert (scaling["initial_scale"], scaling["growth_steps"]) == (8.0, 100)
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_the_policy_that_a_script_set_for_its_loop_is_the_one_on_record(tmp_path):
