@@ -310,7 +310,7 @@ def run_script(
     error: BaseException | None = None
     with ExitStack() as stack:
         stack.enter_context(global_policy(settings.policy.name))
-        for patch in (_policies, _compiles, _fits, _optimizers, _tapes):
+        for patch in (_policies, _compiles, _fits, _runs_of_ours, _optimizers, _own_scalings, _tapes):
             stack.enter_context(patch(seen))
         stack.enter_context(_as_main(target))
         try:
@@ -418,9 +418,7 @@ def _compiles(seen: ScriptRun) -> Iterator[None]:
 
 @contextmanager
 def _fits(seen: ScriptRun) -> Iterator[None]:
-    """Every `fit` has a Recorder among its callbacks, `mpt.fit` has its own record; of `train_on_batch` on JAX the
-    optimizer's counters tell.
-    """
+    """Every `fit` has a Recorder among its callbacks; of `train_on_batch` on JAX the optimizer's counters tell."""
 
     def make(fit: Any) -> Any:
         @wraps(fit)
@@ -447,14 +445,6 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
         return recorded
 
-    def make_own(function: Any) -> Any:
-        @wraps(function)
-        def trained(*arguments: Any, **named: Any) -> Any:
-            with seen.fitting():
-                return function(*arguments, **named)
-
-        return trained
-
     def make_batches(train_on_batch: Any) -> Any:
         @wraps(train_on_batch)
         def counted(model: Any, *arguments: Any, **named: Any) -> Any:
@@ -464,8 +454,23 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
 
         return counted
 
-    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches), \
-         _replaced(python_api, "fit", make_own), _replaced(python_api, "diagnose", make_own):  # fmt: skip
+    with _replaced(keras.Model, "fit", make), _replaced(keras.Model, "train_on_batch", make_batches):
+        yield
+
+
+@contextmanager
+def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
+    """`mpt.fit` has its own record, and what `mpt.diagnose` measures needs none."""
+
+    def make(function: Any) -> Any:
+        @wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            with seen.fitting():
+                return function(*arguments, **named)
+
+        return called
+
+    with _replaced(python_api, "fit", make), _replaced(python_api, "diagnose", make):
         yield
 
 
@@ -518,7 +523,15 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
         return applied
 
-    def make_recorded(method: Any) -> Any:
+    with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
+        yield
+
+
+@contextmanager
+def _own_scalings(seen: ScriptRun) -> Iterator[None]:
+    """A loop in which the script scales its loss by our optimizer itself is on record from its first step."""
+
+    def make(method: Any) -> Any:
         @wraps(method)
         def recorded(optimizer: Any, *arguments: Any, **named: Any) -> Any:
             seen.record_own(optimizer)
@@ -526,11 +539,7 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
 
         return _as_it_is(recorded)
 
-    with ExitStack() as stack:
-        stack.enter_context(_replaced(base, "__init__", make_init))
-        stack.enter_context(_replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))))
-        for name in ("scale_loss", "apply"):
-            stack.enter_context(_replaced(LossScaleOptimizer, name, make_recorded))
+    with _replaced(LossScaleOptimizer, "scale_loss", make), _replaced(LossScaleOptimizer, "apply", make):
         yield
 
 

@@ -28,7 +28,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.settings.variants import KerasDataset
-from mpt_cli.training.program import check_repeatable
+from mpt_cli.training.program import check_repeatable, repeat_problems
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
@@ -38,6 +38,7 @@ NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
 NOT_ENDED = "has not ended, so that there is no summary to hold it against"
+NOT_OF_SETTINGS = "was trained by a program of its own, which no configuration repeats"
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,10 @@ def _read(name: str, request: Selection, is_named: bool) -> tuple[ReproduceTarge
     if names_run(name):
         if not is_named and not RunDirectory(expanded(name)).summary_json.is_file():
             return ReproduceTarget(name, [], {}), NOT_ENDED
-        return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
+        run = RunDirectory.open(name)
+        if not is_named and repeat_problems(stored_settings(run)):
+            return ReproduceTarget(name, [], {}), NOT_OF_SETTINGS
+        return _of_run(run, list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     check_no_pipe(words)
     settings = load_settings(words)

@@ -84,8 +84,8 @@ class Program(ABC):
         return ""
 
 
-def check_repeatable(settings: Settings, run: str = "") -> None:
-    """ConfigError where they are the record of a program of objects: which one, and how it is run again.
+def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
+    """Those of settings that are the record of a program of objects: which one, and how it is run again.
 
     `run` is the name of the run they are of, where that was given and not its configuration.
     """
@@ -93,15 +93,20 @@ def check_repeatable(settings: Settings, run: str = "") -> None:
     if isinstance(model, GivenModel) and model.command:
         rule = "is of a script's run, whose model and data are made by the script and stand in no configuration."
         words = shell_command(*model.command)
-        raise ConfigError(Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}"))
+        return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
     given = [section for section in GIVEN if getattr(settings, section).name == PYTHON]
-    if given:
-        raise ConfigError([
-            Problem(run or f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
-                    "holds.", None if run else PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on "
-                    "with it.")
-            for section in (given[:1] if run else given)
-        ])  # fmt: skip
+    return [
+        Problem(run or f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
+                "holds.", None if run else PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with "
+                "it.")
+        for section in (given[:1] if run else given)
+    ]  # fmt: skip
+
+
+def check_repeatable(settings: Settings, run: str = "") -> None:
+    """ConfigError with `repeat_problems`."""
+    if problems := repeat_problems(settings, run):
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,8 @@ def test_a_dry_run_names_a_file_that_can_not_be_read_and_goes_on(project, monkey
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "backend", "inside", "said", "steps"), [
     (["../project/pair.py"], "tensorflow", "empty", "the end of pair", [10, 10]),
-    (["../project/parse.py", "--rows", "16"], "jax", "empty", "['--rows', '16']", [2]),
+    pytest.param(["../project/parse.py", "--rows", "16"], "jax", "empty", "['--rows', '16']", [2],
+                 marks=pytest.mark.long),
     pytest.param(["-m", "pkg.train", "--epochs", "2"], "jax", "project", "epochs 2", [8], marks=pytest.mark.long),
     pytest.param(["../project/parse.py", "--rows", "16"], "tensorflow", "empty", "['--rows', '16']", [2],
                  marks=pytest.mark.long),
@@ -153,6 +154,7 @@ model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[mpt.Recorder("watched
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_what_has_a_record_of_its_own_has_no_second_one(tmp_path):
     (tmp_path / "records.py").write_text(RECORDS)
