@@ -64,7 +64,7 @@ def train(model, x):
 """
 FILES = {"pair.py": PAIR, "parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS,
          "pkg/train.py": MAIN}  # fmt: skip
-SCALED = "the optimizer of a model in loss_scale=auto"
+SCALED = "its optimizer in loss_scale=auto"
 RECORDED = "a Recorder is added, where it is that of a model"
 SKIPS = "skips what is not finite, and a run directory has its steps"
 ALONE = "in a loop of its own neither scaled nor recorded on JAX"
