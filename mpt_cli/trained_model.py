@@ -18,11 +18,10 @@ from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.resume import stored_settings
+from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
-from mpt_cli.settings.variants import GivenModel
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore, restore_weights
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training.progress import Progress
@@ -37,7 +36,7 @@ def evaluate(
     """
     run = RunDirectory.open(run_path)
     settings = undistributed(stored_settings(run))
-    check_model(run, settings)
+    check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     backend.prepare_backend(settings)
 
@@ -45,12 +44,12 @@ def evaluate(
     return metrics, None if kept is None else best_epoch(kept)
 
 
-def check_model(run: RunDirectory, settings: Settings) -> None:
+def check_model(run: RunDirectory) -> None:
     """DataError where the run has no saved model or a damaged one, before Keras is imported to read it."""
     path = model_file(run)
     if path == run.model_weights:
         return
-    if not path.is_file() and isinstance(settings.model, GivenModel):
+    if not path.is_file() and is_recorded(run):
         raise DataError(f"{path} does not exist: a run that was recorded while a program of its own trained has no "
                         "model; model.save(...) in that program saves it.")  # fmt: skip
     if not path.is_file():
@@ -207,7 +206,7 @@ def export(run_path: str, kind: str, output: str | None = None, best: bool = Fal
     settings = undistributed(stored_settings(run))
     target = Path(output) if output else run.exported(kind)
     check_target(kind, target)
-    check_model(run, settings)
+    check_model(run)
     kept = CheckpointStore(run.checkpoints).best() if best else None
     backend.prepare_backend(settings)
     export_model(TrainedModel(model_file(run), settings, kept), kind, target)
