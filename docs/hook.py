@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from mpt_cli.jobs.queue import Ending
 from mpt_cli.reproduce.history import entry_of
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.key import REQUIRED, Key, format_range, format_type
-from mpt_cli.settings.schema import VARIANTS, choosing_key, key_versions, sections
+from mpt_cli.settings.schema import AUTO_FLOAT16, VARIANTS, choosing_key, key_versions, sections
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.plan import plan_dict
 from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
@@ -33,6 +33,7 @@ from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.telemetry import records
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import verb_parser
+from mpt_cli.verbs.run import is_taken
 
 ROOT = Path(__file__).parents[1]
 RECORDS = {
@@ -67,6 +68,17 @@ def keys() -> str:
         parts += _variant_tables(section, of_section) if section in VARIANTS else _table(of_section)
     listed = [key for key in versions if key.path.startswith("phases.")]
     return "\n".join([*parts, "## phases", "A list; `N` counts from 0.", *_table(listed)])
+
+
+def run_keys() -> str:
+    """Those that `mpt run` takes, once each, with what it does where they are left out."""
+    taken = {key.path: key for key in reversed(key_versions()) if is_taken(key.path)}
+    floats = tuple(choice for choice in taken["policy.name"].choices if choice != AUTO_FLOAT16)
+    taken["policy.name"] = replace(taken["policy.name"], default="mixed_float16", choices=floats,
+                                   meaning="dtype policy that is set before the script begins")  # fmt: skip
+    taken["backend.name"] = replace(taken["backend.name"], default=None, meaning="Keras backend; null = as Keras "
+                                    "chooses without mpt")  # fmt: skip
+    return "\n".join(_table(taken[path] for path in reversed(taken)))
 
 
 def _variant_tables(section: str, versions: list[Key]) -> list[str]:
@@ -277,6 +289,6 @@ class AsMarkdown(griffe.Extension):
 
 
 GENERATED: dict[str, Callable[..., str]] = {
-    "keys": keys, "sweep": sweep, "launchers": launchers, "verbs": verbs, "exit_codes": exit_codes, "record": record,
-    "content": content, "python": python, "file": file,
+    "keys": keys, "run_keys": run_keys, "sweep": sweep, "launchers": launchers, "verbs": verbs,
+    "exit_codes": exit_codes, "record": record, "content": content, "python": python, "file": file,
 }  # fmt: skip

@@ -22,14 +22,14 @@ from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
 from mpt_cli.python_api import Asked, given_settings
-from mpt_cli.recording import NO_LOSS, Recording, Subject
+from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.records import RunHeader, Scaling
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
-from mpt_cli.training.model_program import rule_of
+from mpt_cli.training.model_program import described_model, rule_of
 from mpt_cli.training.outcome import Conclusion
 from mpt_cli.training.own_program import loss_not_scaled_problem
 
@@ -96,6 +96,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
             raise ConfigError(Problem("on_unhealthy", "must be stop or go_on.", on_unhealthy))
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
+        self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
         self._logs: dict[str, Any] = {}
@@ -113,6 +114,10 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         if settings.loss_scale.layer_scales:
             raise ConfigError(Problem("loss_scale.layer_scales", "must be left out: Keras's own fit calls the layers.",
                                       settings.loss_scale.layer_scales, "mpt.fit has it."))
+        settings = replace(settings, loss_scale=scaling_on_record(model.optimizer, settings.loss_scale))
+        if self.command:
+            settings = replace(settings, model=replace(described_model(model), command=[*self.command]),
+                               policy=policy_on_record(settings.policy))  # fmt: skip
         self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
         atexit.register(self.fail, None)

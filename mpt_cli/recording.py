@@ -10,9 +10,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import keras
 import numpy as np
 import yaml
 
@@ -25,7 +26,9 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
+from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
@@ -35,8 +38,10 @@ from mpt_cli.telemetry.signs import EventTally, observe
 from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress
 
-NOT_OURS = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
-            "deterministic", "loss", "metrics", "from_logits")  # fmt: skip
+APPLIED = {  # keys that act in what is only recorded, or are known of it, by section; None: all of them
+    "policy": ("name", "stochastic_rounding"), "loss_scale": None, "model": ("name", "class_name", "command"),
+    "data": ("name",), "optimizer": None, "trainer": RECORDED_TRAINER_KEYS, "backend": ("name",), "logger": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,6 +69,7 @@ class Recording(ABC):
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
         self.progress = Progress()
         self.stop: Stop | None = None
+        self.logged = 0  # the step of the latest line of the log
         self.stack = ExitStack()
 
     @property
@@ -100,15 +106,13 @@ class Recording(ABC):
         platform = running_platform()
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
                                policy=self.settings.policy.name)  # fmt: skip
-        environment = collect_environment(facts, sys.argv)
+        command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
+        environment = collect_environment(facts, ["mpt", *command] if command else sys.argv)
         for unknown in ("seed", "dataset_fingerprint"):
             environment[unknown] = None
         self.environment = {**environment, "recorded_by": self.subject.recorded_by}
         self._write_environment()
-        tree = yaml.safe_load(resolved_yaml(replace(self.settings, run_dir=None, resume=None, seed=None)))
-        for name in NOT_OURS:
-            del tree["trainer"][name]
-        write_atomic(self.run.config_yaml, yaml.safe_dump(tree, sort_keys=False))
+        write_atomic(self.run.config_yaml, yaml.safe_dump(_applied(self.settings), sort_keys=False))
 
     def _write_environment(self) -> None:
         write_json(self.run.environment_json, {**self.environment, "not_recorded": self.missing})
@@ -120,8 +124,6 @@ class Recording(ABC):
         header = self.header()
         write_json(self.run.header_json, header_dict(header))
         self.telemetry.start(header)
-        for sentence in self.missing:
-            self.telemetry.message(f"not recorded: {sentence}")
 
     def ledger_options(self) -> LedgerOptions:
         rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
@@ -169,6 +171,7 @@ class Recording(ABC):
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
         """A line of the log."""
         ledger, mean = self.ledger, self.ledger.take_mean_loss()
+        self.logged = ledger.seen
         loss = metrics.get("loss") if epoch_end or not self.tells_loss else mean
         self.telemetry.snapshot(ledger.snapshot(
             epoch=self.progress.epoch, loss=loss, examples_per_second=None,
@@ -194,22 +197,53 @@ class Recording(ABC):
         self.end(conclude_unfinished(status_of_error(error), self.signs(), words))
 
     def end(self, ending: Conclusion) -> None:
+        """With a line of the log for the last steps, however few they are."""
+        if self.ledger.seen > self.logged:
+            self.snapshot({})
         summary = Summary(
             **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
             peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
-            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False,
+            recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False, not_recorded=self.missing,
         )  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
         self.stack.close()
 
 
+def policy_on_record(given: PolicySettings) -> PolicySettings:
+    """The policy that a script has by now, which may have set one itself."""
+    name = keras.config.dtype_policy().name
+    return replace(given, name=name, head=None) if name in FLOAT_POLICIES else given
+
+
+def scaling_on_record(optimizer: Any, given: LossScaleSettings) -> LossScaleSettings:
+    """As the optimizer does it, where a program gave it a rule of its own."""
+    if not isinstance(optimizer, LossScaleOptimizer) or optimizer.rule in (given.rule_for(True), given.rule_for(False)):
+        return given
+    rule = optimizer.rule
+    kept = {declared.name: getattr(given, declared.name) for declared in fields(LossScaleSettings)}
+    kept |= {"mode": rule.mode, "on_overflow": optimizer.on_overflow if rule.scales else "skip"}
+    return LossScaleSettings(**kept, **{name: getattr(rule, name) for name in rule.key_names()})
+
+
+def _applied(settings: Settings) -> dict[str, Any]:
+    """What was really set, and what is known; all else is the affair of the program that trains."""
+    tree = yaml.safe_load(resolved_yaml(settings))
+    kept = {name: tree[name] for name in ("recipe", "description")}
+    for section, names in APPLIED.items():
+        kept[section] = {name: value for name, value in tree[section].items() if names is None or name in names}
+    usual, known = asdict(GivenOptimizer()), ("name", "class_name", "learning_rate")
+    kept["optimizer"] = {name: value for name, value in kept["optimizer"].items()
+                         if name in known or value != usual[name]}  # fmt: skip
+    return kept
+
+
 RING_ROWS = 16384  # half a second of steps of 30 microseconds; 0.7 MB
 NOT_OF_A_LOOP = [
     "epochs, metrics, validation and examples per second: only fit tells them, so that all steps count as one epoch",
     "checkpoints: a loop of its own can't be gone on with",
-    "whole skips: a skipped step leaves weights and optimizer alone, the loop itself moves metrics and statistics of "
-    "normalisation",
+    "whole skips: a skipped step is an event as in every run and leaves weights and optimizer alone, but metrics and "
+    "statistics of normalisation are moved by the loop itself",
 ]
 NO_LOSS = "the loss of each step, and so whether an overflow began in the forward pass: "
 
@@ -256,16 +290,16 @@ class LoopRecording(Recording):
                 self._absorb(StepRows(rows.floats[:kept], rows.ints[:kept], rows.lost))
 
     def _absorb(self, rows: StepRows) -> None:
-        """With a line of the log after each so many steps."""
+        """With a line of the log after the first step, and after each so many."""
         if not self._is_announced:
             self._is_announced = True
             self.announce()
         every, start, lost = self.settings.trainer.log_every_steps, 0, rows.lost
         while start < len(rows.floats):
-            end = min(len(rows.floats), start + every - self.ledger.seen % every)
+            end = min(len(rows.floats), start + (every - self.ledger.seen % every if self.ledger.seen else 1))
             self.progress.step_in_epoch = self.ledger.seen + end - start
             self.take(StepRows(rows.floats[start:end], rows.ints[start:end], lost))
-            if self.ledger.seen % every == 0:
+            if self.ledger.seen % every == 0 or self.ledger.seen == 1:
                 self.snapshot({})
             start, lost = end, 0
 

@@ -10,7 +10,7 @@ import inspect
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import wraps
@@ -20,6 +20,7 @@ from typing import Any
 import keras
 from keras import ops
 
+from mpt_cli import python_api
 from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.precision import LossScaleOptimizer, computes_in_float16, has_own_train_step
 from mpt_cli.precision.finite import unscale
@@ -29,10 +30,11 @@ from mpt_cli.precision.policy import global_policy
 from mpt_cli.precision.scale_rules import ScaleRule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.recorder import Recorder
-from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject
+from mpt_cli.recording import RING_ROWS, Drain, LoopRecording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
+from mpt_cli.script_text import ScriptTarget
+from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Settings
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
@@ -43,24 +45,10 @@ from mpt_cli.training.model_program import described_optimizer
 LIBRARIES = ("keras", "tensorflow", "mpt_cli", "jax")  # whose own calls of a tape are left alone
 ON_REPLICAS = "its own training loop on several replicas: steps are scaled and skipped, but there is no run directory"
 OWN_SCALING = "the script's own LossScaleOptimizer is used as it is"
-OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded"
+OWN_LOOP = f"{OWN_SCALING}, and its loop is not recorded (one with mpt_cli.LossScaleOptimizer is, on TensorFlow)"
 JAX_LOOP = ("not scaled and not recorded: a loop of the script's own on JAX, where gradients are taken by functions "
             "that know no optimizer. Put it into mpt_cli.LossScaleOptimizer and call its scale_loss, or use a policy "
             "that needs none, such as mixed_bfloat16")  # fmt: skip
-
-
-@dataclass(frozen=True)
-class ScriptTarget:
-    """A script by its path, or a module by its name, and the words after it."""
-
-    name: str
-    arguments: tuple[str, ...] = ()
-    is_module: bool = False
-
-    @property
-    def title(self) -> str:
-        """The script's name, for its runs."""
-        return self.name.rpartition(".")[2] if self.is_module else Path(self.name).stem
 
 
 @dataclass
@@ -69,6 +57,7 @@ class ScriptRun:
 
     settings: Settings
     title: str
+    command: tuple[str, ...]  # the words behind `mpt`
     recorders: list[Recorder] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
@@ -84,6 +73,15 @@ class ScriptRun:
     scaled_by_script: set[int] = field(default_factory=set)
     pending: list[tuple[set[int], ScaleState]] = field(default_factory=list)  # by variables whose optimizer is unknown
     adopted: dict[int, list[ScaleState]] = field(default_factory=dict)  # that follow the scale of a wrapper, by its id
+
+    @contextmanager
+    def fitting(self) -> Iterator[None]:
+        """Around what has a record of its own, whose steps are none of a loop."""
+        self.fits += 1
+        try:
+            yield
+        finally:
+            self.fits -= 1
 
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
@@ -145,6 +143,11 @@ class ScriptRun:
         for state in self.adopted.get(id(wrapper), []):
             state.scale.assign(wrapper.loss_scale)
 
+    def record_own(self, optimizer: LossScaleOptimizer) -> None:
+        """A loop with an optimizer that the script put into our loss scaling itself: scaled and applied as it does."""
+        if not self.fits and keras.backend.backend() == "tensorflow":
+            self.record_loop(optimizer)
+
     def record_loop(self, wrapper: LossScaleOptimizer) -> None:
         """From the first step that a loop of the script's own makes with it, seen where that step is traced."""
         if id(wrapper) in self.loops:
@@ -161,7 +164,10 @@ class ScriptRun:
     def _subject_of(self, wrapper: LossScaleOptimizer) -> Subject:
         settings = replace(
             self.settings, recipe=self.title, description="a training loop of the script's own", data=GivenData(),
-            model=GivenModel(class_name="of the script"), optimizer=described_optimizer(wrapper),
+            model=GivenModel(class_name="of the script", command=[*self.command]),
+            policy=policy_on_record(self.settings.policy),
+            optimizer=described_optimizer(wrapper), backend=BackendSettings(keras.backend.backend()),
+            loss_scale=scaling_on_record(wrapper, self.settings.loss_scale),
         )  # fmt: skip
         needed = keras.config.dtype_policy().compute_dtype == "float16"
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
@@ -221,9 +227,14 @@ class ScriptRun:
 
     def is_left_alone(self, optimizer: Any) -> bool:
         """Whether the script has it in a loss scaling of its own, and in no model that it compiled."""
-        return id(optimizer) not in self.wrappers and any(
-            getattr(scaling, "inner_optimizer", None) is optimizer for scaling in self.own_scalings
-        )
+        return id(optimizer) not in self.wrappers and self._own_scaling_of(optimizer) is not None
+
+    def _own_scaling_of(self, optimizer: Any) -> Any:
+        return next((own for own in self.own_scalings if getattr(own, "inner_optimizer", None) is optimizer), None)
+
+    def note_left_alone(self, optimizer: Any) -> None:
+        """That the script scales its loss itself, and whether it is on record all the same."""
+        self.note(OWN_SCALING if id(self._own_scaling_of(optimizer)) in self.loops else OWN_LOOP)
 
     @property
     def exit_code(self) -> int:
@@ -250,13 +261,17 @@ class ScriptRun:
                 name = type(loop.optimizer.inner_optimizer).__name__
                 found.append(f"{name} in the script's own loop: {ledger.skipped} of {ledger.seen} steps skipped, loss "
                              f"scale {format_scale(ledger.scale)}")
-                found += [f"not recorded of it: {sentence}" for sentence in loop.missing]
         for model in self.batches.values():
             optimizer = model.optimizer
             found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
                          f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
                          f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
-        return found + [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
+        found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
+        missing: dict[str, list[str]] = {}
+        for run in self.runs:
+            for sentence in run.summary["not_recorded"]:
+                missing.setdefault(sentence, []).append(str(run.path))
+        return found + [f"not recorded in {', '.join(paths)}: {sentence}" for sentence, paths in missing.items()]
 
 
 def _ids_of(variables: Iterable[Any]) -> set[int]:
@@ -284,13 +299,18 @@ def _replicas() -> int:
     return int(tf.distribute.get_strategy().num_replicas_in_sync)
 
 
-def run_script(target: ScriptTarget, settings: Settings) -> tuple[ScriptRun, BaseException | None]:
-    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included)."""
-    seen = ScriptRun(settings, target.title)
+def run_script(
+    target: ScriptTarget, settings: Settings, command: Sequence[str] = ()
+) -> tuple[ScriptRun, BaseException | None]:  # fmt: skip
+    """Run it as Python would; returns what was seen of it, and what it raised (SystemExit included).
+
+    `command` are the words behind `mpt` that run it again.
+    """
+    seen = ScriptRun(settings, target.title, tuple(command))
     error: BaseException | None = None
     with ExitStack() as stack:
         stack.enter_context(global_policy(settings.policy.name))
-        for patch in (_policies, _compiles, _fits, _optimizers, _tapes):
+        for patch in (_policies, _compiles, _fits, _runs_of_ours, _optimizers, _own_scalings, _tapes):
             stack.enter_context(patch(seen))
         stack.enter_context(_as_main(target))
         try:
@@ -344,6 +364,9 @@ def _policies(seen: ScriptRun) -> Iterator[None]:
 
     def make_setter(_: Any) -> Any:
         def told(policy: Any) -> None:
+            if _calling_module().startswith("mpt_cli."):  # for the time that it builds a model or measures one
+                set_policy(policy)
+                return
             seen.note(f"the script sets the dtype policy {getattr(policy, 'name', policy)} itself, which it has")
             own.append(policy)
             set_policy(policy)
@@ -405,21 +428,20 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
-                return fit(model, *arguments, **named)
+                with seen.fitting():
+                    return fit(model, *arguments, **named)
             if others := _other_optimizers(model):
                 seen.note(f"the train_step of {type(model).__name__} has optimizers of its own ({', '.join(others)}): "
                           "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
             bound.arguments["callbacks"] = [*given, recorder]
-            seen.fits += 1
             try:
-                return fit(*bound.args, **bound.kwargs)
+                with seen.fitting():
+                    return fit(*bound.args, **bound.kwargs)
             except BaseException as error:
                 recorder.fail(error)
                 raise
-            finally:
-                seen.fits -= 1
 
         return recorded
 
@@ -436,6 +458,22 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
+    """`mpt.fit` has its own record, and what `mpt.diagnose` measures needs none."""
+
+    def make(function: Any) -> Any:
+        @wraps(function)
+        def called(*arguments: Any, **named: Any) -> Any:
+            with seen.fitting():
+                return function(*arguments, **named)
+
+        return called
+
+    with _replaced(python_api, "fit", make), _replaced(python_api, "diagnose", make):
+        yield
+
+
 def _other_optimizers(model: Any) -> list[str]:
     """Beside the one that the model is compiled with, where its own train_step may use them."""
     own = optimizers_in(model) if has_own_train_step(model) else ()
@@ -447,6 +485,7 @@ def _recorder(seen: ScriptRun) -> Recorder:
     more = {f"logger.{name}": value for name, value in asdict(settings.logger).items()}
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
     recorder = Recorder(seen.place(), loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
+    recorder.command = seen.command
     seen.recorders.append(recorder)
     return recorder
 
@@ -469,10 +508,10 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
             inside = _calling_module().startswith("mpt_cli.precision")  # its wrapper
             if inside or isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
                 if not seen.fits and seen.is_left_alone(optimizer):
-                    seen.note(OWN_LOOP)
+                    seen.note_left_alone(optimizer)
                 apply(optimizer, grads, trainable_variables)
             elif seen.is_left_alone(optimizer):
-                seen.note(OWN_LOOP)
+                seen.note_left_alone(optimizer)
                 apply(optimizer, grads, trainable_variables)
             elif keras.backend.backend() != "tensorflow":
                 seen.note(JAX_LOOP)
@@ -485,6 +524,22 @@ def _optimizers(seen: ScriptRun) -> Iterator[None]:
         return applied
 
     with _replaced(base, "__init__", make_init), _replaced(base, "apply", lambda apply: _as_it_is(make_apply(apply))):
+        yield
+
+
+@contextmanager
+def _own_scalings(seen: ScriptRun) -> Iterator[None]:
+    """A loop in which the script scales its loss by our optimizer itself is on record from its first step."""
+
+    def make(method: Any) -> Any:
+        @wraps(method)
+        def recorded(optimizer: Any, *arguments: Any, **named: Any) -> Any:
+            seen.record_own(optimizer)
+            return method(optimizer, *arguments, **named)
+
+        return _as_it_is(recorded)
+
+    with _replaced(LossScaleOptimizer, "scale_loss", make), _replaced(LossScaleOptimizer, "apply", make):
         yield
 
 
@@ -533,19 +588,3 @@ def _tapes(seen: ScriptRun) -> Iterator[None]:
 
     with _replaced(tf.GradientTape, "gradient", make):
         yield
-
-
-def plan_of(target: ScriptTarget, settings: Settings) -> list[str]:
-    """What `run_script` would do to which calls of the script, read off its text; nothing is run."""
-    lines = [f"before {target.name} begins: dtype policy {settings.policy.name}"]
-    path = Path(target.name)
-    own = "its own dtype policy, which it has"
-    words = {
-        "set_global_policy(": own, "set_dtype_policy(": own, "LossScaleOptimizer(": "its own loss scaling",
-        ".compile(": f"its optimizer in loss_scale={settings.loss_scale.mode}", ".fit(": "a Recorder is added",
-        "GradientTape(": "gradients of the scaled loss, divided again", ".apply_gradients(": "skips what is not finite",
-    }  # fmt: skip
-    text = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    for number, line in enumerate(text, 1):
-        lines += [f"{target.name}:{number}: {word.strip('.(')}: {what}" for word, what in words.items() if word in line]
-    return lines

@@ -18,7 +18,7 @@ from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
-from mpt_cli.runs.resume import stored_settings
+from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.references import load_function
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, shell_command
@@ -49,6 +49,9 @@ def check_model(run: RunDirectory) -> None:
     path = model_file(run)
     if path == run.model_weights:
         return
+    if not path.is_file() and is_recorded(run):
+        raise DataError(f"{path} does not exist: a run that was recorded while a program of its own trained has no "
+                        "model; model.save(...) in that program saves it.")  # fmt: skip
     if not path.is_file():
         raise DataError(f"{path} does not exist: the run ended before its model was saved, or trainer.save_model was "
                         "false.")

@@ -184,7 +184,7 @@ def header_of_config(run: RunDirectory) -> dict[str, Any]:
         keys = flatten(tree)
         numbers = {name: value for name, value in tree["loss_scale"].items() if name.startswith(_RULE_NUMBERS)}
         mode = {"auto": "dynamic"}.get(keys["loss_scale.mode"], keys["loss_scale.mode"])
-        epochs = int(keys["trainer.epochs"])
+        epochs = int(keys.get("trainer.epochs", 1))  # none in the record of a script
     except (ConfigError, ValueError, KeyError, TypeError, AttributeError, OverflowError, yaml.YAMLError) as error:
         raise DataError(f"{run.config_yaml} is damaged: {str(error).splitlines()[0]}.") from error
     empty = dict.fromkeys(("model", "data", "optimizer", "backend", "device", "execution", "description"), "")

@@ -151,6 +151,11 @@ class RunHistory:
     gaps: list[str] = field(default_factory=list)
 
     @property
+    def not_recorded(self) -> list[str]:
+        """What of the run nobody saw, in sentences: of one that was recorded from outside."""
+        return [str(each) for each in self.environment.get("not_recorded") or []]
+
+    @property
     def status(self) -> str:
         return str(self.summary.get("status", "no end on record"))
 

@@ -13,6 +13,7 @@ from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
+from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import (
     format_bytes,
     format_count,
@@ -167,6 +168,7 @@ class RunOnPage:
     label: str
     name: str
     gaps: list[str]
+    not_recorded: list[str]
     outcome: list[tuple[str, str]]
     failure: Failure | None
     events: EventsOnPage | None
@@ -183,7 +185,8 @@ class RunOnPage:
 def run_on_page(story: RunHistory) -> RunOnPage:
     """Everything a page tells of one run but its pictures."""
     return RunOnPage(
-        story.label, story.run.path.name, story.gaps, outcome_facts(story), _failure(story), _events(story),
+        story.label, story.run.path.name, story.gaps, story.not_recorded, outcome_facts(story), _failure(story),
+        _events(story),
         story.config_text, environment_facts(story), _commands(story),
     )  # fmt: skip
 
@@ -271,7 +274,11 @@ def _event_row(event: dict[str, Any]) -> HtmlRow:
 
 
 def _commands(story: RunHistory) -> list[str]:
-    """The command the run was started by, and those that repeat it."""
+    """The command the run was started by, and those that repeat it; of a Python program's run those that read it."""
+    if story.config.get("model.name") == PYTHON:
+        script = story.config.get("model.command") or []
+        again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
+        return [*again, shell_command("report", explicit_path(story.run.path))]
     words = story.environment.get("command_line")
     return [
         *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),

@@ -29,6 +29,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
 )
 from mpt_cli.settings.variants import KerasDataset
+from mpt_cli.training.program import check_repeatable, repeat_problems
 
 # What has to be the same again in a repeated run; speed and memory needn't be.
 _EXACT = ("status", "exit_code", "verdict", "epochs_completed", "steps_seen", "applied_steps", "skipped_steps",
@@ -38,6 +39,7 @@ NO_EXPECTATIONS = "has no expect: block"
 SEEDS_OF_AN_UPDATE = 3  # the fewest that show a spread worth a margin
 _NOT_RECIPES = ("conf", "runs", "sweeps", "compares")  # folders of a project, and what lies under a dot
 NOT_ENDED = "has not ended, so that there is no summary to hold it against"
+NOT_OF_SETTINGS = "was trained by a program of its own, which no configuration repeats"
 
 
 @dataclass(frozen=True)
@@ -168,7 +170,10 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
     if meant.is_run:
         if not meant.is_named and not RunDirectory(expanded(name)).summary_json.is_file():
             return ReproduceTarget(name, [], {}), NOT_ENDED
-        return _of_run(RunDirectory.open(name), list(request.changes), request.rtol), ""
+        run = RunDirectory.open(name)
+        if not is_named and repeat_problems(stored_settings(run)):
+            return ReproduceTarget(name, [], {}), NOT_OF_SETTINGS
+        return _of_run(run, list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]
     check_no_pipe(words)
     settings = load_settings(words)
@@ -211,9 +216,10 @@ def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
 
 
 def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTarget:
-    expect = expected_of(read_summary(run.summary_json), rtol)
     words = [f"conf={run.config_yaml}", *overrides]
     settings = load_settings(words)
+    check_repeatable(settings, str(run.path))
+    expect = expected_of(read_summary(run.summary_json), rtol)
     if settings.trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
         words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
     environment = read_json(run.environment_json, ENVIRONMENT)

@@ -167,7 +167,7 @@ def format_attempts(environment: Mapping[str, Any]) -> str | None:
 ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
     "versions": dict[str, str], "machine": dict[str, Any], "devices": list[str], "variables": dict[str, Any] | None,
     "git": dict[str, dict[str, Any] | None] | None, "attempts": list[dict[str, Any]], "seed": int | None,
-    "command_line": list[str] | None, "started_at": str,
+    "command_line": list[str] | None, "started_at": str, "not_recorded": list[str],
 }  # fmt: skip
 
 

@@ -49,15 +49,28 @@ def find_run(settings: Settings) -> RunDirectory | None:
     if settings.resume is None:
         return None
     if settings.resume != "auto":
-        return RunDirectory.open(settings.resume)
+        return _to_go_on_with(RunDirectory.open(settings.resume))
     if settings.run_dir is not None:
-        return _in_run_dir(RunDirectory(expanded(settings.run_dir)))
+        found = _in_run_dir(RunDirectory(expanded(settings.run_dir)))
+        return found and _to_go_on_with(found)
     for path in sorted(default_parent(settings.recipe).glob("*"), reverse=True):
-        if _holds_a_run(path):
+        if _holds_a_run(path) and not is_recorded(RunDirectory(path)):
             run = RunDirectory(path)
             if not _is_finished(run) and not forbidden_changes(stored_settings(run), settings):
                 return run
     return None
+
+
+def is_recorded(run: RunDirectory) -> bool:
+    """Whether a program trained by itself, and mpt only noted its steps."""
+    return "recorded_by" in known_environment(run)
+
+
+def _to_go_on_with(run: RunDirectory) -> RunDirectory:
+    if is_recorded(run):
+        raise DataError(f"{run.path} can't be gone on with: it was recorded while a program of its own trained, and "
+                        "has no checkpoints. Run that program again.")  # fmt: skip
+    return run
 
 
 def stored_settings(run: RunDirectory) -> Settings:

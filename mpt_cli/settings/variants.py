@@ -414,10 +414,11 @@ PYTHON = "python"  # what a record names an object that a Python program gave; n
 
 @dataclass
 class GivenModel(ModelSettings):
-    """A model that a Python program made and gave to `mpt.fit`."""
+    """A model that a Python program made and gave to `mpt.fit`, or trained itself on record."""
 
     name: str = PYTHON
     class_name: str = key("", "its class")
+    command: List[str] = key([], "the words behind `mpt` that ran its script: run, keys, the script and its arguments")
 
 
 @dataclass

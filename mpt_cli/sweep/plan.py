@@ -19,6 +19,7 @@ from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.block import Block, Point, check_known, first_seed
 from mpt_cli.sweep.search_space import Grid, Words, read_grid
+from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
 
 
@@ -273,6 +274,7 @@ def check_files(settings: Sequence[Settings]) -> None:
     problems, is_of_data = list[Problem](), True
     for of_one in numbers.values():
         try:
+            check_repeatable(settings[of_one[0] - 1])
             check_run_present(settings[of_one[0] - 1])
         except ConfigError as error:
             is_of_data = False

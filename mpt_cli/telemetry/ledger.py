@@ -310,7 +310,8 @@ class Ledger:
             self.last_mean_loss = self._loss_sum = float(used[-1])
             self._loss_count = 1
             return
-        total = float(np.sum(used, dtype=np.float64))
+        with np.errstate(invalid="ignore"):  # inf and -inf in one block come to nan
+            total = float(np.sum(used, dtype=np.float64))
         self.last_mean_loss = total / len(used)
         self._loss_sum += total
         self._loss_count += len(used)

@@ -277,6 +277,7 @@ class Summary:
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     layer_scales: dict[str, float] | None = None  # path -> factor, of layers whose gradients have a scale of their own
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
+    not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
 
 
 class LoggedSteps(NamedTuple):

@@ -196,7 +196,7 @@ def described_policy(model: Any, policy: str | None) -> PolicySettings:
         return PolicySettings(policy, stochastic_rounding=rounds)
     names = [layer.dtype_policy.name for layer in layers_of(model)]
     known = [name for name in names if name in FLOAT_POLICIES]
-    name = max(set(known), key=known.count) if known else "float32"
+    name = max(known, key=lambda each: (known.count(each), each != "float32"), default="float32")  # not of a head
     return PolicySettings(name, head=None, stochastic_rounding=rounds)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.variants import GIVEN, PYTHON
+from mpt_cli.settings.search_path import shell_command
+from mpt_cli.settings.variants import GIVEN, PYTHON, GivenModel
 
 if TYPE_CHECKING:
     from mpt_cli.data.examples import DataSet
@@ -83,6 +84,31 @@ class Program(ABC):
         return ""
 
 
+def repeat_problems(settings: Settings, run: str = "") -> list[Problem]:
+    """Those of settings that are the record of a program of objects: which one, and how it is run again.
+
+    `run` is the name of the run they are of, where that was given and not its configuration.
+    """
+    model = settings.model
+    if isinstance(model, GivenModel) and model.command:
+        rule = "is of a script's run, whose model and data are made by the script and stand in no configuration."
+        words = shell_command(*model.command)
+        return [Problem(run or "model.name", rule, None if run else PYTHON, f"Run the script again: {words}")]
+    given = [section for section in GIVEN if getattr(settings, section).name == PYTHON]
+    return [
+        Problem(run or f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
+                "holds.", None if run else PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with "
+                "it.")
+        for section in (given[:1] if run else given)
+    ]  # fmt: skip
+
+
+def check_repeatable(settings: Settings, run: str = "") -> None:
+    """ConfigError with `repeat_problems`."""
+    if problems := repeat_problems(settings, run):
+        raise ConfigError(problems)
+
+
 @dataclass(frozen=True)
 class SettingsProgram(Program):
     """A program that its settings say in full: a YAML and the words of a command line.
@@ -91,13 +117,7 @@ class SettingsProgram(Program):
     """
 
     def __post_init__(self) -> None:
-        given = [section for section in GIVEN if getattr(self.settings, section).name == PYTHON]
-        if given:
-            raise ConfigError([
-                Problem(f"{section}.name", "is of a run that a Python program started, with objects that no YAML "
-                        "holds.", PYTHON, "Run that program again; mpt.fit(..., resume=RUN_DIR) goes on with it.")
-                for section in given
-            ])  # fmt: skip
+        check_repeatable(self.settings)
 
     def check_present(self) -> None:
         from mpt_cli.data.paths import check_run_present

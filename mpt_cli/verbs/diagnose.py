@@ -21,7 +21,7 @@ from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
-from mpt_cli.settings.variants import PYTHON
+from mpt_cli.settings.variants import GivenModel
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
@@ -158,10 +158,11 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if overflow is None:
         return _say_no_overflow(run_dir, arguments)
     stored = stored_settings(run)
-    if stored.model.name == PYTHON:
-        remedy = "In that program, mpt.diagnose(model, x, y) examines its layers before it trains."
-        raise ConfigError(Problem(run_dir, "is of a run that a Python program started; it holds neither its model nor "
-                                  "its data.", None, remedy))  # fmt: skip
+    if isinstance(stored.model, GivenModel):
+        program = "script" if stored.model.command else "Python program"
+        remedy = f"In that {program}, mpt.diagnose(model, x, y) examines its layers before it trains."
+        raise ConfigError(Problem(run_dir, f"is of a {program}'s run; it holds neither its model nor its data.", None,
+                                  remedy))  # fmt: skip
     settings = on_one_device(stored, say)
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)

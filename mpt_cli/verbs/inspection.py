@@ -295,12 +295,14 @@ def imported_functions(settings: Settings) -> dict[str, str]:
 
 def run_check(arguments: argparse.Namespace) -> int:
     from mpt_cli.runs.expectations import check_names
+    from mpt_cli.training.program import check_repeatable
 
     if arguments.ops and not arguments.build:
         raise ConfigError(Problem("--ops", "reads the operations of a model that is built.", None, "Add --build."))
     if arguments.untrusted and arguments.build:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     settings, variables = _settings_of(arguments)
+    check_repeatable(settings)
     if problems := check_names(settings):
         raise ConfigError(problems)
     built = None

@@ -117,11 +117,13 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     write_run_page(stories, page)
     if arguments.json:
         runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
-                 "verdict": story.verdict, "missing": story.gaps} for story in stories]  # fmt: skip
+                 "verdict": story.verdict, "missing": story.gaps,
+                 "not_recorded": story.not_recorded} for story in stories]  # fmt: skip
         print_json({"page": str(page), "runs": runs})
         return
     for story in stories:
-        say("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps]))
+        unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
+        say("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps, *unseen]))
     say(f"page  {page}")
 
 

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
+from mpt_cli.script_text import ScriptTarget, plan_of
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.verbs.parser import say
@@ -20,15 +21,18 @@ def run_run(arguments: argparse.Namespace) -> int:
     dry = arguments.dry_run or "--dry-run" in overrides
     overrides = [word for word in overrides if word != "--dry-run"]
     settings, name = _settings(overrides), _target_name(rest)
-    if any(word.startswith(("backend=", "backend.name=")) for word in overrides):
-        _choose_backend(settings.backend.name)  # else the script runs on the one that Keras chooses for it
-    from mpt_cli.script import ScriptTarget, plan_of, run_script
-
+    asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides)
+    backend = settings.backend.name if asked else None  # else the script runs on the one that Keras chooses for it
     target = ScriptTarget(name, tuple(rest[2:] if rest[0] == "-m" else rest[1:]), rest[0] == "-m")
     if dry:
-        say("\n".join(plan_of(target, settings)))
+        say("\n".join(plan_of(target, settings, backend or os.environ.get("KERAS_BACKEND"))))
         return OK
-    seen, error = run_script(target, settings)
+    if backend is not None:
+        _choose_backend(backend)
+    from mpt_cli.script import run_script
+
+    again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
+    seen, error = run_script(target, settings, ["run", *again, *rest])
     code = _code_of(error)
     for sentence in seen.sentences():
         say(f"mpt run: {sentence}", sys.stderr)

@@ -6,9 +6,12 @@ and `yaml` blocks are files where a name begins the paragraph before them; other
 `yaml` blocks parts of recipes. `sh` blocks are what can't be run here: what installs, clusters, GPUs.
 """
 
+import os
 import re
 import shlex
+import shutil
 import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -80,6 +83,27 @@ def test_the_readme_is_short_and_links_to_pages_that_there_are():
     links = re.findall(r"\]\(([\w./-]+)", PAGES["README.md"])
     assert len(links) >= 10
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_site_is_searched_from_disk_and_nothing_of_it_comes_from_elsewhere(tmp_path):
+    pytest.importorskip("material"), pytest.importorskip("mkdocstrings")
+    words = [sys.executable, "-m", "mkdocs", "build", "--strict", "-q", "-d", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "search" / "search_index.js").read_text().startswith("var __index = {")
+    scripts = {source for page in tmp_path.glob("**/*.html")
+               for source in re.findall(r"<(?:script|link|img)[^>]* (?:src|href)=\"?([^\" >]+)", page.read_text())}
+    assert [each for each in scripts if re.match(r"https?:|//", each)] == []
+    if (browser := shutil.which("chromium")) is None:
+        pytest.skip("no browser here to search in")
+    query = f"{(tmp_path / 'guides' / 'python.html').as_uri()}?q=hysteresis"
+    options = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/browser"]
+    shown = subprocess.run([browser, *options, "--virtual-time-budget=60000", "--dump-dom", query],
+                           capture_output=True, text=True, timeout=300)  # fmt: skip
+    assert re.search(r'md-search-result__meta">\s*[1-9]\d* matching documents', shown.stdout), shown.stdout[-2000:]
 
 
 def as_the_shell_reads(command: str, cwd: Path) -> list[str]:

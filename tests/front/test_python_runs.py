@@ -9,6 +9,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import yaml
 from backends import BACKEND, assert_passes_on_jax, only_on
 from reference import ReferenceScale, every_pattern
 
@@ -250,6 +251,28 @@ def test_a_fit_with_an_end_of_its_own_is_on_record(tmp_path, error, ending):
     summary = recorder.run.summary
     assert (summary["status"], summary["exit_code"], summary["explanation"]) == ending
     assert recorder.run.summary["applied_steps"] + recorder.run.summary["skipped_steps"] == 32
+
+
+@pytest.mark.slow
+def test_the_record_of_a_fit_has_its_last_steps_and_the_scaling_that_its_optimizer_has(tmp_path):
+    class Ends(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                raise OSError("no space")
+
+    (x, y), model = data(bad=()), net()
+    own = mpt.LossScaleOptimizer(keras.optimizers.SGD(0.01), dynamic=False, initial_scale=64.0)
+    model.compile(own, "sparse_categorical_crossentropy")
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale={"mode": "dynamic", "max_consecutive_skips": 7})
+    with pytest.raises(OSError, match="no space"):
+        model.fit(x, y, batch_size=4, verbose=0, callbacks=[recorder, Ends()])
+    recorder.fail(None)
+    assert [line["step"] for line in recorder.run.lines] == [3]
+    found = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    scaling = {name: found["loss_scale"][name] for name in ("mode", "initial_scale", "max_consecutive_skips")}
+    assert scaling == {"mode": "fixed", "initial_scale": 64.0, "max_consecutive_skips": 7}
+    assert "epochs" not in found["trainer"] and "head" not in found["policy"] and found["model"]["command"] == []
+    assert load_settings([f"conf={tmp_path / 'run' / 'config.yaml'}"]).loss_scale.initial_scale == 64.0
 
 
 @pytest.mark.slow

@@ -2,12 +2,22 @@
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from preloaded import mpt, run_program, start_mpt
+
+from mpt_cli.cli import main
+from mpt_cli.errors import DataError
+from mpt_cli.report.following import header_of_config
+from mpt_cli.report.run import load_run
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.runs.resume import find_run
+from mpt_cli.settings.schema import Settings
 
 HEAD = """
 import sys, numpy as np, keras
@@ -243,7 +253,7 @@ SCALED = {  # in the tape, by hand
 }
 IN_OWN_LOOP = "in the script's own loop: 1 of 12 steps skipped, loss scale 16384"
 SAID = {  # of loops of their own
-    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded of it: epochs, metrics, validation"],
+    "loop": [f"SGD {IN_OWN_LOOP}", "not recorded in run: epochs, metrics, validation"],
     "two_optimizers": [f"Adam {IN_OWN_LOOP}", f"SGD {IN_OWN_LOOP}"],
     "model_optimizer": [f"SGD {IN_OWN_LOOP}"],
     "own_optimizers": ["Pair has optimizers of its own (optimizers.0, optimizers.1)", f"Adam {IN_OWN_LOOP}",
@@ -267,7 +277,7 @@ def check_loop(path: Path) -> None:
         (3, "overflow", 2.0**15, 2.0**14)]  # fmt: skip
     assert events[0]["cause"] == "forward" and events[0]["nan"] > 0
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [5, 10] and all(0 < line["loss"] < 5 for line in lines)
+    assert [line["step"] for line in lines] == [1, 5, 10, 12] and all(0 < line["loss"] < 5 for line in lines)
     assert (path / "console.log").exists() and (path / "config.yaml").exists()
 
 
@@ -353,6 +363,164 @@ def test_a_loop_that_never_trains_ends_by_its_verdict(tmp_path, end, code, statu
     assert any("metrics" in sentence for sentence in environment["not_recorded"])
 
 
+SHORT = """
+import sys, tensorflow as tf, keras
+keras.mixed_precision.set_global_policy({policy!r})
+weight = keras.Variable(1.0)
+optimizer = keras.optimizers.SGD(0.125)
+for step in range(1, 8):
+    with tf.GradientTape() as tape:
+        value = weight * (float("inf") if step == 3 else 1.0)
+    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
+{end}
+"""
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory):
+    """Seven steps of a script's own loop, fewer than lie between two lines of the log."""
+    folder = tmp_path_factory.mktemp("short")
+    (folder / "short.py").write_text(SHORT.format(policy="mixed_float16", end=""))
+    words = ["loss_scale.initial_scale=8", "run_dir=run", "short.py", "--epochs", "3"]
+    return folder, mpt("run", *words, cwd=folder)
+
+
+def check_short(path: Path) -> None:
+    run = load_run(path)
+    assert [(event["step"], event["kind"], event["scale_after"]) for event in run.events] == [(3, "overflow", 4.0)]
+    assert [line["step"] for line in run.lines] == [1, 7] and run.lines[1]["applied_steps"] == 6
+    assert (run.summary["steps_seen"], run.summary["skipped_steps"]) == (7, 1)
+
+
+@pytest.mark.slow
+def test_a_short_loop_leaves_its_first_and_last_step_and_its_skip(short_run):
+    folder, done = short_run
+    assert done.returncode == 0, done.stderr
+    check_short(folder / "run")
+    missing = load_run(folder / "run").summary["not_recorded"]
+    assert any(sentence.startswith("whole skips: a skipped step is an event as in every run") for sentence in missing)
+    assert all(f"mpt run: not recorded in run: {sentence}" in done.stderr for sentence in missing)
+    assert "not recorded epochs, metrics" in (folder / "run" / "console.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("end", "code", "status"), [
+    ("raise OSError('no space')", 1, "failed"),
+    pytest.param("raise KeyboardInterrupt", 130, "interrupted", marks=pytest.mark.long),
+    pytest.param("sys.exit(3)", 3, "finished", marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_short_loop_that_breaks_off_is_on_record_too(tmp_path, end, code, status):
+    (tmp_path / "short.py").write_text(SHORT.format(policy="mixed_float16", end=end))
+    done = mpt("run", "loss_scale.initial_scale=8", "run_dir=run", "short.py", cwd=tmp_path)
+    assert done.returncode == code, done.stderr
+    check_short(tmp_path / "run")
+    assert load_run(tmp_path / "run").status == status
+
+
+@pytest.mark.slow
+def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(short_run):
+    found = yaml.safe_load((short_run[0] / "run" / "config.yaml").read_text())
+    assert {*found} == {"recipe", "description", "policy", "loss_scale", "model", "data", "optimizer", "trainer",
+                        "backend", "logger"}  # fmt: skip
+    assert found["policy"] == {"name": "mixed_float16", "stochastic_rounding": False}
+    assert found["optimizer"] == {"name": "python", "class_name": "SGD", "learning_rate": 0.125}
+    assert found["loss_scale"]["initial_scale"] == 8.0 and found["backend"] == {"name": "tensorflow"}
+    command = ["run", "loss_scale.initial_scale=8", "short.py", "--epochs", "3"]
+    assert found["model"]["command"] == command and found["data"] == {"name": "python"}
+    assert [*found["trainer"]] == ["log_every_steps", "max_nonfinite_losses", "max_zero_gradients",
+                                   "stop_on_nonfinite_weights"]  # fmt: skip
+    environment = json.loads((short_run[0] / "run" / "environment.json").read_text())
+    assert environment["command_line"] == ["mpt", *command]
+
+
+AGAIN = "mpt run loss_scale.initial_scale=8 short.py --epochs 3"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "said"), [
+    (["train", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
+    (["train", "resume=run"], f"Run the script again: {AGAIN}"),
+    (["reproduce", "run"], f"run: is of a script's run, .* Run the script again: {AGAIN}"),
+    (["check", "conf=run/config.yaml"], f"Run the script again: {AGAIN}"),
+    (["sweep", "conf=run/config.yaml", "seed=1,2"], f"Run the script again: {AGAIN}"),
+    (["compare", "conf=run/config.yaml", "policy=float32,float64"], f"Run the script again: {AGAIN}"),
+    (["diagnose", "run"], r"run: is of a script's run; .* In that script, mpt\.diagnose\(model, x, y\)"),
+    (["evaluate", "run"], r"a run that was recorded while a program of its own trained has no model; model\.save"),
+])  # fmt: skip
+def test_what_needs_more_than_a_record_says_how_the_script_is_run_again(short_run, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(short_run[0])
+    assert main(words) in (2, 3)
+    assert re.search(said, capsys.readouterr().err)
+    assert not Path("sweeps").exists() and not Path("compares").exists()
+
+
+@pytest.mark.slow
+def test_among_others_the_run_of_a_script_is_left_out_of_what_is_reproduced(short_run, monkeypatch, capsys):
+    monkeypatch.chdir(short_run[0])
+    assert main(["reproduce", "--dry-run", "."]) == 2
+    assert "Left out: ./run was trained by a program of its own, which no configuration" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_recorded_run_can_not_be_gone_on_with(short_run):
+    settings = Settings(resume=str(short_run[0] / "run"))
+    with pytest.raises(DataError, match=r"run can't be gone on with: it was recorded while a program of its own"):
+        find_run(settings)
+
+
+@pytest.mark.slow
+def test_a_script_can_be_watched_before_it_announces_what_it_trains(short_run):
+    header = header_of_config(RunDirectory(short_run[0] / "run"))
+    assert (header["epochs"], header["policy"]) == (1, "mixed_float16")
+    assert header["scaling"]["numbers"]["initial_scale"] == 8.0
+
+
+@pytest.mark.slow
+def test_a_report_of_a_script_says_what_was_not_recorded_and_how_it_is_run_again(short_run, monkeypatch, capsys):
+    monkeypatch.chdir(short_run[0])
+    assert main(["report", "run", "--out", "page.html"]) == 0
+    said, page = capsys.readouterr().out, Path("page.html").read_text()
+    assert "not recorded: checkpoints: a loop of its own can't be gone on with" in said
+    assert "<li>checkpoints: a loop of its own can&#39;t be gone on with</li>" in page
+    assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
+
+
+OWN = """
+import tensorflow as tf, keras, mpt_cli as mpt
+weight = keras.Variable(1.0)
+optimizer = mpt.LossScaleOptimizer(keras.optimizers.SGD(0.125), initial_scale=8.0, dynamic_growth_steps=100)
+@tf.function
+def step(factor):
+    with tf.GradientTape() as tape:
+        value = optimizer.scale_loss(weight * factor)
+    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
+for number in range(1, 8):
+    step(tf.constant(float("inf") if number == 3 else 1.0))
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_with_our_own_scaling_is_on_record_as_it_scales(tmp_path):
+    (tmp_path / "own.py").write_text(OWN)
+    done = mpt("run", "run_dir=run", "own.py", cwd=tmp_path)
+    assert done.returncode == 0 and "not recorded (one with" not in done.stderr, done.stderr
+    assert "mpt run: the script's own LossScaleOptimizer is used as it is\n" in done.stderr
+    check_short(tmp_path / "run")
+    assert [line["loss"] for line in load_run(tmp_path / "run").lines] == [1.0, 0.625]  # of 7, 6, 5, 4 and 3 eighths
+    scaling = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["loss_scale"]
+    assert (scaling["initial_scale"], scaling["growth_steps"]) == (8.0, 100)
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_the_policy_that_a_script_set_for_its_loop_is_the_one_on_record(tmp_path):
+    (tmp_path / "short.py").write_text(SHORT.format(policy="mixed_bfloat16", end=""))
+    done = mpt("run", "run_dir=run", "short.py", cwd=tmp_path)
+    assert done.returncode == 4 and "RuntimeWarning" not in done.stderr, done.stderr  # nothing scales it, nor skips
+    assert yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())["policy"]["name"] == "mixed_bfloat16"
+    assert load_run(tmp_path / "run").summary["skipped_steps"] == 0
+
+
 JAX_LOOPS = """
 import keras, jax.numpy as jnp, mpt_cli as mpt
 for optimizer in (keras.optimizers.SGD(0.5), mpt.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2.0)):
@@ -436,7 +604,7 @@ def test_no_event_is_lost_between_two_looks_at_a_loop(tmp_path):
     assert [event["step"] for event in overflows] == [997 * count for count in range(1, 21)]
     assert all(event["cause"] is None and event["nan"] == 1 for event in overflows)
     lines = [json.loads(line)["step"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert lines == [*range(50, 20001, 50)]
+    assert lines == [1, *range(50, 20001, 50)]
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["steps_seen"], summary["skipped_steps"]) == (20000, 20)
     assert "the loss of each step" in done.stderr and "lost" not in done.stderr

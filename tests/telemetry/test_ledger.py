@@ -144,6 +144,13 @@ def test_a_large_sum_of_losses_is_exact():
     assert ledger.take_mean_loss() == (2.0**24 + 2) / 3
 
 
+def test_losses_that_are_infinite_both_ways_come_to_nan_without_a_word_of_numpy():
+    ledger = Ledger(LedgerOptions())
+    with np.errstate(all="raise"):
+        ledger.absorb(block_of(steps_of(".."), [math.inf, -math.inf]), 1)
+    assert math.isnan(ledger.take_mean_loss())
+
+
 def test_bad_losses_are_counted_over_applied_steps_in_a_row():
     ledger = Ledger(LedgerOptions())
     ledger.absorb(block_of(steps_of("..x."), [0.5, NAN, NAN, INF]), 1)

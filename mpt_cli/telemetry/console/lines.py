@@ -113,6 +113,7 @@ def final_rows(summary: Summary) -> list[tuple[str, str]]:
     if summary.gradients is not None:
         rows.append(("gradients", _format_gradients(GradientSample(**summary.gradients), summary.steps_seen)))
     rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
+    rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
     if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
         rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
     rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]

@@ -1,0 +1,165 @@
+"""`mpt run` of scripts that are more than one file: what is said of them beforehand, and what they leave."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from preloaded import mpt
+
+from mpt_cli.cli import main
+from mpt_cli.report.run import load_run
+
+PAIR = """
+import keras, numpy as np, tensorflow as tf
+first, second = (keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
+                 for _ in range(2))
+adam, sgd = keras.optimizers.Adam(1e-3), keras.optimizers.SGD(1e-3)
+@tf.function
+def step(x):
+    with tf.GradientTape() as one, tf.GradientTape() as two:
+        both = first(x, training=True), second(x, training=True)
+        losses = [tf.reduce_mean(tf.square(each - 1.0)) for each in both]
+    adam.apply_gradients(zip(one.gradient(losses[0], first.trainable_variables), first.trainable_variables))
+    sgd.apply_gradients(zip(two.gradient(losses[1], second.trainable_variables), second.trainable_variables))
+for number in range(10):
+    step(tf.fill((4, 2), number / 10))
+print("the end of pair")
+"""
+MAIN = """'''It says model.fit(x) in its first words.'''
+import argparse, numpy as np
+from .nets import build
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--epochs", type=int, default=1)
+    options = parser.parse_args()
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    build().fit(x, (x.sum(1) > 0).astype("int32"), epochs=options.epochs, batch_size=8, verbose=0)
+    print("epochs", options.epochs)
+if __name__ == "__main__":
+    main()
+"""
+NETS = """
+import re, keras
+NAME = re.compile("net")  # and model.compile( here
+def build():
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(4), keras.layers.Dense(2, dtype="float32")])
+    model.compile(optimizer=keras.optimizers.Adam(1e-3),
+                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+"""
+PARSE = """
+import sys, argparse, numpy as np
+import helpers
+parser = argparse.ArgumentParser()
+parser.add_argument("--rows", type=int)
+rows = parser.parse_args().rows
+x = np.random.default_rng(0).normal(size=(rows, 4)).astype("float32")
+helpers.train(helpers.build(), x)
+print(sys.argv[1:])
+"""
+HELPERS = """
+from pkg.nets import build
+def train(model, x):
+    return model.fit(x, (x.sum(1) > 0).astype("int32"), batch_size=8, verbose=0)
+"""
+FILES = {"pair.py": PAIR, "parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS,
+         "pkg/train.py": MAIN}  # fmt: skip
+SCALED = "its optimizer in loss_scale=auto"
+RECORDED = "a Recorder is added, where it is that of a model"
+SKIPS = "skips what is not finite, and a run directory has its steps"
+ALONE = "in a loop of its own neither scaled nor recorded on JAX"
+
+
+@pytest.fixture
+def project(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / "project" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "project" / name).write_text(text)
+    (tmp_path / "empty").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["pair.py"], ["pair.py:8: GradientTape: gradients of the scaled loss, divided again",
+                   f"pair.py:11: apply_gradients: {SKIPS}", f"pair.py:12: apply_gradients: {SKIPS}"]),
+    (["backend=jax", "pair.py"], ["pair.py:8: GradientTape: it takes no gradients of Keras on JAX",
+                                  f"pair.py:11: apply_gradients: {ALONE}", f"pair.py:12: apply_gradients: {ALONE}"]),
+    (["parse.py", "--rows", "8"], [f"helpers.py:4: fit: {RECORDED}", f"pkg/nets.py:6: compile: {SCALED}"]),
+    (["-m", "pkg.train", "--epochs", "2"], [f"pkg/train.py:9: fit: {RECORDED}", f"pkg/nets.py:6: compile: {SCALED}"]),
+    (["pkg/__init__.py"], ["no call that is changed stands in pkg/__init__.py; what it imports from elsewhere is seen "
+                           "only while it runs"]),
+])  # fmt: skip
+def test_a_dry_run_reads_the_script_and_what_it_imports_beside_it(project, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(project)
+    monkeypatch.delenv("KERAS_BACKEND", raising=False)
+    assert main(["run", "--dry-run", *words]) == 0
+    first, *lines = capsys.readouterr().out.splitlines()
+    on_jax = ", Keras on jax" if "backend=jax" in words else ""
+    assert first.endswith(f"begins: dtype policy mixed_float16{on_jax}") and lines == said
+    assert not Path("runs").exists()
+
+
+def test_a_dry_run_of_a_module_that_is_not_there_says_so(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    assert main(["run", "--dry-run", "-m", "pkg.trian"]) == 3
+    assert "there is no module pkg.trian in " in capsys.readouterr().err
+
+
+def test_a_dry_run_names_a_file_that_can_not_be_read_and_goes_on(project, monkeypatch, capsys):
+    monkeypatch.chdir(project)
+    Path("pkg/nets.py").write_text("def build(:\n")
+    assert main(["run", "--dry-run", "parse.py"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == f"helpers.py:4: fit: {RECORDED}" and lines[2].startswith("pkg/nets.py: can't be read: ")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("words", "backend", "inside", "said", "steps"), [
+    (["../project/pair.py"], "tensorflow", "empty", "the end of pair", [10, 10]),
+    pytest.param(["../project/parse.py", "--rows", "16"], "jax", "empty", "['--rows', '16']", [2],
+                 marks=pytest.mark.long),
+    pytest.param(["-m", "pkg.train", "--epochs", "2"], "jax", "project", "epochs 2", [8], marks=pytest.mark.long),
+    pytest.param(["../project/parse.py", "--rows", "16"], "tensorflow", "empty", "['--rows', '16']", [2],
+                 marks=pytest.mark.long),
+    pytest.param(["-m", "pkg.train", "--epochs", "2"], "tensorflow", "project", "epochs 2", [8],
+                 marks=pytest.mark.long),
+])  # fmt: skip
+def test_a_script_of_several_files_leaves_its_runs_where_one_works(project, words, backend, inside, said, steps):
+    folder = project.parent / inside
+    done = mpt("run", f"backend={backend}", *words, cwd=folder)
+    assert done.returncode == 0 and done.stdout.rstrip().splitlines()[-1] == said, done.stdout + done.stderr
+    runs = sorted((folder / "runs").glob("*/*"))
+    assert [load_run(run).summary["steps_seen"] for run in runs] == steps
+    for run in runs:
+        found = yaml.safe_load((run / "config.yaml").read_text())
+        assert found["model"]["command"] == ["run", f"backend={backend}", *words]
+        assert (found["policy"]["name"], found["backend"]["name"]) == ("mixed_float16", backend)
+
+
+RECORDS = """
+import keras, numpy as np, mpt_cli as mpt, tensorflow as tf
+class Net(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            scaled = self.optimizer.scale_loss(loss)
+        self.optimizer.apply(tape.gradient(scaled, self.trainable_variables), self.trainable_variables)
+        return {"loss": loss}
+model = Net([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.ones((8, 2), "float32")
+mpt.fit(model, x, x[:, :1], batch_size=4, run_dir="fitted", settings={"logger.console": "quiet"})
+model.fit(x, x[:, :1], batch_size=4, verbose=0, callbacks=[mpt.Recorder("watched")])
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_what_has_a_record_of_its_own_has_no_second_one(tmp_path):
+    (tmp_path / "records.py").write_text(RECORDS)
+    done = mpt("run", "run_dir=run", "loss_scale.initial_scale=8", "records.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert [load_run(tmp_path / name).summary["applied_steps"] for name in ("fitted", "watched")] == [2, 2]
+    assert not (tmp_path / "run").exists() and "loop" not in done.stderr
+    assert "sets the dtype policy" not in done.stderr
