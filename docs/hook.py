@@ -27,7 +27,7 @@ from mpt_cli.verbs.parser import verb_parser
 ROOT = Path(__file__).parents[1]
 RECORDS = {
     "metrics.jsonl": records.Snapshot, "events.jsonl": records.Event, "layers.jsonl": records.LayerSample,
-    "summary.json": records.Summary, "header.json": records.RunHeader,
+    "spikes.jsonl": records.Spike, "summary.json": records.Summary, "header.json": records.RunHeader,
 }  # fmt: skip
 KERAS_CALLS = r"_|on_|set_model$|call$|compute_output_spec$|get_config$"
 _MARK = re.compile(r"^<!-- generated: (\w+) ?(\S*) -->$", re.M)

@@ -36,7 +36,7 @@ from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, c
 from mpt_cli.training.progress import Progress
 
 NOT_OURS = ("batch_size", "shuffle", "steps_per_execution", "feed", "drop_remainder", "max_steps", "jit_compile",
-            "deterministic", "loss", "metrics", "from_logits")  # fmt: skip
+            "keep_spikes", "deterministic", "loss", "metrics", "from_logits")  # fmt: skip
 
 
 @dataclass(frozen=True)

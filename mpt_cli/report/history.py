@@ -3,10 +3,10 @@
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,10 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, misfit, record_of, required_fields
+from mpt_cli.settings.search_path import explicit_path, shell_command
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, misfit, record_of, required_fields
+from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
+from mpt_cli.telemetry.spikes import spike_size
 
 _TAIL_BYTES = 8192
 LONGEST_LINE = 2**24  # bytes
@@ -49,6 +52,22 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
+
+
+def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: None) -> list[Spike]:
+    """The jumps of the loss that the run noted; a line that can't be read is left out, and told."""
+    spikes = []
+    for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
+        if misfit(Spike, line, required_fields(Spike)) is None:
+            spikes.append(spike_from(line))
+        else:
+            tell_damaged()
+    return spikes
+
+
+def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
+    """The command that trains the step with the largest of these jumps again."""
+    return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=spike_size).step))
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
@@ -99,6 +118,7 @@ OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_st
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
+MOST_SPIKES = 1000  # as many as a run may keep
 
 
 @dataclass
@@ -145,6 +165,7 @@ class RunHistory:
     layers: dict[str, dict[str, LayerCourse]] = field(default_factory=dict)  # by kind, then by layer or weight
     skips: "array[int]" = field(default_factory=lambda: array("q"))
     bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
+    spikes: list[Spike] = field(default_factory=list)
     kinds: dict[str, int] = field(default_factory=dict)
     latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
     last_step: int = 0
@@ -197,6 +218,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_metrics(story)
     _read_events(story)
     _read_layers(story)
+    _read_spikes(story)
     return story
 
 
@@ -213,8 +235,18 @@ def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, An
     """The lines that can be read; how many can't is one of the gaps."""
     lost: list[None] = []
     yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
+    _note_damage(story, path, len(lost))
+
+
+def _read_spikes(story: RunHistory) -> None:
+    lost: list[None] = []
+    story.spikes = read_spikes(story.run, lambda: lost.append(None))
+    _note_damage(story, story.run.spikes_jsonl, len(lost))
+
+
+def _note_damage(story: RunHistory, path: Path, lost: int) -> None:
     if lost:
-        story.gaps.append(f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out.")
+        story.gaps.append(f"{path.name}: {lost} damaged line{'s were' if lost > 1 else ' was'} left out.")
 
 
 def _read_config(story: RunHistory) -> None:

@@ -78,6 +78,7 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
             *_curve_of(stories[0], name, "training", CurveStyle(CURVE_COLOURS[0])),
             *_curve_of(stories[0], f"val_{name}", "validation", CurveStyle(CURVE_COLOURS[1], "--", marker="o")),
         ]
+        curves += _spike_marks(stories[0]) if name == "loss" and curves else []
         return [_metric_picture(slug, words.capitalize(), words, curves)] if curves else []
     found = []
     for prefix, part in (("val_", "validation"), ("", "training")):
@@ -86,6 +87,12 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
             title = f"{words.capitalize()} in {part}"
             found.append(_metric_picture(f"{part}-{slug}", title, f"{prefix}{name}", curves))
     return found
+
+
+def _spike_marks(story: RunHistory) -> list[Curve]:
+    """The loss of each step at which it jumped, which the mean of many steps hides."""
+    xs, ys = [float(spike.step) for spike in story.spikes], [spike.loss for spike in story.spikes]
+    return [Curve("jump of one step", xs, ys, CurveStyle(CURVE_COLOURS[3], "", marker="x"))] if xs else []
 
 
 def _metric_picture(slug: str, title: str, y_label: str, curves: list[Curve]) -> Picture:

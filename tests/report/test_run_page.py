@@ -7,11 +7,12 @@ import shlex
 
 import pytest
 from page_checks import check_page
-from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
+from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
+from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, write_run_page
 from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
@@ -228,3 +229,34 @@ def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
     story = read_history(run)
     assert list(story.layers["activation_gradients"]["a"].middles.ys) == [-1.0]
     assert "layers.jsonl: 2 damaged lines were left out." in story.gaps
+
+
+def test_jumps_of_the_loss_are_listed_marked_and_the_largest_can_be_looked_into(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_lines(run / "spikes.jsonl", [spike(70), spike(80, 400.0, examples=None), spike(90, 44.0)])
+    story = read_history(run)
+    loss = run_pictures([story])[0]
+    assert [(curve.label, list(curve.xs), list(curve.ys)) for curve in loss.curves[2:]] == [
+        ("jump of one step", [70.0, 80.0, 90.0], [40.0, 400.0, 44.0])]  # fmt: skip
+    path = tmp_path / "out.html"
+    write_run_page([story], path)
+    text = path.read_text()
+    assert "70, 71, 72, 73, 74, 75, 76, 77 and 2 more" in text and "not known: the data is a stream" in text
+    assert f"mpt diagnose {run} --step 80" in text
+    assert [found.step for found in load_run(run).spikes] == [70, 80, 90]
+
+
+def test_damaged_jumps_cost_themselves_alone(tmp_path):
+    run = write_run(tmp_path / "run")
+    bad = [spike(70, "large"), spike(71, examples=3), spike(72, median=[]), spike(75, losses_before=["a"]),
+           {"step": 73, "losses_before": [], "loss": 1.0}, {**spike(76), "step": 2**70}]  # fmt: skip
+    write_lines(run / "spikes.jsonl", [*bad, spike(77, "NaN", median=None, bound=None)])
+    with (run / "spikes.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n" + b"[" * 100_000 + b"\n{\"step\": 80")
+    story = read_history(run)
+    assert [(found.step, found.median) for found in story.spikes] == [(77, None)]
+    assert "spikes.jsonl: 8 damaged lines were left out." in story.gaps
+    write_run_page([story], tmp_path / "out.html")
+    (run / "spikes.jsonl").unlink()
+    (run / "spikes.jsonl").mkdir()
+    assert read_history(run).spikes == []
