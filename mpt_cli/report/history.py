@@ -17,6 +17,7 @@ from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
 from mpt_cli.settings.search_path import explicit_path, shell_command
+from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, misfit, record_of, required_fields
 from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
 from mpt_cli.telemetry.spikes import spike_size
@@ -68,6 +69,12 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: No
 def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
     """The command that trains the step with the largest of these jumps again."""
     return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=spike_size).step))
+
+
+def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:
+    """At which steps the loss jumped, and what to do about it; there is one at least."""
+    steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
+    return f"the loss jumped at step {steps}; {look_into(run, spikes)} looks into the largest jump"
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:

@@ -16,7 +16,7 @@ from mpt_cli.diagnose.preparation import (
 )
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.report.history import look_into, read_spikes
+from mpt_cli.report.history import jumps_sentence, read_spikes
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -24,7 +24,6 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import PYTHON
-from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import Spike
 from mpt_cli.telemetry.spikes import describe_examples, describe_spike
 from mpt_cli.training.program import SettingsProgram
@@ -110,10 +109,7 @@ def _spike_rows(run: RunDirectory, spikes: Sequence[Spike], step: int | None = N
     if here is not None:
         return [("noted", f"{describe_spike(here)}; the run's own note"),
                 ("examples", describe_examples(here.examples, most=64))]  # fmt: skip
-    if not spikes or step is not None:
-        return []
-    steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
-    return [("loss", f"it jumped at step {steps}; {look_into(run, spikes)} looks into the largest jump")]
+    return [("loss", jumps_sentence(run, spikes))] if spikes and step is None else []
 
 
 def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:

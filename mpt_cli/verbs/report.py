@@ -11,7 +11,7 @@ from mpt_cli.compare.plan import CompareDirectory
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
 from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.report.history import RunHistory, read_history
+from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
 from mpt_cli.runs.directory import RunDirectory
@@ -117,11 +117,13 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     write_run_page(stories, page)
     if arguments.json:
         runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
-                 "verdict": story.verdict, "missing": story.gaps} for story in stories]  # fmt: skip
+                 "verdict": story.verdict, "missing": story.gaps,
+                 "spikes": [spike.step for spike in story.spikes]} for story in stories]  # fmt: skip
         print_json({"page": str(page), "runs": runs})
         return
     for story in stories:
-        say("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps]))
+        jumps = [jumps_sentence(story.run, story.spikes)] if story.spikes else []
+        say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps]))
     say(f"page  {page}")
 
 
