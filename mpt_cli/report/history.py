@@ -146,10 +146,12 @@ class Series:
 @dataclass
 class LayerCourse:
     """One kind of tensor of a layer over its samples: the exponent at the middle of its values in float32, and the
-    steps at which half precision lost more than `MOST_LOST` of them."""
+    steps at which half precision lost more than `MOST_LOST` of them. `latest` counts those of the last sample by their
+    exponents."""
 
     middles: Series = field(default_factory=Series)
     lost: list[float] = field(default_factory=list)
+    latest: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -304,7 +306,9 @@ def _read_layers(story: RunHistory) -> None:
         course = of_kind.setdefault(str(line.get("variable") or line.get("layer")), LayerCourse())
         counted = list(accumulate(exponents))
         middle = next(place for place, count in enumerate(counted) if 2 * count >= counted[-1])
-        course.middles.add(step, (line.get("lowest_exponent") or 0) + middle)
+        lowest = line.get("lowest_exponent") or 0
+        course.middles.add(step, lowest + middle)
+        course.latest = {lowest + place: count for place, count in enumerate(exponents)}
         shares = [as_number(line.get(name)) or 0.0 for name in ("flushed", "overflowed")]
         course.lost += [step] if max(shares) > MOST_LOST else []
 

@@ -14,7 +14,7 @@ from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
 from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, write_run_page
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_pictures import LETTERS, exponent_lines, run_pictures
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.telemetry.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
 
@@ -221,6 +221,31 @@ def test_samples_of_layers_are_a_map_of_exponents_with_what_is_lost_and_the_scal
     assert "a_very_long_name_of/layer_2: from -22 to -22" in first.description and "×" in first.note
     story = read_history(run)
     assert not [picture for picture in run_pictures([story, story]) if picture.heat is not None]
+
+
+def test_the_latest_sample_is_a_line_of_heights_for_each_layer(tmp_path):
+    run = write_run(tmp_path / "run", events=[overflow(40, 2048.0, 1024.0)])
+    kernel = {"kind": "weight_gradients", "variable": "a_name_of_more_than_half_a_line/kernel"}
+    write_lines(run / "layers.jsonl", [
+        sampled(10, "old", -3), sampled(20, "low", -40, exponents=[4, *[0] * 14, 8, 0, 2]),
+        sampled(20, "zero", 0, exponents=[0]), sampled(20, "high", 14, exponents=[8, 8, 1, 0, 0, 0, 0, 0, 0, 4]),
+        sampled(20, "x", -14, exponents=[1], **kernel),
+    ])  # fmt: skip
+    story = read_history(run)
+    zones = "|flushed |subnormal  |normal                        |over"
+    assert exponent_lines(story, 80) == [
+        "Gradients of layers' outputs after step 20, of the scaled loss",
+        " " * 23 + zones,
+        "low" + " " * 20 + "|▄       |█ ▂        |" + " " * 30 + "|",
+        "high" + " " * 19 + "|        |           |" + " " * 28 + "██|▁  ▄",
+        "Gradients of weights after step 20, of the scaled loss",
+        " " * 23 + zones,
+        "…han_half_a_line/kernel|        |           |█" + " " * 29 + "|",
+    ]  # fmt: skip
+    narrow = exponent_lines(story, 50, LETTERS)
+    assert narrow[1] == " " * 19 + "|flus|subnor|normal         |ov" and max(map(len, narrow[1:4])) <= 50
+    assert narrow[2] == "low" + " " * 16 + "|=   |#:    |               |" and narrow[3].endswith("|              #|.:")
+    assert exponent_lines(read_history(write_run(tmp_path / "none")), 80) == []
 
 
 def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
