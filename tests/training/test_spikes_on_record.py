@@ -164,6 +164,18 @@ def test_a_loss_of_nan_is_kept_and_a_run_without_jumps_has_no_file(tmp_path, wor
 
 @pytest.mark.long
 @only_on("tensorflow")
+def test_what_a_rollback_undoes_is_no_jump_any_more(tmp_path, words):
+    """The loss is lost at step 90 each time; between two rollbacks, and before the end, it is noted once."""
+    more = ["policy=float32", "loss_scale=none", "trainer.on_unhealthy=rollback", "trainer.max_rollbacks=2",
+            "trainer.checkpoint_every_steps=40", "trainer.max_nonfinite_losses=3", "fault=nan_loss",
+            "fault.at_steps=[90]", "fault.every_steps=null"]  # fmt: skip
+    run = trained(tmp_path / "r", without(words, "policy", "loss_scale"), *more)
+    assert [event["from_step"] for event in run.events if event["kind"] == "rollback"] == [92, 92]
+    assert [(spike.step, math.isnan(spike.loss)) for spike in run.spikes] == [(71, False), (90, True)]
+
+
+@pytest.mark.long
+@only_on("tensorflow")
 def test_accumulated_steps_jump_at_their_own_batch_and_as_few_are_kept_as_asked_for(tmp_path, words):
     run = trained(tmp_path / "r", words, "optimizer.gradient_accumulation_steps=4", "trainer.keep_spikes=1")
     assert [(spike.step, spike.examples) for spike in run.spikes] == [(71, tuple(range(560, 568)))]
