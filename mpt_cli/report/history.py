@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,6 @@ from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, misfit, record_of, required_fields
 from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
-from mpt_cli.telemetry.spikes import spike_size
 
 _TAIL_BYTES = 8192
 LONGEST_LINE = 2**24  # bytes
@@ -68,7 +68,7 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: No
 
 def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
     """The command that trains the step with the largest of these jumps again."""
-    return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=spike_size).step))
+    return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=attrgetter("size")).step))
 
 
 def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:

@@ -14,6 +14,7 @@ from mpt_cli.report.tables import ColouredText, HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.telemetry.format import (
+    describe_examples,
     format_bytes,
     format_count,
     format_number,
@@ -22,7 +23,6 @@ from mpt_cli.telemetry.format import (
     format_share,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
-from mpt_cli.telemetry.spikes import describe_examples
 from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300

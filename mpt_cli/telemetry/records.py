@@ -7,6 +7,7 @@ What stands in a file of a run is held against the types of its record here: it 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
+from math import inf, isfinite
 from types import UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -257,6 +258,17 @@ class Spike:
     examples: tuple[int, ...] | None = None
     gradient_norm: float | None = None  # of the latest sample of the gradients, which was after `gradient_step`
     gradient_step: int | None = None
+
+    @property
+    def size(self) -> float:
+        """How many times the bound's distance from the median; the largest of several is to be looked into first.
+
+        >>> Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0).size
+        3.0
+        """
+        if self.median is None or self.bound is None or not isfinite(self.loss):
+            return inf
+        return (self.loss - self.median) / ((self.bound - self.median) or inf)
 
 
 def record_of(line: Mapping[str, Any]) -> type:

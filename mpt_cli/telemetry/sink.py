@@ -12,9 +12,9 @@ from typing import Any, Self, TypeVar
 
 from mpt_cli.errors import printable
 from mpt_cli.signals import Limit, unheard
+from mpt_cli.telemetry.format import describe_spike
 from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
 from mpt_cli.telemetry.signs import EventTally
-from mpt_cli.telemetry.spikes import describe_spike
 
 
 class Sink:

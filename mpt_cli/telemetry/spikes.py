@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.telemetry.format import format_count, format_number
-from mpt_cli.telemetry.records import Spike
-
 WINDOW, EVERY, LEAST = 128, 64, 32  # losses looked back at, steps between two looks, finite losses that one needs
 MADS, SHARE = 20.0, 0.5  # above the median: so many times the median deviation, and at least this share of it
 LOG_MADS = 7.0  # the same of the logarithms, as losses near 0 differ by factors
@@ -119,36 +116,3 @@ class SpikeWatch:
         course, first = np.concatenate([self.window, losses]), len(self.window)
         return [Jump(int(row) + seen + 1, median, bound, tuple(course[: first + row][-BEFORE:].tolist()))
                 for row in begins]  # fmt: skip
-
-
-def spike_size(spike: Spike) -> float:
-    """How many times the bound's distance from the median; the largest of several is the one to look into first.
-
-    >>> spike_size(Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0)), spike_size(Spike(1, 1, 1, math.inf, *[None] * 2,
-    ... (), True, 0.1, 1.0))
-    (3.0, inf)
-    """
-    if spike.median is None or spike.bound is None or not math.isfinite(spike.loss):
-        return math.inf
-    return (spike.loss - spike.median) / ((spike.bound - spike.median) or math.inf)
-
-
-def describe_spike(spike: Spike) -> str:
-    """
-    >>> describe_spike(Spike(1234, 2, 34, 812.5, 2.25, 3.375, (), True, 0.1, 1.0))
-    'step 1,234: the loss jumped to 812.5000 (median of the steps before: 2.2500)'
-    """
-    jumped = "jumped to" if math.isfinite(spike.loss) else "is"
-    known = "" if spike.median is None else f" (median of the steps before: {format_number(spike.median)})"
-    return f"step {format_count(spike.step)}: the loss {jumped} {format_number(spike.loss)}{known}"
-
-
-def describe_examples(examples: tuple[int, ...] | None, most: int = 8) -> str:
-    """
-    >>> describe_examples((5, 1, 40)), describe_examples((3, 2, 1, 0), 2), describe_examples(None)
-    ('5, 1, 40', '3, 2 and 2 more', 'not known: the data is a stream')
-    """
-    if examples is None:
-        return "not known: the data is a stream"
-    more = len(examples) - most
-    return ", ".join(map(str, examples[:most])) + (f" and {more} more" if more > 0 else "")

@@ -24,8 +24,8 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import PYTHON
+from mpt_cli.telemetry.format import describe_examples, describe_spike
 from mpt_cli.telemetry.records import Spike
-from mpt_cli.telemetry.spikes import describe_examples, describe_spike
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
