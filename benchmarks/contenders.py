@@ -97,7 +97,9 @@ def file_telemetry(cell: Cell) -> TimedTelemetry:
     """Every file that `mpt train` writes while it trains, with a quiet console."""
     names = ("metrics.jsonl", "events.jsonl", "metrics.csv", "tensorboard", "console.log")
     own = [cell.folder / f"{cell.settings.policy.name}-{name}" for name in names]
-    files = TelemetryFiles(*own, layers_jsonl=own[0].with_name(f"{cell.settings.policy.name}-layers.jsonl"))
+    found = {f"{name}_jsonl": own[0].with_name(f"{cell.settings.policy.name}-{name}.jsonl")
+             for name in ("layers", "spikes")}  # fmt: skip
+    files = TelemetryFiles(*own, **found)
     return TimedTelemetry(build_telemetry(files, cell.settings.logger).sinks)
 
 

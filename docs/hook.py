@@ -38,7 +38,7 @@ from mpt_cli.verbs.run import is_taken
 ROOT = Path(__file__).parents[1]
 RECORDS = {
     "metrics.jsonl": records.Snapshot, "events.jsonl": records.Event, "layers.jsonl": records.LayerSample,
-    "summary.json": records.Summary, "header.json": records.RunHeader,
+    "spikes.jsonl": records.Spike, "summary.json": records.Summary, "header.json": records.RunHeader,
     "ending": Ending,
 }  # fmt: skip
 CONTENTS: dict[str, list[Callable[..., Any]]] = {

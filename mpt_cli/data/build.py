@@ -131,13 +131,16 @@ def build_data_set(raw: RawArrays, settings: DataSettings, seed: int) -> DataSet
     """
     parts, target = _prepare_sets(raw)
     train = draw_examples(parts[0], settings.limit, seed, raw.in_order)
+    places = draw_examples(Examples(np.arange(len(parts[0])), None), settings.limit, seed, raw.in_order)
     if len(parts) > 1:
         validation: Examples | None = draw_examples(parts[1], settings.limit, seed, raw.in_order)
     else:
         train, validation = split_examples(train, settings.validation_fraction, seed, raw.in_order)
+        places, _ = split_examples(places, settings.validation_fraction, seed, raw.in_order)
     done = _divisors(raw, raw.train.x) | raw.preprocessing
     drawn = replace(raw, train=train, validation=validation, preprocessing=done)
-    return _described(drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target), target)
+    drawn = drawn if raw.standardise is None else _standardise(drawn, raw.standardise, target)
+    return replace(_described(drawn, target), rows=places.x)
 
 
 def _divisors(raw: "RawArrays | RawStream", x: Any) -> dict[str, Any]:

@@ -391,6 +391,8 @@ class DataSet:
     in the model's order, each with its `name` and the `mean` and `deviation` it was standardised by, or with the text
     that it `equals` (1) or doesn't (0); `divided_by` for each input x, x['image'], …; the names of `classes` and the
     `characters` in the order of their numbers; how an `image` is read. `warnings` is what the header tells of the data.
+
+    `rows` are the places, from 0, that the examples to train on had in the source; None where they are as they came.
     """
 
     train: Examples | Stream
@@ -408,6 +410,7 @@ class DataSet:
     targets_as_given: bool = False
     warnings: tuple[str, ...] = ()
     refused: DataError | None = None
+    rows: Array | None = None
 
     @property
     def header(self) -> str:

@@ -77,6 +77,11 @@ class BatchPlan:
         examples = len(data) if isinstance(data, Examples) else data.examples
         return None if examples is None else self.steps_of(examples)
 
+    def examples_of(self, examples: int, epoch: int, step: int) -> NDArray[np.int32]:
+        """Those of the `step` (from 1) of `epoch`, of so many `examples` in all."""
+        first, used = (step - 1) * self.batch_size, examples - examples % self.batch_size + self.rest_of(examples)
+        return self.order(examples, epoch)[first : min(first + self.batch_size, used)]
+
     def order(self, examples: int, epoch: int) -> NDArray[np.int32]:
         """The examples of `epoch` (from 1) in the order they are used."""
         if not self.shuffle:
@@ -99,6 +104,9 @@ class Feed(Protocol):
     def take(self, most: int, stops: Callable[[], bool] = _never) -> Piece | None:
         """The next steps, at most `most`; None at the end of the epoch, and once `stops()` while they are waited for.
         """
+
+    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
+        """Which examples the `step` (from 1) of `epoch` has; None of a stream."""
 
     def empty_piece(self) -> Piece:
         """No step, in the shapes that the first steps of an epoch have; the position stays."""
@@ -149,6 +157,9 @@ class ResidentFeed:
         self._next += 1
         return Piece(self._source, rest[None, :], 1)
 
+    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
+        return self.plan.examples_of(self.examples, epoch, step)
+
     def empty_piece(self) -> Piece:
         size, capacity = self.plan.batch_size, self.plan.capacity
         shape = (capacity, size) if self.examples >= size else (1, self.plan.rest_of(self.examples))
@@ -191,6 +202,9 @@ class ChunkFeed:
         count = min(most, piece.count - first)
         self._used += count
         return Piece(piece.source, np.roll(piece.batch_indices, -first, axis=0), count)
+
+    def examples_of(self, epoch: int, step: int) -> NDArray[np.int32] | None:
+        return None if isinstance(self.data, Stream) else self.plan.examples_of(len(self.data), epoch, step)
 
     def empty_piece(self) -> Piece:
         first = first_batch(self.data, self.plan.batch_size)

@@ -3,10 +3,11 @@
 import json
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,10 @@ from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Summary, misfit, record_of, required_fields
+from mpt_cli.settings.search_path import explicit_path, shell_command
+from mpt_cli.telemetry.format import format_count
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, misfit, record_of, required_fields
+from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
 
 _TAIL_BYTES = 8192
 LONGEST_LINE = 2**24  # bytes
@@ -49,6 +53,28 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     except OSError:
         return None
     return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
+
+
+def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: None) -> list[Spike]:
+    """The jumps of the loss that the run noted; a line that can't be read is left out, and told."""
+    spikes = []
+    for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
+        if misfit(Spike, line, required_fields(Spike)) is None:
+            spikes.append(spike_from(line))
+        else:
+            tell_damaged()
+    return spikes
+
+
+def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
+    """The command that trains the step with the largest of these jumps again."""
+    return shell_command("diagnose", explicit_path(run.path), "--step", str(max(spikes, key=attrgetter("size")).step))
+
+
+def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:
+    """At which steps the loss jumped, and what to do about it; there is one at least."""
+    steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
+    return f"the loss jumped at step {steps}; {look_into(run, spikes)} looks into the largest jump"
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
@@ -99,6 +125,7 @@ OF_THE_STEP = ("learning_rate", "loss_scale", "examples_per_second", "skipped_st
 _NO_CURVES = {"step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "scale_counter", "seconds",
               "consecutive_skips", "applied_steps", "phase"}  # fmt: skip
 LATEST_EVENTS = 30
+MOST_SPIKES = 1000  # as many as a run may keep
 
 
 @dataclass
@@ -119,10 +146,12 @@ class Series:
 @dataclass
 class LayerCourse:
     """One kind of tensor of a layer over its samples: the exponent at the middle of its values in float32, and the
-    steps at which half precision lost more than `MOST_LOST` of them."""
+    steps at which half precision lost more than `MOST_LOST` of them. `latest` counts those of the last sample by their
+    exponents."""
 
     middles: Series = field(default_factory=Series)
     lost: list[float] = field(default_factory=list)
+    latest: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -145,6 +174,7 @@ class RunHistory:
     layers: dict[str, dict[str, LayerCourse]] = field(default_factory=dict)  # by kind, then by layer or weight
     skips: "array[int]" = field(default_factory=lambda: array("q"))
     bad_steps: "array[int]" = field(default_factory=lambda: array("q"))  # not finite and applied all the same
+    spikes: list[Spike] = field(default_factory=list)
     kinds: dict[str, int] = field(default_factory=dict)
     latest_events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=LATEST_EVENTS))
     last_step: int = 0
@@ -202,6 +232,7 @@ def read_history(path: str | Path, label: str | None = None) -> RunHistory:
     _read_metrics(story)
     _read_events(story)
     _read_layers(story)
+    _read_spikes(story)
     return story
 
 
@@ -218,8 +249,18 @@ def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, An
     """The lines that can be read; how many can't is one of the gaps."""
     lost: list[None] = []
     yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
+    _note_damage(story, path, len(lost))
+
+
+def _read_spikes(story: RunHistory) -> None:
+    lost: list[None] = []
+    story.spikes = read_spikes(story.run, lambda: lost.append(None))
+    _note_damage(story, story.run.spikes_jsonl, len(lost))
+
+
+def _note_damage(story: RunHistory, path: Path, lost: int) -> None:
     if lost:
-        story.gaps.append(f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out.")
+        story.gaps.append(f"{path.name}: {lost} damaged line{'s were' if lost > 1 else ' was'} left out.")
 
 
 def _read_config(story: RunHistory) -> None:
@@ -270,7 +311,9 @@ def _read_layers(story: RunHistory) -> None:
         course = of_kind.setdefault(str(line.get("variable") or line.get("layer")), LayerCourse())
         counted = list(accumulate(exponents))
         middle = next(place for place, count in enumerate(counted) if 2 * count >= counted[-1])
-        course.middles.add(step, (line.get("lowest_exponent") or 0) + middle)
+        lowest = line.get("lowest_exponent") or 0
+        course.middles.add(step, lowest + middle)
+        course.latest = {lowest + place: count for place, count in enumerate(exponents)}
         shares = [as_number(line.get(name)) or 0.0 for name in ("flushed", "overflowed")]
         course.lost += [step] if max(shares) > MOST_LOST else []
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, missing_extra
-from mpt_cli.report.history import RunHistory, read_history, read_lines
+from mpt_cli.report.history import RunHistory, read_history, read_lines, read_spikes
 from mpt_cli.report.picture import draw, draw_all
 from mpt_cli.report.run_page import headline, outcome_facts
 from mpt_cli.report.run_pictures import run_pictures
 from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.telemetry.records import Spike
 
 NOT_METRICS = {
     "step", "epoch", "epoch_end", "step_in_epoch", "schema_version", "attempt", "seconds", "scale_counter",
@@ -64,6 +65,11 @@ class Run:
     def events(self) -> list[dict[str, Any]]:
         """Every skipped step and every change of the scale, in order."""
         return list(read_lines(self.directory.events_jsonl))
+
+    @cached_property
+    def spikes(self) -> list[Spike]:
+        """The steps at which the loss jumped, with the examples of their batches, in order."""
+        return read_spikes(self.directory)
 
     @cached_property
     def lines(self) -> list[dict[str, Any]]:

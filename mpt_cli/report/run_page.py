@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import RunHistory, as_number, flatten
+from mpt_cli.report.history import RunHistory, as_number, flatten, look_into
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Drawing, draw_all
 from mpt_cli.report.run_pictures import run_pictures
@@ -15,6 +15,7 @@ from mpt_cli.runs.provenance import format_environment
 from mpt_cli.settings.search_path import conf_override, explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import (
+    describe_examples,
     format_bytes,
     format_count,
     format_number,
@@ -172,6 +173,7 @@ class RunOnPage:
     outcome: list[tuple[str, str]]
     failure: Failure | None
     events: EventsOnPage | None
+    spikes: HtmlTable | None
     configuration: str
     environment: list[tuple[str, str]]
     commands: list[str]
@@ -186,8 +188,7 @@ def run_on_page(story: RunHistory) -> RunOnPage:
     """Everything a page tells of one run but its pictures."""
     return RunOnPage(
         story.label, story.run.path.name, story.gaps, story.not_recorded, outcome_facts(story), _failure(story),
-        _events(story),
-        story.config_text, environment_facts(story), _commands(story),
+        _events(story), _spikes(story), story.config_text, environment_facts(story), _commands(story),
     )  # fmt: skip
 
 
@@ -273,8 +274,23 @@ def _event_row(event: dict[str, Any]) -> HtmlRow:
                 [*shown, event.get("variable") or event.get("layer") or event.get("cause")]])  # fmt: skip
 
 
+_SPIKE_COLUMNS = [
+    *(HtmlColumn(title, is_number=True) for title in ("step", "epoch", "loss", "median before", "scale", "rate")),
+    HtmlColumn("examples", wraps=True),
+]
+
+
+def _spikes(story: RunHistory) -> HtmlTable | None:
+    rows = [HtmlRow([format_count(spike.step), str(spike.epoch), format_number(spike.loss), format_number(spike.median),
+                     format_scale(spike.loss_scale), format_value(spike.learning_rate),
+                     describe_examples(spike.examples)]) for spike in story.spikes]  # fmt: skip
+    title = f"Steps of {story.label} whose loss jumped, with what it was before; examples as the source numbers them"
+    return HtmlTable(title, _SPIKE_COLUMNS, rows) if rows else None
+
+
 def _commands(story: RunHistory) -> list[str]:
-    """The command the run was started by, and those that repeat it; of a Python program's run those that read it."""
+    """The command the run was started by, and those that repeat it and the one that looks into where its loss
+    jumped; of a Python program's run those that read it."""
     if story.config.get("model.name") == PYTHON:
         script = story.config.get("model.command") or []
         again = [shell_command(*map(str, script))] if isinstance(script, list) and script else []
@@ -284,6 +300,7 @@ def _commands(story: RunHistory) -> list[str]:
         *([shell_command(*map(str, words[1:]))] if isinstance(words, list) and words else []),
         shell_command("train", conf_override(story.run.config_yaml)),
         shell_command("reproduce", explicit_path(story.run.path)),
+        *([look_into(story.run, story.spikes)] if story.spikes else []),
     ]
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from mpt_cli.report.history import MOST_LOST, OF_THE_STEP, RunHistory, Series
 from mpt_cli.report.picture import Curve, Heat, Picture, buckets_for, thin, thin_marks
+from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.palette import CURVE_COLOURS, MOST_DISTINCT, CurveStyle, curve_styles
 from mpt_cli.telemetry.records import ACTIVATION_GRADIENTS, ACTIVATIONS, UPDATES, WEIGHT_GRADIENTS
 from mpt_cli.training.progress import MONITORED, falls
@@ -78,6 +79,7 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
             *_curve_of(stories[0], name, "training", CurveStyle(CURVE_COLOURS[0])),
             *_curve_of(stories[0], f"val_{name}", "validation", CurveStyle(CURVE_COLOURS[1], "--", marker="o")),
         ]
+        curves += _spike_marks(stories[0]) if name == "loss" and curves else []
         return [_metric_picture(slug, words.capitalize(), words, curves)] if curves else []
     found = []
     for prefix, part in (("val_", "validation"), ("", "training")):
@@ -86,6 +88,12 @@ def _metric_pictures(stories: Sequence[RunHistory], name: str) -> list[Picture]:
             title = f"{words.capitalize()} in {part}"
             found.append(_metric_picture(f"{part}-{slug}", title, f"{prefix}{name}", curves))
     return found
+
+
+def _spike_marks(story: RunHistory) -> list[Curve]:
+    """The loss of each step at which it jumped, which the mean of many steps hides."""
+    xs, ys = [float(spike.step) for spike in story.spikes], [spike.loss for spike in story.spikes]
+    return [Curve("jump of one step", xs, ys, CurveStyle(CURVE_COLOURS[3], "", marker="x"))] if xs else []
 
 
 def _metric_picture(slug: str, title: str, y_label: str, curves: list[Curve]) -> Picture:
@@ -235,6 +243,52 @@ def _at(series: Series, steps: Sequence[float]) -> tuple[list[float], list[float
 def _value_at(series: Series, step: float) -> float:
     """The last one up to a step, of a course whose first is at 0."""
     return series.ys[max(0, bisect_right(series.xs, step) - 1)]
+
+
+BLOCKS, LETTERS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"  # from none to most; the second where the first can't be shown
+# what float16 makes of values, from which exponent on, and how many exponents have room: those beyond share the last
+_ZONES = (("flushed", -33, 8), ("subnormal", -25, 11), ("normal", -14, 30), ("over", 16, 4))
+_LEAST_WIDTH = 72  # below which two exponents share a place
+
+
+def exponent_lines(story: RunHistory, width: int, shades: str = BLOCKS) -> list[str]:
+    """The latest sample as text: a line for each layer, in which the height at an exponent of 2 says how many of its
+    values in float32 lie there, within what float16 flushes to 0, holds in fewer bits, holds, and can't hold.
+
+    Layers whose values were all 0 have no line.
+    """
+    courses = [course for kind in story.layers.values() for course in kind.values()]
+    last, each = max((course.middles.xs[-1] for course in courses), default=0.0), 1 if width >= _LEAST_WIDTH else 2
+    names = max(8, width - sum(-(-room // each) + 1 for _, _, room in _ZONES))
+    lines: list[str] = []
+    for kind, title in _OF_LAYERS.items():
+        rows = {name: course for name, course in story.layers.get(kind, {}).items() if course.middles.xs[-1] == last}
+        if not rows:
+            continue
+        scaled = ", of the scaled loss" if "gradients" in kind and story.has_scale else ""
+        lines.append(f"{title} after step {format_count(last)}{scaled}")
+        zones = [word[: -(-room // each)].ljust(-(-room // each)) for word, _, room in _ZONES]
+        lines.append(f"{'':{names}}|{'|'.join(zones)}".rstrip())
+        for name, course in [*rows.items()][:_MOST_LAYERS]:
+            short = name if len(name) <= names else f"…{name[len(name) - names + 1:]}"
+            lines.append(f"{short:<{names}}|{_heights(course.latest, each, shades)}".rstrip())
+        lines += [f"and {len(rows) - _MOST_LAYERS} more, on the page"] if len(rows) > _MOST_LAYERS else []
+    return lines
+
+
+def _heights(counts: dict[int, int], each: int, shades: str) -> str:
+    (_, lowest, _), (_, highest, room) = _ZONES[0], _ZONES[-1]
+    places: dict[tuple[int, int], int] = {}
+    for exponent, count in counts.items():
+        held = min(max(exponent, lowest), highest + room - 1)
+        zone = max(place for place, (_, first, _) in enumerate(_ZONES) if first <= held)
+        place = zone, (held - _ZONES[zone][1]) // each
+        places[place] = places.get(place, 0) + max(0, count)
+    most, steps = max(places.values()), len(shades) - 1
+    return "|".join(
+        "".join(shades[math.ceil(steps * places.get((zone, place), 0) / most)] for place in range(-(-wide // each)))
+        for zone, (_, _, wide) in enumerate(_ZONES)
+    )
 
 
 def _gradient_picture(picture: Picture) -> Picture:

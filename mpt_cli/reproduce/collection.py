@@ -171,7 +171,7 @@ def _read(meant: _Meant, request: Selection) -> tuple[ReproduceTarget, str]:
         if not meant.is_named and not RunDirectory(expanded(name)).summary_json.is_file():
             return ReproduceTarget(name, [], {}), NOT_ENDED
         run = RunDirectory.open(name)
-        if not is_named and repeat_problems(stored_settings(run)):
+        if not meant.is_named and repeat_problems(stored_settings(run)):
             return ReproduceTarget(name, [], {}), NOT_OF_SETTINGS
         return _of_run(run, list(request.changes), request.rtol), ""
     words = [f"conf={name}", *request.changes]

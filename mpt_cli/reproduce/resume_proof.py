@@ -28,12 +28,14 @@ _TIME_DEPENDENT = {"seconds", "examples_per_second", "memory_bytes", "peak_memor
 def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     """Where the runs first differ, as a sentence about `other`; None when they are identical.
 
-    Compared are every event (the scale sequence), every line of metrics, the summary, and every variable of the last
-    checkpoints, bit by bit; not what depends on the clock. DataError when a file is missing or a checkpoint damaged.
+    Compared are every event (the scale sequence), every line of metrics, every jump of the loss, the summary, and every
+    variable of the last checkpoints, bit by bit; not what depends on the clock. DataError when a file is missing or a
+    checkpoint damaged.
     """
     lines = [
         _first_differing_line(one.events_jsonl, other.events_jsonl),
         _first_differing_line(one.metrics_jsonl, other.metrics_jsonl),
+        _first_differing_line(one.spikes_jsonl, other.spikes_jsonl, may_be_missing=True),
     ]
     found = [difference for difference in lines if difference]
     if found:
@@ -41,15 +43,16 @@ def first_difference(one: RunDirectory, other: RunDirectory) -> str | None:
     return _variables_differ(_newest_checkpoint(one), _newest_checkpoint(other)) or _summaries_differ(one, other)
 
 
-def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
+def _first_differing_line(one: Path, other: Path, may_be_missing: bool = False) -> tuple[int, str] | None:
     """The step of the first differing line, and a sentence."""
-    for mine, its in zip_longest(_read_lines(one), _read_lines(other)):
+    for mine, its in zip_longest(*(_read_lines(path, may_be_missing) for path in (one, other))):
         if mine is None or its is None:
             line = its if mine is None else mine
             what = "has one line more than before, of" if mine is None else "lacks the line of"
             return int(line["step"]), f"{other.name} {what} step {line['step']}"
         sampled = {name for name in mine.keys() & its.keys() if name.startswith("gradient_")}
         once = {name for name in sampled if mine[name] is None or its[name] is None}  # how often depends on the clock
+        once |= sampled if mine.get("gradient_step") != its.get("gradient_step") else set()
         for name in (mine.keys() | its.keys()) - once:
             if mine.get(name) != its.get(name):
                 step = min(int(mine["step"]), int(its["step"]))
@@ -57,7 +60,9 @@ def _first_differing_line(one: Path, other: Path) -> tuple[int, str] | None:
     return None
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
+def _read_lines(path: Path, may_be_missing: bool) -> list[dict[str, Any]]:
+    if may_be_missing and not path.exists():
+        return []
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:

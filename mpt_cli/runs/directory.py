@@ -305,6 +305,11 @@ class RunDirectory:
         return self.path / "layers.jsonl"
 
     @property
+    def spikes_jsonl(self) -> Path:
+        """Only where the loss jumped."""
+        return self.path / "spikes.jsonl"
+
+    @property
     def summary_json(self) -> Path:
         return self.path / "summary.json"
 
@@ -352,7 +357,7 @@ class RunDirectory:
         """What `build_telemetry` wants to know."""
         return TelemetryFiles(
             self.metrics_jsonl, self.events_jsonl, self.metrics_csv, self.tensorboard, self.console_log,
-            self.path / "mlflow", self.path / "wandb", self.layers_jsonl,
+            self.path / "mlflow", self.path / "wandb", self.layers_jsonl, self.spikes_jsonl,
         )
 
 

@@ -174,6 +174,9 @@ class TrainerSettings:
         "auto", "steps between samples of what half precision loses, layer by layer, where anything is in it, the "
         "first at step 100 at the latest: auto (2000, longer where samples would take over 1 % of the time) or a "
         "number ≥ 1; null = never")
+    keep_spikes: Optional[int] = key(
+        10, "jumps of the loss, found by median and median deviation of the steps before, whose examples, scale and "
+        "rate are kept in spikes.jsonl, the first so many; null = none is looked for", at_least=1, at_most=1000)
     on_unhealthy: str = key("stop", "what a broken health rule does: stop the run, or rollback to the last good "
                             "checkpoint and go on with lower rates", choices=("stop", "rollback"))
     max_rollbacks: int = key(3, "rollback: how often at most; the next broken rule stops the run", at_least=1)

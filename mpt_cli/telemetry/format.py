@@ -6,7 +6,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from mpt_cli.redaction import without_secrets
-from mpt_cli.telemetry.records import GradientSample
+from mpt_cli.telemetry.records import GradientSample, Spike
 
 
 def format_scale(scale: float | None) -> str:
@@ -107,6 +107,27 @@ def format_sample(sample: GradientSample) -> list[tuple[str, str]]:
     if sample.lost_updates_share is not None:
         found.append(("updates lost", format_fraction(sample.lost_updates_share)))
     return found
+
+
+def describe_spike(spike: Spike) -> str:
+    """
+    >>> describe_spike(Spike(1234, 2, 34, 812.5, 2.25, 3.375, (), True, 0.1, 1.0))
+    'step 1,234: the loss jumped to 812.5000 (median of the steps before: 2.2500)'
+    """
+    jumped = "jumped to" if math.isfinite(spike.loss) else "is"
+    known = "" if spike.median is None else f" (median of the steps before: {format_number(spike.median)})"
+    return f"step {format_count(spike.step)}: the loss {jumped} {format_number(spike.loss)}{known}"
+
+
+def describe_examples(examples: tuple[int, ...] | None, most: int = 8) -> str:
+    """
+    >>> describe_examples((5, 1, 40)), describe_examples((3, 2, 1, 0), 2), describe_examples(None)
+    ('5, 1, 40', '3, 2 and 2 more', 'not known: the data is a stream')
+    """
+    if examples is None:
+        return "not known: the data is a stream"
+    more = len(examples) - most
+    return ", ".join(map(str, examples[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def format_share(part: int, whole: int) -> str:

@@ -21,8 +21,10 @@ from mpt_cli.telemetry.records import (
     Event,
     GradientSample,
     Snapshot,
+    Spike,
     StreakCounts,
 )
+from mpt_cli.telemetry.spikes import SpikeWatch
 
 FLOAT_FIELDS = ("loss", "scale_before", "scale_after", "learning_rate")
 INT_FIELDS = ("finite", "counter", "nan", "inf", "nearest", "holds_inf", "zero")
@@ -137,7 +139,8 @@ class LedgerOptions:
     `variables` are the paths of the trainable variables, in the order of the gradients; `applies_non_finite` is true
     where non-finite gradients are used all the same (`loss_scale.mode=none`, `on_overflow=apply`). `optimizers` has the
     name and the variables of each where there are several. `loss_is_running`: a step tells not its own loss but where
-    the loss of the epoch stands, as steps of a model's own mostly do.
+    the loss of the epoch stands, as steps of a model's own mostly do. Of the jumps of the loss the first `keep_spikes`
+    are told; 0: nothing looks for them.
     """
 
     variables: tuple[str, ...] = ()
@@ -146,6 +149,7 @@ class LedgerOptions:
     applies_non_finite: bool = False
     optimizers: tuple[tuple[str, tuple[str, ...]], ...] = ()
     loss_is_running: bool = False
+    keep_spikes: int = 0
 
 
 @dataclass
@@ -157,7 +161,7 @@ class Ledger:
     true for a skip, newest last.
 
     The `peak_*` values are the highest that these streaks and the skip rate reached at any step of the last `absorb`,
-    so that no rule depends on where a call into the compiled loop ends.
+    so that no rule depends on where a call into the compiled loop ends. `spikes` are the jumps of the loss in it.
     """
 
     rules: LedgerOptions
@@ -185,14 +189,17 @@ class Ledger:
     window: Flags = field(default_factory=lambda: np.zeros(0, bool))
     last_mean_loss: float | None = None  # of the last call that had applied steps
     sample: GradientSample | None = None  # the latest
+    watch: SpikeWatch = field(default_factory=SpikeWatch)
+    spikes: list[Spike] = field(default_factory=list)
     _loss_sum: float = 0.0
     _loss_count: int = 0
 
     def position(self) -> dict[str, Any]:
         """The totals as a JSON object, for a checkpoint."""
-        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("rules", "window_steps")}
+        left_out = ("rules", "window_steps", "spikes")
+        kept = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         sample = None if self.sample is None else asdict(self.sample)
-        return {**kept, "sample": sample, "window": self.window.astype(int).tolist()}
+        return {**kept, "sample": sample, "window": self.window.astype(int).tolist(), "watch": self.watch.position()}
 
     def resume(self, position: dict[str, Any]) -> None:
         """Go on from what `position` gave, also after a round trip through strict JSON; what an older version counted
@@ -201,6 +208,8 @@ class Ledger:
             value = position[name]
             if name == "window":
                 self.window = np.asarray(value, bool)
+            elif name == "watch":
+                self.watch.resume(value)
             elif name == "sample":
                 self.sample = None if value is None else GradientSample(**value)
             else:
@@ -238,6 +247,7 @@ class Ledger:
             return []
         applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite | block.let_through
         events = self._events(block, epoch)
+        self.spikes = self._spikes(block, applied, epoch) if self.rules.keep_spikes else []
         self._count(block, applied)
         self._read_scale(block, applied)
         self._sum_losses(block.loss, applied)
@@ -315,6 +325,19 @@ class Ledger:
         self.last_mean_loss = total / len(used)
         self._loss_sum += total
         self._loss_count += len(used)
+
+    def _spikes(self, block: StepRecords, applied: Flags, epoch: int) -> list[Spike]:
+        """Their places in the epoch and examples are still to be told."""
+        spikes, sample = [], self.sample
+        for jump in self.watch.absorb(self.seen, block.loss, applied, self.rules.keep_spikes):
+            row = jump.step - self.seen - 1
+            spikes.append(Spike(
+                jump.step, epoch, 0, float(block.loss[row]), jump.median, jump.bound, jump.before, bool(applied[row]),
+                float(block.learning_rate[row]), float(block.scale_before[row]),
+                gradient_norm=None if sample is None else sample.norm,
+                gradient_step=None if sample is None else sample.step,
+            ))  # fmt: skip
+        return spikes
 
     def _events(self, block: StepRecords, epoch: int) -> list[Event]:
         named = enumerate(self.rules.optimizers)

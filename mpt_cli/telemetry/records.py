@@ -7,6 +7,7 @@ What stands in a file of a run is held against the types of its record here: it 
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
+from math import inf, isfinite
 from types import UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -238,9 +239,47 @@ class Snapshot:
     phase: int | None = None  # its number, from 1, in a run of several
 
 
+@dataclass(frozen=True)
+class Spike:
+    """A jump of the loss: the step it began with. Its loss is that before its own update: of a batch that is like the
+    others it is the step before that did it.
+
+    `median` is that of the losses of the last 128 steps and `bound` the most that a loss may be beside them, as of the
+    last step that is a multiple of 64; None where there were too few, and the loss was not finite. `examples` are those
+    of the batch, by their numbers from 0 in the order in which the source gave them, before any of them were drawn or
+    held out; None where the data is a stream.
+    """
+
+    step: int
+    epoch: int
+    step_in_epoch: int
+    loss: float
+    median: float | None
+    bound: float | None
+    losses_before: tuple[float, ...]  # of the steps before it, the last one last
+    applied: bool  # false where the step was skipped
+    learning_rate: float
+    loss_scale: float  # before the step
+    examples: tuple[int, ...] | None = None
+    gradient_norm: float | None = None  # of the latest sample of the gradients, which was after `gradient_step`
+    gradient_step: int | None = None
+
+    @property
+    def size(self) -> float:
+        """How many times the bound's distance from the median; the largest of several is to be looked into first.
+
+        >>> Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0).size
+        3.0
+        """
+        if self.median is None or self.bound is None or not isfinite(self.loss):
+            return inf
+        return (self.loss - self.median) / ((self.bound - self.median) or inf)
+
+
 def record_of(line: Mapping[str, Any]) -> type:
-    """Of a line of layers.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
-    return LayerSample if "exponents" in line else Event if "kind" in line else Snapshot
+    """Of a line of layers.jsonl, spikes.jsonl, events.jsonl or metrics.jsonl: the last has no kind."""
+    own = {"exponents": LayerSample, "losses_before": Spike, "kind": Event}
+    return next((record for name, record in own.items() if name in line), Snapshot)
 
 
 @dataclass(frozen=True)

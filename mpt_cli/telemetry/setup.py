@@ -32,7 +32,7 @@ def check_logger(logger: LoggerSettings) -> None:
 def build_telemetry(files: TelemetryFiles, logger: LoggerSettings, stream: TextIO | None = None) -> Telemetry:
     """All sinks of a run. The console goes to `stream`, by default standard output (`--json` passes standard error)."""
     check_logger(logger)
-    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl)
+    lines = JsonlSink(files.metrics_jsonl, files.events_jsonl, files.layers_jsonl, files.spikes_jsonl)
     sinks: list[Sink] = [lines, ConsoleLog(files.console_log)]
     if logger.csv:
         sinks.append(CsvSink(files.metrics_csv))

@@ -12,14 +12,15 @@ from typing import Any, Self, TypeVar
 
 from mpt_cli.errors import printable
 from mpt_cli.signals import Limit, unheard
-from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Summary
+from mpt_cli.telemetry.format import describe_spike
+from mpt_cli.telemetry.records import Event, LayerSample, RunHeader, Snapshot, Spike, Summary
 from mpt_cli.telemetry.signs import EventTally
 
 
 class Sink:
     """Receives what the trainer reports. A subclass overrides what concerns it; the rest does nothing.
 
-    Order: `start` once, then any number of the middle four, `finish` where the run came to a summary, `close` always.
+    Order: `start` once, then any number of the middle five, `finish` where the run came to a summary, `close` always.
     Events of an interval come before the snapshot that closes it.
     """
 
@@ -37,6 +38,9 @@ class Sink:
 
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         """What a sample after `step` saw in each layer, before the snapshot of the same step."""
+
+    def spike(self, spike: Spike) -> None:
+        """The loss jumped; before the snapshot of the interval."""
 
     def write_error(self) -> str | None:
         """Why lines wait in memory instead of being written; None when all is well."""
@@ -131,6 +135,11 @@ class Telemetry:
     def layers(self, step: int, loss_scale: float, layers: Sequence[LayerSample]) -> None:
         for sink in self.sinks:
             sink.layers(step, loss_scale, layers)
+
+    def spike(self, spike: Spike) -> None:
+        for sink in self.sinks:
+            sink.spike(spike)
+        self.message(describe_spike(spike))
 
     def snapshot(self, snapshot: Snapshot) -> None:
         for sink in self.sinks:
@@ -244,3 +253,4 @@ class TelemetryFiles:
     mlflow: Path = Path("mlflow")
     wandb: Path = Path("wandb")
     layers_jsonl: Path = Path("layers.jsonl")
+    spikes_jsonl: Path = Path("spikes.jsonl")

@@ -191,6 +191,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     checkpointer = Checkpointer(store, schedule, parts.model, origin, telemetry.flush)
     feeds = parts.train_feed, parts.validation_feed
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
+    runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
     checkpointer.beside = CallbackPosition(parts, runner)
     runner.next_phase = PhaseChange(parts, runner)
@@ -200,11 +201,13 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
 
 def _ledger_options(parts: Assembly) -> LedgerOptions:
     own, optimizers = own_steps(parts.model), optimizers_of(parts.model)
+    loss_is_running = own is not None and bool(own.optimizers)
     paths = [(name, tuple(v.path for v in trained_by(optimizer))) for name, optimizer in optimizers.items()]
     return LedgerOptions(
         variables=paths[0][1], min_scale=parts.scaling.rule.lowest, max_scale=parts.scaling.rule.highest,
         applies_non_finite=parts.optimizer.on_overflow == "apply",
-        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=own is not None and bool(own.optimizers),
+        optimizers=tuple(paths) if len(paths) > 1 else (), loss_is_running=loss_is_running,
+        keep_spikes=0 if loss_is_running else parts.settings.trainer.keep_spikes or 0,
     )  # fmt: skip
 
 

@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mpt_cli.engine.backend import memory_in_use
 from mpt_cli.engine.distribution import ProcessGroup
 from mpt_cli.engine.fault_search import FaultSearch
@@ -62,6 +65,7 @@ class Trainer:
         self.recover: Callable[[Stop], bool] = _never  # goes back to a good state after a broken rule, and says whether
         self.next_phase: Callable[[], None] = _nothing  # ends a phase and begins the next
         self.callbacks = NO_CALLBACKS
+        self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
         self._stop: Stop | None = None
 
@@ -259,9 +263,19 @@ class Trainer:
             events = self.fault_search.name_layers(events, self.last_piece, first_step)
         self.telemetry.events(events)
         self.progress.step_in_epoch += len(part)
+        for spike in self.ledger.spikes:
+            step = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
+            self.telemetry.spike(replace(spike, step_in_epoch=step, examples=self._examples_of(step)))
         if self.ledger.seen % self.plan.log_every_steps == 0:
             self._log(part.metrics)
         self._stop = self._stop or self.health.check(self.signs())
+
+    def _examples_of(self, step_in_epoch: int) -> tuple[int, ...] | None:
+        """Those of that step of this epoch, as the source numbers them; None of a stream."""
+        rows = self.train_feed.examples_of(self.progress.epoch, step_in_epoch)
+        if rows is None:
+            return None
+        return tuple((rows if self.source_rows is None else self.source_rows[rows]).tolist())
 
     def _sample(self, sampler: GradientSampler) -> GradientSample | None:
         assert self.last_piece is not None

@@ -2,7 +2,8 @@
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ from mpt_cli.diagnose.preparation import (
 )
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
+from mpt_cli.report.history import jumps_sentence, read_spikes
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -22,6 +24,8 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
+from mpt_cli.telemetry.format import describe_examples, describe_spike
+from mpt_cli.telemetry.records import Spike
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
@@ -86,16 +90,28 @@ def _measure(
     return found, content
 
 
-def _say_no_overflow(run_dir: str, arguments: argparse.Namespace) -> int:
+def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed; no directory is made for it."""
     text = (f"no step of {run_dir} overflowed, so no layer is bad; {_of_configuration(run_dir)} measures how far away "
             "an overflow is")  # fmt: skip
+    spikes = read_spikes(run)
+    rows = [text, *(text for _, text in _spike_rows(run, spikes))]
     if arguments.json:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
-                    "explanation": [text]})  # fmt: skip
+                    "spikes": [asdict(spike) for spike in spikes], "explanation": rows})  # fmt: skip
     else:
-        say(text)
+        for row in rows:
+            say(row)
     return OK
+
+
+def _spike_rows(run: RunDirectory, spikes: Sequence[Spike], step: int | None = None) -> list[tuple[str, str]]:
+    """What the run noted of jumps of its loss: of the `step` looked into, and else which to look into."""
+    here = next((spike for spike in spikes if spike.step == step), None)
+    if here is not None:
+        return [("noted", f"{describe_spike(here)}; the run's own note"),
+                ("examples", describe_examples(here.examples, most=64))]  # fmt: skip
+    return [("loss", jumps_sentence(run, spikes))] if spikes and step is None else []
 
 
 def _progress_printer(arguments: argparse.Namespace) -> Callable[[str], None]:
@@ -156,7 +172,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     run = RunDirectory.open(run_dir)
     overflow = find_overflow(run, arguments.step)
     if overflow is None:
-        return _say_no_overflow(run_dir, arguments)
+        return _say_no_overflow(run, run_dir, arguments)
     stored = stored_settings(run)
     if isinstance(stored.model, GivenModel):
         program = "script" if stored.model.command else "Python program"
@@ -167,7 +183,10 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     with DiagnosisDirectory.making(arguments.out, run.path) as directory:
         platform = prepare_backend(settings)
         content, rows = _look_again(run, settings, platform, overflow, say)
+        spikes = read_spikes(run)
         content["directory"] = str(directory.path)
+        content["spikes"] = [asdict(spike) for spike in spikes]
+        rows += _spike_rows(run, spikes, arguments.step)
         directory.write(content)
     if arguments.json:
         print_json(content)

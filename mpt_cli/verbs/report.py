@@ -1,6 +1,7 @@
 """`report`: one page of a run, of several overlaid, of sweeps or of a comparison."""
 
 import argparse
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,15 +12,17 @@ from mpt_cli.compare.plan import CompareDirectory
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
 from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
-from mpt_cli.report.history import RunHistory, read_history
+from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
 from mpt_cli.report.run_page import headline, write_run_page
+from mpt_cli.report.run_pictures import BLOCKS, LETTERS, exponent_lines
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
 from mpt_cli.sweep.directory import SweepDirectory, read_results
 from mpt_cli.sweep.joint import Joint, read_joint
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
+from mpt_cli.telemetry.console.plain import StreamLines
 from mpt_cli.verbs.arguments import PAGE
 from mpt_cli.verbs.parser import print_json, say
 
@@ -118,12 +121,18 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     if arguments.json:
         runs = [{"run_dir": str(story.run.path), "label": story.label, "status": story.status,
                  "verdict": story.verdict, "missing": story.gaps,
-                 "not_recorded": story.not_recorded} for story in stories]  # fmt: skip
+                 "not_recorded": story.not_recorded, "spikes": [spike.step for spike in story.spikes]}
+                for story in stories]  # fmt: skip
         print_json({"page": str(page), "runs": runs})
         return
     for story in stories:
+        jumps = [jumps_sentence(story.run, story.spikes)] if story.spikes else []
         unseen = [f"not recorded: {sentence}" for sentence in story.not_recorded]
-        say("\n  ".join([f"{story.label}: {headline(story)}", *story.gaps, *unseen]))
+        say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
+    if len(stories) == 1 and sys.stdout.isatty():
+        shades = BLOCKS if StreamLines(sys.stdout).has_bars else LETTERS
+        for line in exponent_lines(stories[0], shutil.get_terminal_size().columns, shades):
+            say(line)
     say(f"page  {page}")
 
 

@@ -151,3 +151,12 @@ def test_sample_weights_are_split_along():
     for part in (data.train, data.validation):
         assert part.sample_weight.tolist() == (part.x[:, 0] + 0.5).tolist()
         assert part.sample_weight.dtype == np.float32
+
+
+@pytest.mark.parametrize("in_order", [False, True])
+def test_each_training_example_is_known_by_its_place_in_the_source(in_order):
+    raw = RawArrays("numbers", numbered(50), in_order=in_order)
+    data = build_data_set(raw, DataSettings(limit=30, validation_fraction=0.2), seed=3)
+    assert data.rows.tolist() == [int(row) for row in data.train.x[:, 0]] and len(data.rows) == 24
+    whole = build_data_set(raw, DataSettings(validation_fraction=0), seed=3)
+    assert whole.rows.tolist() == list(range(50))

@@ -23,7 +23,7 @@ TABLE = HtmlTable(EVIL, [HtmlColumn(EVIL), HtmlColumn(EVIL, is_number=True)],
 PICTURE = Picture("p", EVIL, EVIL, [Curve(EVIL, [1, 2], [1.0, 2.0])], x_label=EVIL, note=EVIL, is_of_several=True,
                   levels={EVIL: 1.5})  # fmt: skip
 FAILURE = Failure(EVIL, [(EVIL, EVIL)], TABLE, TABLE, EVIL, False)
-RUN = RunOnPage(EVIL, EVIL, [EVIL], [(EVIL, EVIL)], FAILURE, None, EVIL, [(EVIL, EVIL)], [EVIL])
+RUN = RunOnPage(EVIL, EVIL, [EVIL], [(EVIL, EVIL)], FAILURE, None, TABLE, EVIL, [(EVIL, EVIL)], [EVIL])
 
 
 def check_escaped(text: str) -> Page:

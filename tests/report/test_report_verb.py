@@ -1,10 +1,11 @@
 """`mpt report` as a command."""
 
 import json
+import sys
 
 import pytest
 from page_checks import check_page
-from run_files import write_run
+from run_files import write_lines, write_run
 
 from mpt_cli.cli import main
 
@@ -21,6 +22,20 @@ def test_one_run_gets_its_page_into_its_directory(tmp_path, capsys):
     assert capsys.readouterr().out == "run: Finished: healthy\npage  run/report.html\n"
     check_page((tmp_path / "run" / "report.html").read_text())
     assert main(["report", "run"]) == 0  # a page of ours is replaced
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_the_latest_sample_too(tmp_path, capsys, monkeypatch):
+    write_lines(write_run(tmp_path / "run") / "layers.jsonl", [
+        {"step": 20, "loss_scale": 1.0, "layer": "low", "kind": "activations", "dtype": "float16", "values": 1,
+         "flushed": 0.0, "subnormal": 0.0, "overflowed": 0.0, "kept_sum": 1.0, "lowest_exponent": -2, "exponents": [3]},
+    ])  # fmt: skip
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["report", "run"]) == 0
+    _, title, _, low, page = capsys.readouterr().out.splitlines()
+    assert (title, page) == ("Outputs of layers after step 20", "page  run/report.html")
+    assert low.startswith("low ") and low.index("█") == 23 + 9 + 12 + 1 + 12 and "\x1b" not in low
 
 
 @pytest.mark.slow

@@ -7,13 +7,14 @@ import shlex
 
 import pytest
 from page_checks import check_page
-from run_files import POSTMORTEM, overflow, step_line, write_lines, write_run
+from run_files import POSTMORTEM, overflow, spike, step_line, write_lines, write_run
 
 from mpt_cli.report.history import read_history
 from mpt_cli.report.page import render_page
 from mpt_cli.report.picture import Curve, Picture, draw
+from mpt_cli.report.run import load_run
 from mpt_cli.report.run_page import run_page, write_run_page
-from mpt_cli.report.run_pictures import run_pictures
+from mpt_cli.report.run_pictures import LETTERS, exponent_lines, run_pictures
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.telemetry.palette import CURVE_COLOURS, DARK_PAGE, LIGHT_PAGE, curve_styles
 
@@ -222,9 +223,65 @@ def test_samples_of_layers_are_a_map_of_exponents_with_what_is_lost_and_the_scal
     assert not [picture for picture in run_pictures([story, story]) if picture.heat is not None]
 
 
+def test_the_latest_sample_is_a_line_of_heights_for_each_layer(tmp_path):
+    run = write_run(tmp_path / "run", events=[overflow(40, 2048.0, 1024.0)])
+    kernel = {"kind": "weight_gradients", "variable": "a_name_of_more_than_half_a_line/kernel"}
+    write_lines(run / "layers.jsonl", [
+        sampled(10, "old", -3), sampled(20, "low", -40, exponents=[4, *[0] * 14, 8, 0, 2]),
+        sampled(20, "zero", 0, exponents=[0]), sampled(20, "high", 14, exponents=[8, 8, 1, 0, 0, 0, 0, 0, 0, 4]),
+        sampled(20, "x", -14, exponents=[1], **kernel),
+    ])  # fmt: skip
+    story = read_history(run)
+    zones = "|flushed |subnormal  |normal                        |over"
+    assert exponent_lines(story, 80) == [
+        "Gradients of layers' outputs after step 20, of the scaled loss",
+        " " * 23 + zones,
+        "low" + " " * 20 + "|▄       |█ ▂        |" + " " * 30 + "|",
+        "high" + " " * 19 + "|        |           |" + " " * 28 + "██|▁  ▄",
+        "Gradients of weights after step 20, of the scaled loss",
+        " " * 23 + zones,
+        "…han_half_a_line/kernel|        |           |█" + " " * 29 + "|",
+    ]  # fmt: skip
+    narrow = exponent_lines(story, 50, LETTERS)
+    assert narrow[1] == " " * 19 + "|flus|subnor|normal         |ov" and max(map(len, narrow[1:4])) <= 50
+    assert narrow[2] == "low" + " " * 16 + "|=   |#:    |               |" and narrow[3].endswith("|              #|.:")
+    assert exponent_lines(read_history(write_run(tmp_path / "none")), 80) == []
+
+
 def test_damaged_samples_of_layers_cost_themselves_alone(tmp_path):
     run = write_run(tmp_path / "run")
     write_lines(run / "layers.jsonl", [sampled(10, "a", "low"), sampled(10, "a", -3), sampled(20, "a", 0, exponents=3)])
     story = read_history(run)
     assert list(story.layers["activation_gradients"]["a"].middles.ys) == [-1.0]
     assert "layers.jsonl: 2 damaged lines were left out." in story.gaps
+
+
+def test_jumps_of_the_loss_are_listed_marked_and_the_largest_can_be_looked_into(tmp_path):
+    run = write_run(tmp_path / "run")
+    write_lines(run / "spikes.jsonl", [spike(70), spike(80, 400.0, examples=None), spike(90, 44.0)])
+    story = read_history(run)
+    loss = run_pictures([story])[0]
+    assert [(curve.label, list(curve.xs), list(curve.ys)) for curve in loss.curves[2:]] == [
+        ("jump of one step", [70.0, 80.0, 90.0], [40.0, 400.0, 44.0])]  # fmt: skip
+    path = tmp_path / "out.html"
+    write_run_page([story], path)
+    text = path.read_text()
+    assert "70, 71, 72, 73, 74, 75, 76, 77 and 2 more" in text and "not known: the data is a stream" in text
+    assert f"mpt diagnose {run} --step 80" in text
+    assert [found.step for found in load_run(run).spikes] == [70, 80, 90]
+
+
+def test_damaged_jumps_cost_themselves_alone(tmp_path):
+    run = write_run(tmp_path / "run")
+    bad = [spike(70, "large"), spike(71, examples=3), spike(72, median=[]), spike(75, losses_before=["a"]),
+           {"step": 73, "losses_before": [], "loss": 1.0}, {**spike(76), "step": 2**70}]  # fmt: skip
+    write_lines(run / "spikes.jsonl", [*bad, spike(77, "NaN", median=None, bound=None)])
+    with (run / "spikes.jsonl").open("ab") as file:
+        file.write(b"\xff\xfe\n" + b"[" * 100_000 + b"\n{\"step\": 80")
+    story = read_history(run)
+    assert [(found.step, found.median) for found in story.spikes] == [(77, None)]
+    assert "spikes.jsonl: 8 damaged lines were left out." in story.gaps
+    write_run_page([story], tmp_path / "out.html")
+    (run / "spikes.jsonl").unlink()
+    (run / "spikes.jsonl").mkdir()
+    assert read_history(run).spikes == []

@@ -15,6 +15,8 @@ import pytest
 from backends import only_on
 
 from mpt_cli.cli import main
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import Spike
 
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 SECONDS = 60
@@ -82,7 +84,7 @@ DAMAGES = {
 }  # fmt: skip
 READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metrics.jsonl", "events.jsonl",
         "preprocessing.json"]  # fmt: skip
-RESUMED = ["config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "metrics.csv",
+RESUMED = ["config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "metrics.csv", "spikes.jsonl",
            "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]  # fmt: skip
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe", "unreadable"]
 
@@ -95,6 +97,8 @@ def run(tmp_path_factory) -> Path:
              "trainer.jit_compile=false"]  # fmt: skip
     assert main(["train", *words, f"run_dir={folder}", "--quiet"]) == 0
     assert (folder / "events.jsonl").stat().st_size > 0
+    jump = Spike(9, 1, 9, 40.0, 2.0, 3.0, (2.0, 2.5), True, 0.001, 1024.0, (3, 1, 2))
+    (folder / "spikes.jsonl").write_text(strict_json({**vars(jump), "schema_version": 1, "attempt": 1}) + "\n")
     return folder
 
 
@@ -170,7 +174,7 @@ def test_a_file_of_a_hundred_megabytes_is_not_read(copy, capfd, name, code):
 @pytest.mark.long
 @pytest.mark.parametrize("damage", ["truncated", "directory", "deep", "types", "control codes", "pipe", "unreadable"])
 def test_a_page_says_what_is_missing(copy, capfd, damage):
-    for name in READ:
+    for name in [*READ, "spikes.jsonl"]:
         whole = (copy / name).read_bytes()
         DAMAGES[damage](copy / name)
         check(capfd, "report", str(copy))

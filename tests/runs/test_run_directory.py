@@ -15,6 +15,7 @@ NAMES = {
     "metrics_jsonl": "metrics.jsonl",
     "events_jsonl": "events.jsonl",
     "layers_jsonl": "layers.jsonl",
+    "spikes_jsonl": "spikes.jsonl",
     "summary_json": "summary.json",
     "metrics_csv": "metrics.csv",
     "console_log": "console.log",

@@ -24,7 +24,8 @@ def overflow(step: int) -> Event:
 
 def test_files_lose_what_was_forgotten_and_grow_on(tmp_path: Path, header, snapshot) -> None:
     metrics, events, table = tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "metrics.csv"
-    telemetry = Telemetry([JsonlSink(metrics, events, metrics.with_name("layers.jsonl")), CsvSink(table)])
+    others = [metrics.with_name(f"{name}.jsonl") for name in ("layers", "spikes")]
+    telemetry = Telemetry([JsonlSink(metrics, events, *others), CsvSink(table)])
 
     def cut(step: int, epochs_completed: int) -> list[Event]:
         """In the files as they are, with a new file in the old one's place."""

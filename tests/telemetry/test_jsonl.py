@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.records import Event, LayerSample
+from mpt_cli.telemetry.records import Event, LayerSample, Spike
 from mpt_cli.telemetry.sinks.jsonl_csv import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
@@ -15,7 +15,8 @@ EVENT_CONTRACT = ["step", "kind", "scale_before", "scale_after", "nan", "inf", "
 
 @pytest.fixture
 def sink(tmp_path: Path, header) -> JsonlSink:
-    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
+    sink = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl",
+                     tmp_path / "spikes.jsonl")  # fmt: skip
     sink.start(header)
     return sink
 
@@ -60,6 +61,13 @@ def test_layers_have_a_file_where_some_were_sampled(tmp_path: Path, sink) -> Non
     assert row.predicted_flushed == 0.25  # two of eight values lie below 2^-25
 
 
+def test_a_jump_of_the_loss_is_in_the_file_at_once(tmp_path: Path, sink) -> None:
+    assert not (tmp_path / "spikes.jsonl").exists()
+    sink.spike(Spike(71, 1, 71, float("inf"), 0.5, 0.75, (0.5,), True, 0.1, 1024.0, (3, 1)))
+    (line,) = lines(tmp_path / "spikes.jsonl")
+    assert (line["step"], line["loss"], line["examples"], line["schema_version"]) == (71, "Infinity", [3, 1], 1)
+
+
 def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
     sink.events([Event(step, 1, "overflow", 4.0, 2.0, 0, 7, "dense/kernel", "backward") for step in range(1, 300)])
     found = lines(tmp_path / "events.jsonl")
@@ -71,7 +79,8 @@ def test_events_are_in_the_file_at_once_none_lost(tmp_path: Path, sink) -> None:
 def test_a_resumed_run_appends_and_says_which_attempt(tmp_path: Path, sink, header, snapshot) -> None:
     sink.snapshot(snapshot)
     sink.close()
-    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl")
+    second = JsonlSink(tmp_path / "metrics.jsonl", tmp_path / "events.jsonl", tmp_path / "layers.jsonl",
+                     tmp_path / "spikes.jsonl")  # fmt: skip
     second.start(replace(header, attempt=2))
     second.snapshot(replace(snapshot, step=31))
     second.close()

@@ -21,7 +21,7 @@ ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)
 
 
 def test_lines_and_rows_have_its_fields_empty_where_there_is_none(tmp_path: Path, header, snapshot) -> None:
-    sinks = [JsonlSink(tmp_path / "m.jsonl", tmp_path / "e.jsonl", tmp_path / "l.jsonl"), CsvSink(tmp_path / "m.csv")]
+    sinks = [JsonlSink(*(tmp_path / f"{name}.jsonl" for name in "mels")), CsvSink(tmp_path / "m.csv")]
     for sink in sinks:
         sink.start(header)
         sink.snapshot(replace(snapshot, gradients=SAMPLE))

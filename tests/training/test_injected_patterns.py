@@ -54,7 +54,7 @@ def train(compiled, pattern: list[bool], value: float, log: int, per_call: int, 
     off = LossScaleSettings(
         max_consecutive_skips=None, max_skip_rate=None, max_skips_at_floor=None, stop_on_idle_epoch=False
     )
-    files = [folder / f"{name}.jsonl" for name in ("metrics", "events", "layers")]
+    files = [folder / f"{name}.jsonl" for name in ("metrics", "events", "layers", "spikes")]
     with Telemetry([JsonlSink(*files)]) as telemetry:
         Trainer(run.engine, feed, None, TrainingPlan(1, None, log, 1, 8, per_call), telemetry, ledger,
                 HealthRules(off, TrainerSettings(), Scaling(DynamicScale(16.0))), NoCheckpoints()).fit()  # fmt: skip

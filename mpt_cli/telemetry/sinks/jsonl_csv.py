@@ -1,4 +1,4 @@
-"""metrics.jsonl and events.jsonl, the record other programs read; metrics.csv, the same as a table."""
+"""metrics.jsonl and its like, the record other programs read; metrics.csv, the same as a table."""
 
 import csv
 import io
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, LayerSample, RunHeader, Snapshot
+from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, LayerSample, RunHeader, Snapshot, Spike
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
@@ -57,19 +57,29 @@ def event_from(line: Mapping[str, Any]) -> Event:
     return Event(**{**found, "scale_before": float(line["scale_before"]), "scale_after": float(line["scale_after"])})
 
 
+def spike_from(line: Mapping[str, Any]) -> Spike:
+    """The spike that a line of spikes.jsonl tells of."""
+    found: dict[str, Any] = {name: line[name] for name in Spike.__dataclass_fields__ if name in line}
+    found |= {name: float(value) for name, value in found.items() if isinstance(value, str)}
+    examples = found.get("examples")
+    return Spike(**{**found, "losses_before": tuple(map(float, found["losses_before"])),
+                    "examples": None if examples is None else tuple(examples)})  # fmt: skip
+
+
 class JsonlSink(Sink):
-    """A line per snapshot, per event and, in a file made by the first, per `LayerSample`, every line with
-    `schema_version` and `attempt`.
+    """A line per snapshot, per event and, in files made by the first, per `LayerSample` and per `Spike`, every line
+    with `schema_version` and `attempt`.
 
     In the file within a second; at once with every batch of events and at the end of an epoch, unless several epochs
     end within a tenth of a second.
     """
 
-    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path) -> None:
+    def __init__(self, metrics_path: Path, events_path: Path, layers_path: Path, spikes_path: Path) -> None:
         self._metrics = LineFile(metrics_path)
         self._events = LineFile(events_path)
         self._layers = LineFile(layers_path, when_needed=True)
-        self._files = (self._metrics, self._events, self._layers)
+        self._spikes = LineFile(spikes_path, when_needed=True)
+        self._files = (self._metrics, self._events, self._layers, self._spikes)
         self._common: dict[str, Any] = {"schema_version": SCHEMA_VERSION, "attempt": 1}
         self._started_at = time.monotonic()
 
@@ -102,6 +112,10 @@ class JsonlSink(Sink):
             line = {"step": step, "loss_scale": loss_scale, **vars(layer), **self._common}
             self._layers.add(partial(strict_json, line))
         self._layers.poll(now=True)
+
+    def spike(self, spike: Spike) -> None:
+        self._spikes.add(partial(strict_json, {**vars(spike), **self._common}))
+        self._spikes.poll(now=True)
 
     def write_error(self) -> str | None:
         return next(filter(None, (file.write_error for file in self._files)), None)

@@ -1,0 +1,164 @@
+"""Jumps of the loss: which series have one, whatever the calls, and what is noted of it."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.ledger import INT_FIELDS, Ledger, LedgerOptions, StepRecords
+from mpt_cli.telemetry.records import GradientSample, Spike
+from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
+from mpt_cli.telemetry.spikes import APART, EVERY, LOG_MADS, MADS, WINDOW, loss_bound
+
+NAN, INF = math.nan, math.inf
+
+
+def noisy(kind: str, steps: int = 10_000, seed: int = 1) -> np.ndarray:
+    """Losses that fall from 2.3 to 0.07, each with noise of its own."""
+    drawn = np.random.default_rng(seed)
+    factors = {
+        "normal, 10 %": lambda: 1 + 0.1 * drawn.normal(size=steps),
+        "normal, 30 %": lambda: np.abs(1 + 0.3 * drawn.normal(size=steps)),
+        "logarithms of deviation 0.5": lambda: np.exp(0.5 * drawn.normal(size=steps)),
+        "logarithms of deviation 1": lambda: np.exp(drawn.normal(size=steps)),
+        "logarithms of deviation 2": lambda: np.exp(2 * drawn.normal(size=steps)),
+        "exponential": lambda: drawn.exponential(size=steps),
+        "Student's t of 5 degrees": lambda: np.abs(1 + 0.1 * drawn.standard_t(5, size=steps)),
+        "Student's t of 3 degrees": lambda: np.abs(1 + 0.1 * drawn.standard_t(3, size=steps)),
+    }
+    return (factors[kind]() * (2.3 * np.exp(-np.arange(steps) / 2000) + 0.05)).astype(np.float32)
+
+
+FAMILIES = ["normal, 10 %", "normal, 30 %", "logarithms of deviation 0.5", "logarithms of deviation 1",
+            "logarithms of deviation 2", "exponential", "Student's t of 5 degrees"]  # fmt: skip
+
+
+def found(losses, calls=(37,), skipped=(), most: int = 1000) -> list[Spike]:
+    """What a ledger tells of these losses, in calls of these sizes over and over; `skipped` steps count from 1."""
+    ledger = Ledger(LedgerOptions(keep_spikes=most))
+    return list(told(ledger, np.asarray(losses, np.float32), calls, skipped))
+
+
+def told(ledger: Ledger, losses, calls, skipped=()):
+    start, number = 0, 0
+    while start < len(losses):
+        end = min(len(losses), start + calls[number % len(calls)])
+        floats = [[loss, 8.0, 8.0, 0.25] for loss in losses[start:end]]
+        ints = np.zeros((end - start, len(INT_FIELDS)), np.int32)
+        ints[:, 0] = [ledger.seen + row + 1 not in skipped for row in range(end - start)]
+        ledger.absorb(StepRecords(np.array(floats, np.float32), ints, {}), epoch=2)
+        yield from ledger.spikes
+        start, number = end, number + 1
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_noise_is_no_jump(kind):
+    """40,000 steps: at the rate that is stated, less than one in 10,000, at most three of them may be."""
+    alarms = sum(len(found(noisy(kind, seed=seed), (500,))) for seed in range(4))
+    assert alarms <= 3
+
+
+def test_of_tails_as_heavy_as_of_3_degrees_few_in_ten_thousand_are():
+    alarms = sum(len(found(noisy("Student's t of 3 degrees", seed=seed), (500,))) for seed in range(4))
+    assert alarms <= 4 * 6  # 2.9 in the mean of ten series; each lies half above what 20 deviations are
+
+
+@pytest.mark.parametrize("kind", ["normal, 10 %", "normal, 30 %", "Student's t of 5 degrees"])
+def test_ten_times_the_loss_is_found_at_any_step_after_the_first_look(kind):
+    for step in (EVERY + 1, 128, 129, 1000, 9999):
+        losses = noisy(kind)
+        losses[step - 1] = 10 * np.median(losses[max(0, step - WINDOW) : step])
+        assert [spike.step for spike in found(losses)] == [step]
+
+
+def test_the_bound_is_that_of_the_last_multiple_of_64():
+    losses = np.random.default_rng(0).normal(3, 0.1, 400).astype(np.float32)
+    losses[299] = 40.0
+    (spike,) = found(losses)
+    look = losses[256 - WINDOW : 256].astype(float)
+    deviations = np.abs(look - np.median(look))
+    by_factors = np.median(look) * math.exp(LOG_MADS * np.median(np.abs(np.diff(np.log(look)))) / math.sqrt(2))
+    assert spike.median == pytest.approx(np.median(look), rel=1e-12)
+    assert spike.bound == pytest.approx(
+        max(np.median(look) + max(MADS * np.median(deviations), np.median(look) / 2), by_factors), rel=1e-12)
+    assert spike == Spike(300, 2, 0, 40.0, spike.median, spike.bound, tuple(losses[291:299].tolist()), True, 0.25, 8.0)
+
+
+def test_a_fall_by_powers_of_ten_hides_no_jump():
+    """From 7 to 0.01 within the window: the fall is no spread of the losses."""
+    losses = 7 * np.exp(-np.arange(160) / 20) * np.exp(0.3 * np.random.default_rng(0).normal(size=160))
+    losses[130] = 20.0
+    assert [spike.step for spike in found(losses)] == [131]
+
+
+def test_losses_that_are_mostly_the_same_zero_have_none():
+    assert loss_bound(np.array([0.0] * 40 + [1.0] * 20)) == (0.0, INF)
+    assert loss_bound(np.array([-5.0] * 40)) == (-5.0, -2.5)  # a likelihood
+    assert loss_bound(np.array([NAN] * 100 + [1.0] * 31))[1] == INF
+
+
+@pytest.mark.slow
+@settings(deadline=None, max_examples=25)
+@given(
+    st.lists(st.integers(1, 70), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 160), st.sampled_from([50.0, INF, NAN, 900.0])), max_size=12),
+    st.sets(st.integers(1, 160), max_size=40), st.integers(0, 159),
+)  # fmt: skip
+def test_the_same_is_found_however_steps_are_divided_and_wherever_a_run_is_resumed(calls, jumps, skipped, resumed_at):
+    losses = np.random.default_rng(3).normal(2, 0.2, 160).astype(np.float32)
+    for step, loss in jumps:
+        losses[step - 1] = loss
+    whole = found(losses, (1,), skipped, most=4)
+    assert repr(found(losses, calls, skipped, most=4)) == repr(whole)  # nan is not itself
+    first, second = Ledger(LedgerOptions(keep_spikes=4)), Ledger(LedgerOptions(keep_spikes=4))
+    before = list(told(first, losses[:resumed_at], calls, skipped))
+    second.resume(json.loads(strict_json(first.position())))
+    assert repr([*before, *told(second, losses[resumed_at:], calls, skipped)]) == repr(whole)
+    last, expected = -APART, []
+    for step in sorted({step for step, _ in jumps}):
+        is_above = math.isfinite(losses[step - 1]) and step > EVERY
+        if is_above or (not math.isfinite(losses[step - 1]) and step not in skipped):
+            expected += [step] if step - last > APART else []
+            last = step
+    assert [spike.step for spike in whole] == expected[:4]
+
+
+def test_steps_near_one_another_are_one_jump_and_those_further_off_are_others():
+    losses = np.full(200, 2.0)
+    losses[[99, 100, 107, 116, 125]] = 30.0  # steps 100, 101, 108, 117, 126
+    assert [spike.step for spike in found(losses)] == [100, 117, 126]
+    assert [spike.step for spike in found(losses, most=2)] == [100, 117]
+    assert found(losses, most=0) == []
+
+
+def test_a_loss_that_is_not_finite_is_one_where_it_was_applied():
+    losses = np.full(100, 2.0)
+    losses[[3, 79]] = NAN, INF
+    assert found([INF, 1.0])[0].loss == INF
+    early, late = found(losses)
+    assert (early.step, early.median, early.bound) == (4, None, None) and math.isnan(early.loss)
+    assert (late.step, late.median, late.loss, late.applied) == (80, 2.0, INF, True)
+    assert found(losses, skipped={4, 80}) == []  # overflows, with events of their own
+    losses[69] = 99.0
+    assert [(spike.step, spike.applied) for spike in found(losses, skipped={4, 70, 80})] == [(70, False)]
+
+
+def test_a_level_that_stays_is_one_jump():
+    losses = np.concatenate([np.full(300, 1.0), np.full(300, 5.0)])
+    assert [spike.step for spike in found(losses)] == [301]
+
+
+def test_the_latest_sample_of_the_gradients_is_told():
+    ledger = Ledger(LedgerOptions(keep_spikes=1), sample=GradientSample(100, 0.5, 0.0, 0.0, None))
+    (spike,) = told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))
+    assert (spike.gradient_norm, spike.gradient_step) == (0.5, 100)
+
+
+def test_a_line_is_read_back_as_it_was():
+    spike = Spike(9, 1, 9, INF, None, None, (1.0, 2.5), False, 0.1, 1024.0, (3, 1, 2), 0.5, 8)
+    assert spike_from(json.loads(strict_json({**vars(spike), "attempt": 2}))) == spike
+    assert spike_from(json.loads(strict_json(vars(Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0))))).examples is None

@@ -1,0 +1,182 @@
+"""Runs in which the loss jumps: what they keep of it, and what `diagnose` and `report` make of that."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from backends import BACKEND, only_on
+
+from mpt_cli import training_run
+from mpt_cli.cli import main
+from mpt_cli.engine.feed import BatchPlan
+from mpt_cli.report.run import Run, load_run
+from mpt_cli.reproduce.resume_proof import first_difference, verify_resume
+from mpt_cli.runs.directory import RunDirectory
+from mpt_cli.settings import load_settings
+from mpt_cli.training.program import SettingsProgram
+
+pytestmark = pytest.mark.slow
+POISONED = range(560, 564)
+PROGRAM = '''
+import keras, numpy as np
+def load(which="y"):
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(640, 4)).astype("float32")
+    y = (x.sum(1, keepdims=True) + 0.1 * rng.normal(size=(640, 1))).astype("float32")
+    (x if which == "x" else y)[560:564] *= 1e3 if which != "nothing" else 1
+    return x, y
+def build():
+    layers = keras.layers
+    return keras.Sequential([keras.Input((4,)), layers.Dense(8, name="low"), layers.Dense(1, name="top")])
+'''
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """160 steps of 8 examples, in the order of the source."""
+    tmp_path = tmp_path_factory.mktemp("program")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    return [
+        "conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "trainer.epochs=2",
+        f"trainer.jit_compile={str(BACKEND == 'jax').lower()}",  # without it JAX runs operation by operation
+        "model=builder", f"model.builder={tmp_path}/program.py:build", "data=loader", "policy=mixed_float16",
+        f"data.loader={tmp_path}/program.py:load", "data.validation_fraction=0", "trainer.batch_size=8",
+        "trainer.loss=mean_absolute_error", "trainer.metrics=[]", "trainer.monitor=null", "trainer.save_model=false",
+        "trainer.shuffle=false", "optimizer=sgd", "optimizer.learning_rate=0.01", "loss_scale.initial_scale=8",
+        "logger=quiet", "expect={}",
+    ]  # fmt: skip
+
+
+def trained(run_dir: Path, words: list[str], *more: str) -> Run:
+    training_run.train(load_settings([*words, *more, f"run_dir={run_dir}"]))
+    run = load_run(run_dir)
+    assert run.summary["steps_seen"] == run.summary["applied_steps"] + run.summary["skipped_steps"]
+    return run
+
+
+def without(words: list[str], *beginnings: str) -> list[str]:
+    return [word for word in words if not word.startswith(beginnings)]
+
+
+def content(run: Run) -> bytes:
+    return run.directory.spikes_jsonl.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def poisoned(tmp_path_factory: pytest.TempPathFactory, words: list[str]) -> Run:
+    rhythm = ["trainer.checkpoint_every_steps=60", "trainer.keep_checkpoints=9"]
+    return trained(tmp_path_factory.mktemp("poisoned") / "r", words, *rhythm)
+
+
+def test_the_examples_of_a_poisoned_batch_are_named_and_trained_again(poisoned, tmp_path, capsys):
+    """Four labels of 640 are a thousand times as large."""
+    assert poisoned.summary["applied_steps"] == 160
+    first, second = poisoned.spikes
+    assert [(spike.step, spike.epoch, spike.step_in_epoch) for spike in (first, second)] == [(71, 1, 71), (151, 2, 71)]
+    for spike in (first, second):
+        assert spike.examples == tuple(range(560, 568)) and spike.applied
+        assert spike.loss > spike.bound > spike.median and spike.loss > 50 * spike.median
+        assert len(spike.losses_before) == 8 and max(spike.losses_before) < spike.bound
+        assert (spike.learning_rate, spike.loss_scale) == (pytest.approx(0.01), 8.0)
+    log = poisoned.directory.console_log.read_text()
+    assert "step 71: the loss jumped to" in log
+    worst = max(poisoned.spikes, key=lambda spike: (spike.loss - spike.median) / (spike.bound - spike.median)).step
+    capsys.readouterr()
+    assert main(["diagnose", str(poisoned.path)]) == 0
+    said = capsys.readouterr().out
+    assert f"the loss jumped at step 71, 151; mpt diagnose {poisoned.path} --step {worst} looks into" in said
+    assert main(["diagnose", str(poisoned.path), "--step", "71", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["loss_jumps"] and found["losses"][-1] == pytest.approx(first.loss, rel=1e-6)
+    assert found["losses"][:-1] == pytest.approx(first.losses_before[-4:], rel=1e-6)
+    assert found["spikes"][0]["examples"] == [*range(560, 568)]
+    assert main(["report", str(poisoned.path), "--out", str(tmp_path / "page.html")]) == 0
+    assert f"the loss jumped at step 71, 151; mpt diagnose {poisoned.path} --step {worst}" in capsys.readouterr().out
+    page = (tmp_path / "page.html").read_text()
+    assert "jump of one step" in page and "560, 561, 562, 563, 564, 565, 566, 567" in page
+    assert f"--step {worst}" in page
+
+
+@pytest.mark.parametrize("more", [
+    ["trainer.steps_per_execution=1"],
+    pytest.param(["trainer.steps_per_execution=7", "trainer.feed=stream"], marks=pytest.mark.long),
+    pytest.param(["trainer.log_every_steps=3", "trainer.jit_compile=true"], marks=pytest.mark.long),
+])  # fmt: skip
+def test_the_record_is_the_same_however_steps_are_called(more, poisoned, tmp_path, words):
+    other = trained(tmp_path / "other", words, *more)
+    if "trainer.jit_compile=true" not in more:
+        assert content(other) == content(poisoned)
+    assert [(spike.step, spike.examples) for spike in other.spikes] == [
+        (spike.step, spike.examples) for spike in poisoned.spikes]  # fmt: skip
+
+
+def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, words):
+    """Shuffled, a quarter drawn to validate with, and skipped steps, whose loss counts all the same."""
+    more = ["data.kwargs.which=x", "trainer.loss=mean_squared_error", "data.validation_fraction=0.25",
+            "trainer.shuffle=true", "trainer.epochs=3", "loss_scale.initial_scale=2**15"]  # fmt: skip
+    words = [*without(words, "data.validation_fraction", "trainer.loss", "trainer.shuffle", "trainer.epochs",
+                     "loss_scale"), *more]
+    run = trained(tmp_path / "r", words)
+    rows = SettingsProgram(load_settings(words)).load_data().rows
+    assert len(rows) == 480 and len(set(rows.tolist())) == 480
+    plan, expected, last = BatchPlan(8, 8, shuffle=True, seed=0), [], -8
+    for step in range(65, 181):  # the first look is after 64
+        epoch, within = divmod(step - 1, 60)
+        examples = rows[plan.examples_of(480, epoch + 1, within + 1)].tolist()
+        if set(examples) & set(POISONED):
+            expected += [(step, tuple(examples))] if step - last > 8 else []
+            last = step
+    assert expected and [(spike.step, spike.examples) for spike in run.spikes] == expected
+    assert not all(spike.applied for spike in run.spikes) and run.summary["skipped_steps"] > 0
+
+
+def test_a_run_that_goes_on_notes_each_jump_once(poisoned, tmp_path, words):
+    trained(tmp_path / "resumed", words, "trainer.max_steps=100")
+    training_run.train(load_settings([*words, f"resume={tmp_path / 'resumed'}"]))
+    of_two = [{**json.loads(line), "attempt": 1} for line in content(load_run(tmp_path / "resumed")).splitlines()]
+    assert of_two == [json.loads(line) for line in content(poisoned).splitlines()]
+
+
+@pytest.mark.long
+def test_a_run_that_is_killed_after_a_jump_notes_it_once(tmp_path, words):
+    """Killed at 155, gone on with from 103: the jump of 151 is cut off and found again."""
+    proof = verify_resume(without(words, "backend.device"), tmp_path, 155, BACKEND)
+    assert (proof.killed_at, proof.resumed_from, proof.difference) == (155, 103, None)
+    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
+    lines = killed.spikes_jsonl.read_text().splitlines()
+    assert [(json.loads(line)["step"], json.loads(line)["attempt"]) for line in lines] == [(71, 1), (151, 2)]
+    killed.spikes_jsonl.write_text(lines[0] + "\n")
+    assert first_difference(whole, killed) == "spikes.jsonl lacks the line of step 151"
+
+
+def test_a_loss_of_nan_is_kept_and_a_run_without_jumps_has_no_file(tmp_path, words):
+    more = ["policy=float32", "loss_scale=none", "data.kwargs.which=nothing", "optimizer.gradient_accumulation_steps=2"]
+    words = without(words, "policy", "loss_scale")
+    fine = trained(tmp_path / "fine", words, *more)
+    assert fine.spikes == [] and not fine.directory.spikes_jsonl.exists()
+    spoilt = ["fault=nan_loss", "fault.at_steps=[70]", "fault.every_steps=null", "trainer.max_nonfinite_losses=null",
+              "trainer.stop_on_nonfinite_weights=false"]  # fmt: skip
+    lost = trained(tmp_path / "lost", words, *more, *spoilt)
+    (spike,) = lost.spikes  # and all losses after it
+    assert (spike.step, spike.applied) == (70, True) and math.isnan(spike.loss) and spike.examples[0] == 552
+
+
+@pytest.mark.long
+@only_on("tensorflow")
+def test_what_a_rollback_undoes_is_no_jump_any_more(tmp_path, words):
+    """The loss is lost at step 90 each time; between two rollbacks, and before the end, it is noted once."""
+    more = ["policy=float32", "loss_scale=none", "trainer.on_unhealthy=rollback", "trainer.max_rollbacks=2",
+            "trainer.checkpoint_every_steps=40", "trainer.max_nonfinite_losses=3", "fault=nan_loss",
+            "fault.at_steps=[90]", "fault.every_steps=null"]  # fmt: skip
+    run = trained(tmp_path / "r", without(words, "policy", "loss_scale"), *more)
+    assert [event["from_step"] for event in run.events if event["kind"] == "rollback"] == [92, 92]
+    assert [(spike.step, math.isnan(spike.loss)) for spike in run.spikes] == [(71, False), (90, True)]
+
+
+@pytest.mark.long
+@only_on("tensorflow")
+def test_accumulated_steps_jump_at_their_own_batch_and_as_few_are_kept_as_asked_for(tmp_path, words):
+    run = trained(tmp_path / "r", words, "optimizer.gradient_accumulation_steps=4", "trainer.keep_spikes=1")
+    assert [(spike.step, spike.examples) for spike in run.spikes] == [(71, tuple(range(560, 568)))]
+    assert trained(tmp_path / "none", words, "trainer.keep_spikes=null").spikes == []
