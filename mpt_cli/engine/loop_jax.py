@@ -68,7 +68,8 @@ class JaxEngine(Engine):
     ) -> None:
         super().__init__(model, jit_compile)
         self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
-        self._step = step_wrapper(train_step) if step_wrapper else train_step
+        step = train_step if mesh is None else partial(train_step, mesh=mesh)
+        self._step = step_wrapper(step) if step_wrapper else step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
