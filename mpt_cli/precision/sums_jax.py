@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Var
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 Tensor = Any
 Equation = Any
@@ -46,6 +46,10 @@ def sum_in_float32(function: Callable[..., Any], mesh: Mesh) -> Callable[..., An
         wanted = [place == 1 for place, part in enumerate(shapes) for _ in jax.tree.leaves(part)]
         values = _Rewriter(mesh).evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
                                           [False] * len(traced.consts) + data, wanted)  # fmt: skip
+        # whole on each device: what divides them later would divide the products before the sum as well
+        whole = NamedSharding(mesh, PartitionSpec())
+        values = [jax.lax.with_sharding_constraint(value, whole) if flag else value
+                  for value, flag in zip(values, wanted, strict=True)]  # fmt: skip
         return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
     return summed
