@@ -29,7 +29,7 @@ SCATTERS = ("scatter-add", "scatter_add")
 CAST, SUM = "convert_element_type", "reduce_sum"
 LINEAR = {"add_any", "add", "sub", "neg", "mul", "div", "transpose", "reshape", "squeeze", "expand_dims", "copy", "pad",
           "copy_p", "concatenate", "select_n", "slice", "dynamic_slice", "rev", "broadcast_in_dim", SUM}  # fmt: skip
-CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "core_call": "call_jaxpr"}
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
 REMAT = ("remat2", "checkpoint", "remat")
 DRAWS = ("random_", "threefry", "rng_")  # names begin so of what makes random numbers, perhaps as many as examples
 
