@@ -6,11 +6,12 @@ broadcasts; only it writes files.
 """
 
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from signal import Signals
 from typing import Any
@@ -24,6 +25,7 @@ from mpt_cli.settings.schema import DistributeSettings, Settings
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by `mpt train` for the processes it starts
 MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
+LEAST_SHARDED_ELEMENTS = 2**12  # of a variable of the optimizer; smaller ones are whole on each device
 
 
 @dataclass(frozen=True)
@@ -161,6 +163,32 @@ class Distribution:
     replicas: int = 1
     strategy: Any = None
     mesh: Any = None
+    shards_slots: bool = False  # whether each device keeps a share of the optimizer's variables, on JAX
+
+    @contextmanager
+    def making_slots(self, optimizer: Any, variables: list[Any]) -> Iterator[None]:
+        """Around the `build` of an optimizer for `variables`: its own are divided over the devices from the start.
+
+        What is only planned, for devices that are not here, is placed nowhere.
+        """
+        import keras
+
+        from mpt_cli.precision.keras_internals import give_layout, layouts_for_slots
+
+        present = keras.distribution.distribution() if self.shards_slots else None
+        if present is None:
+            yield
+            return
+
+        def layout(variable: Any) -> Any:
+            axis, name = sharded_axis(variable.shape, self.replicas), present.batch_dim_name
+            axes = [name if place == axis else None for place in range(len(variable.shape))]
+            return keras.distribution.TensorLayout(axes, present.device_mesh)
+
+        with layouts_for_slots(variables, layout):
+            yield
+        for variable in optimizer.variables:
+            give_layout(variable, layout(variable))
 
     def scope(self) -> AbstractContextManager[Any]:
         """The context in which model, metrics and optimizer have to be made."""
@@ -186,7 +214,9 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     if settings.trainer.batch_size % count:
         raise ConfigError(Problem("trainer.batch_size", f"must be a multiple of the {count} devices it is split over.",
                                   settings.trainer.batch_size))
-    return _mirrored(count, gpus) if wanted.name == "mirrored" else _data_parallel(count)
+    if wanted.name == "mirrored":
+        return _mirrored(count, gpus)
+    return replace(_data_parallel(count), shards_slots=wanted.shard_optimizer_state)
 
 
 def _devices_of_all(settings: Settings, gpus: int) -> int:
@@ -220,3 +250,16 @@ def _data_parallel(count: int) -> Distribution:
     distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     keras.distribution.set_distribution(distribution)
     return Distribution(count, mesh=distribution.device_mesh.backend_mesh)
+
+
+def sharded_axis(shape: Sequence[int], count: int) -> int | None:
+    """The axis by which a variable of the optimizer is divided over `count` devices: the longest that they divide
+    evenly. None where there is none, or where the variable is too small to be worth it.
+
+    >>> sharded_axis((768, 50257), 8), sharded_axis((63, 129), 8), sharded_axis((512,), 8)
+    (0, None, None)
+    """
+    axes = [axis for axis, size in enumerate(shape) if size % count == 0]
+    if not axes or math.prod(shape) < LEAST_SHARDED_ELEMENTS:
+        return None
+    return max(axes, key=lambda axis: shape[axis])

@@ -274,7 +274,7 @@ def build_engine(
         return TensorFlowEngine(model, jit_compile, distribution.strategy, step_wrapper)
     from mpt_cli.engine.loop_jax import JaxEngine
 
-    return JaxEngine(model, jit_compile, distribution.mesh, step_wrapper)
+    return JaxEngine(model, jit_compile, distribution, step_wrapper)
 
 
 def metric_vector(results: dict[str, Any]) -> Any:

@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.engine.distribution import replicate_array
+from mpt_cli.engine.distribution import Distribution, replicate_array, sharded_axis
 from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     GRADIENTS,
@@ -64,12 +64,16 @@ class JaxEngine(Engine):
     """See `engine.Engine`. JAX compiles in any case: without `jit_compile` the steps run op by op, for debugging."""
 
     def __init__(
-        self, model: Any, jit_compile: bool, mesh: Any = None, step_wrapper: StepWrapper | None = None
-    ) -> None:
+        self, model: Any, jit_compile: bool, distribution: Distribution = Distribution(),  # noqa: B008
+        step_wrapper: StepWrapper | None = None,
+    ) -> None:  # fmt: skip
+        mesh = distribution.mesh
         super().__init__(model, jit_compile)
         self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
-        self._step = step_wrapper(train_step) if step_wrapper else train_step
+        step = train_step if mesh is None else partial(train_step, mesh=mesh)
+        self._step = step_wrapper(step) if step_wrapper else step
         self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
+        self._shards_slots = distribution.shards_slots
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         self._compile = jax.jit if jit_compile else _as_it_is
@@ -224,7 +228,8 @@ class JaxEngine(Engine):
 
     def _train_step(self, carry: Carry, source: Any, batch_indices: Tensor, packed: Tensor) -> Carry:
         i, state, records, streaks = carry
-        _, state, record = self._step(self.model, state, self._batch(source, batch_indices[i]))
+        _, state, record = self._step(self.model, self._in_place(state), self._batch(source, batch_indices[i]))
+        state = self._in_place(state)
         metrics = cond(LoopControl.unpack(packed).is_logged(i + 1), lambda: self._metric_vector(state.metrics),
                        lambda: jnp.zeros_like(records.metrics[0]))
         floats, ints = pack_record(record)
@@ -232,6 +237,25 @@ class JaxEngine(Engine):
             records.floats.at[i].set(floats), records.ints.at[i].set(ints), records.metrics.at[i].set(metrics)
         )
         return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, record))
+
+    def _in_place(self, state: TrainState) -> TrainState:
+        """The same, whole on each device but for the optimizer's variables, of which each has its share. Said before
+        and after each step: where it was not, XLA would divide weights and the work on activations as well."""
+        if not self._shards_slots:
+            return state
+        whole = [self._everywhere] * max(map(len, state))
+        places = [whole, whole, self.slot_places(self.model.optimizer.variables), whole]
+        return TrainState(*([jax.lax.with_sharding_constraint(*pair) for pair in zip(values, place, strict=False)]
+                            for values, place in zip(state, places, strict=True)))  # fmt: skip
+
+    def slot_places(self, variables: list[Any]) -> list[Any]:
+        """Where each of the optimizer's `variables` is: whole on each device, or divided by one of its axes."""
+        split = self._split
+        if split is None or not self._shards_slots:
+            return [self._everywhere] * len(variables)
+        axes = [sharded_axis(variable.shape, split.mesh.size) for variable in variables]
+        return [self._everywhere if axis is None else
+                NamedSharding(split.mesh, PartitionSpec(*[None] * axis, *split.spec)) for axis in axes]  # fmt: skip
 
     def _look_back(self, state: TrainState) -> tuple[Tensor, Tensor]:
         """The last two fields of a `LoopResult`."""
@@ -255,7 +279,8 @@ class JaxEngine(Engine):
             lambda carry: self._train_step(carry, source, batch_indices, packed),
             self._first_carry(state, batch_indices, packed),
         )
-        return carry.state, LoopResult(carry.i, carry.records, *self._look_back(carry.state))
+        state = self._in_place(carry.state)
+        return state, LoopResult(carry.i, carry.records, *self._look_back(state))
 
     def _train_in_a_row(
         self, control: LoopControl, state: TrainState, source: Any, batch_indices: Tensor, packed: Tensor

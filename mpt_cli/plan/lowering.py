@@ -24,7 +24,7 @@ class PlannedEngine(JaxEngine):
 
     def __init__(self, model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
         several = distribution.replicas > 1
-        super().__init__(model, jit_compile, distribution.mesh if several else None, step_wrapper)
+        super().__init__(model, jit_compile, distribution if several else Distribution(), step_wrapper)
         chip = distribution.mesh.devices.flat[0]
         self._place = self._everywhere if several else jax.sharding.SingleDeviceSharding(chip)
         self._compile = jax.jit
@@ -55,8 +55,8 @@ class PlannedEngine(JaxEngine):
         def step(carry: tuple[Any, TrainState]) -> tuple[Any, TrainState]:
             i, state = carry
             batch = packed(self._batch(source, batch_indices[i]))
-            _, new = self.model.train_step(tuple(list(part) for part in state), batch)
-            return i + 1, TrainState(*(list(part) for part in new))
+            _, new = self.model.train_step(tuple(list(part) for part in self._in_place(state)), batch)
+            return i + 1, self._in_place(TrainState(*(list(part) for part in new)))
 
         count = LoopControl.unpack(packed_control).count
         return jax.lax.while_loop(lambda carry: carry[0] < count, step, (jnp.int32(0), state))[1]
@@ -68,10 +68,14 @@ class PlannedEngine(JaxEngine):
     def _lists(self, optimizer_variables: Any) -> list[list[Any]]:
         model = self.model
         lists = (model.trainable_variables, model.non_trainable_variables, optimizer_variables, metric_variables(model))
-        return [[self._shaped(v.shape, v.dtype) for v in variables] for variables in lists]
+        shaped = [[self._shaped(v.shape, v.dtype) for v in variables] for variables in lists]
+        shaped[2] = [self._shaped(v.shape, v.dtype, place) for v, place in
+                     zip(optimizer_variables, self.slot_places(optimizer_variables), strict=True)]  # fmt: skip
+        return shaped
 
-    def _shaped(self, shape: Any, dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct(tuple(shape), jax.dtypes.canonicalize_dtype(np.dtype(dtype)), sharding=self._place)
+    def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
+        kind = jax.dtypes.canonicalize_dtype(np.dtype(dtype))
+        return jax.ShapeDtypeStruct(tuple(shape), kind, sharding=place or self._place)
 
 
 @contextmanager

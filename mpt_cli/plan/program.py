@@ -149,7 +149,9 @@ def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) 
     program = SettingsProgram(undistributed(settings))
     data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
-        parts = assemble(program, platform, data, Hardware(target.distribution(), PlannedEngine))
+        shards = settings.distribute.shard_optimizer_state and target.count > 1
+        distribution = replace(target.distribution(), shards_slots=shards)
+        parts = assemble(program, platform, data, Hardware(distribution, PlannedEngine))
     return Planned(target, parts)
 
 

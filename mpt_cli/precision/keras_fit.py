@@ -193,8 +193,16 @@ def _train_step_tensorflow(model: Any, data: Any) -> dict[str, Tensor]:
 
 
 def _train_step_jax(model: Any, state: Any, data: Any) -> tuple[dict[str, Tensor], Any]:
-    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data)
+    logs, new_state, _ = backend_step().train_step(model, backend_step().TrainState(*state), data, _batch_mesh())
     return logs, tuple(new_state)
+
+
+def _batch_mesh() -> Any:
+    """On JAX: the devices that Keras splits a batch over, as JAX's mesh; None where it splits none."""
+    distribution = keras.distribution.distribution()
+    if not isinstance(distribution, keras.distribution.DataParallel) or distribution.device_mesh.devices.size == 1:
+        return None
+    return distribution.device_mesh.backend_mesh
 
 
 def metrics_of(model: Any) -> dict[str, Tensor]:

@@ -294,6 +294,26 @@ def float32_stand_in(variable: Any) -> Any:
     return wide
 
 
+@contextmanager
+def layouts_for_slots(variables: list[Any], layout: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, what an optimizer makes for each of `variables` gets the `layout` of that, and not its present one."""
+    kept = [variable._layout for variable in variables]
+    try:
+        for variable in variables:
+            variable._layout = layout(variable)
+        yield
+    finally:
+        for variable, own in zip(variables, kept, strict=True):
+            variable._layout = own
+
+
+def give_layout(variable: Any, layout: Any) -> None:
+    """Place a variable on the devices as `layout` says, for good."""
+    if variable._layout != layout:
+        variable._layout = layout
+        variable.assign(variable.value)
+
+
 def forget_value(variable: Any, original: Any) -> None:
     """On JAX: have a variable of float32 without memory of its own; outside of a scope it reads as `original`."""
     variable._value, variable._initializer = None, lambda _, dtype: keras.ops.cast(original.value, dtype)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.precision.finite import Measured, describe_gradients
+from mpt_cli.precision.finite import Measured, describe_gradients, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_fit import (
     ForwardOrder,
@@ -64,6 +64,8 @@ def apply(
     context = tf.distribute.get_replica_context()
     check_accumulation(optimizer.inner_optimizer)
     measured = measured or optimizer.measure(grads, variables, unscaled)
+    if context.num_replicas_in_sync > 1:
+        grads = unscale(grads, variables, None)  # in float32: the inner optimizer adds up those of all replicas
     start = start_of_step(optimizer) if optimizer.step_log is not None else None
     loss = optimizer.take_noted_loss()  # before another replica is traced, which comes here with its own
     loss = loss if loss is None or is_readable(loss) else None

@@ -24,8 +24,9 @@ from mpt_cli.training.checkpoint import Checkpoint
 
 # What decides the variables, the examples or their order can't change in the middle of a run.
 FIXED_KEYS = (
-    "seed", "model.", "data.", "backend.name", "distribute.", "optimizer.name", "optimizer.use_ema",
-    "optimizer.gradient_accumulation_steps", "trainer.batch_size", "trainer.shuffle", "trainer.drop_remainder",
+    "seed", "model.", "data.", "backend.name", "distribute.name", "distribute.devices", "distribute.processes",
+    "optimizer.name", "optimizer.use_ema", "optimizer.gradient_accumulation_steps", "trainer.batch_size",
+    "trainer.shuffle", "trainer.drop_remainder",
 )  # fmt: skip
 UNIMPORTANT_KEYS = (
     "run_dir",

@@ -346,6 +346,10 @@ def check_distribution(settings: Settings) -> Iterator[Problem]:
     if chosen.name != "data_parallel" and chosen.processes is not None:
         rule = f"must be left out with distribute={chosen.name}."
         yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
+    if chosen.name != "data_parallel" and chosen.shard_optimizer_state:
+        why = ": TensorFlow's MirroredStrategy keeps all of it on each GPU" if chosen.name == "mirrored" else ""
+        rule = f"must be false with distribute={chosen.name}{why}."
+        yield Problem("distribute.shard_optimizer_state", rule, True, "Use distribute=data_parallel backend=jax.")
     if (chosen.processes or 1) > 1:
         yield from check_several_processes(settings)
 
@@ -355,6 +359,9 @@ def check_several_processes(settings: Settings) -> Iterator[Problem]:
     if settings.trainer.on_unhealthy == "rollback":
         rule = "must be stop with several processes: only the first has the checkpoints to go back to."
         yield Problem("trainer.on_unhealthy", rule, "rollback", "Resume the run after it has stopped.")
+    if settings.distribute.shard_optimizer_state:
+        rule = "must be false with several processes: the first, which writes checkpoints, would have a share of it."
+        yield Problem("distribute.shard_optimizer_state", rule, True, "Use the devices of one process.")
     if settings.trainer.callbacks:
         rule = "must be empty with several processes: each would call them, and all would write the same files."
         remedy = "trainer.early_stopping and trainer.reduce_on_plateau work."
@@ -547,7 +554,7 @@ _CHECKS: tuple[tuple[Callable[[Settings], Iterator[Problem]], tuple[str, ...]], 
     (check_float8, ("policy.name", "policy.float8")),
     (check_stochastic_rounding, ("policy", "distribute.name")),
     (check_half_variables, ("policy.name", "policy.stochastic_rounding", "optimizer.name")),
-    (check_distribution, ("distribute.name", "distribute.devices", "backend.name")),
+    (check_distribution, ("distribute", "backend.name")),
     (check_accumulation, ("distribute.name", "optimizer.gradient_accumulation_steps")),
     (check_model_shape, ("model",)),
     (check_builder, ("model.builder",)),

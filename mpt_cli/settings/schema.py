@@ -236,6 +236,8 @@ class DistributeSettings:
     devices: Optional[int] = key(None, "how many devices (of each process), null = all", at_least=1)
     processes: Optional[int] = key(None, "data_parallel: processes that `mpt train` starts on this machine; null = "
                                    "one, or those of a Slurm step", at_least=1)
+    shard_optimizer_state: bool = key(False, "data_parallel: each device keeps its share of the optimizer's moments "
+                                      "and averages, not all of them (ZeRO stage 1)")
 
 
 @dataclass

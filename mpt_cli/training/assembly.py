@@ -175,7 +175,7 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     if program.ensemble is not None:
         program.ensemble.join(engine)
     train_feed, validation_feed, resident = _feeds(settings, data, engine, distribution.replicas)
-    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps)
+    compiled, phases = is_compiled(model), Phases(settings, model, scaling, train_feed.steps, distribution)
     with distribution.scope():
         first = put_to_training(settings, model, data, phases, injector)
         if settings.model.weights is not None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
+from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import put_back_flags, set_trained, trained_flags
@@ -47,8 +48,11 @@ class Phases:
     where the settings say it. `take_up` builds new optimizers for what the model trains now.
     """
 
-    def __init__(self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None) -> None:
-        self.settings, self.model, self.scaling = settings, model, scaling
+    def __init__(
+        self, settings: Settings, model: Any, scaling: Scaling, steps_per_epoch: int | None,
+        distribution: Distribution = Distribution(),  # noqa: B008
+    ) -> None:  # fmt: skip
+        self.settings, self.model, self.scaling, self._distribution = settings, model, scaling, distribution
         self.all = settings.phases or [PhaseSettings(epochs=settings.trainer.epochs)]
         self.index = 0
         self.take_up: Callable[[Optimizers], None] | None = None  # the first phase sets it
@@ -98,7 +102,12 @@ class Phases:
         rate = phase.learning_rates.get(name, phase.learning_rate)
         if rate is not None:
             put_rate(inner, float(rate))
-        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
+        return self._wrapped(inner, name)
+
+    def _wrapped(self, inner: Any, name: str) -> LossScaleOptimizer:
+        optimizer = wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
+        optimizer.making_slots = self._distribution.making_slots
+        return optimizer
 
     def _rounding_seed(self, name: str) -> int | None:
         """Of the optimizer of that name, each of several another; None where a phase trains no weights to round."""
@@ -111,8 +120,7 @@ class Phases:
         """That of the phase, fresh."""
         if self._author:
             return self.wrap(copied_optimizer(self._author[name]), name)
-        inner = build_optimizer(self.optimizer_settings, self.schedule_steps)
-        return wrap_optimizer(inner, self.settings.loss_scale, self.scaling, self._rounding_seed(name))
+        return self._wrapped(build_optimizer(self.optimizer_settings, self.schedule_steps), name)
 
     def check_optimizers(self, optimizers: Optimizers, used_now: Callable[[], set[str]]) -> None:
         """ConfigError where a phase names optimizers that the model has not, one rate for several, or where it would

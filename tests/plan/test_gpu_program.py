@@ -61,7 +61,11 @@ def test_a_v100_has_no_tf32():
     assert set(found.product_flops) == {"float16", "float32"}
 
 
-def test_eight_devices_sum_every_gradient_once():
-    found = plans_of("conf=digits_mlp", "seed=0", devices=8)[0]
+@pytest.mark.parametrize("recipe", ["digits_mlp", "digits_cnn"])
+def test_eight_devices_sum_every_gradient_once_and_in_float32(recipe):
+    """With cuDNN's convolutions still in float16."""
+    found = plans_of(f"conf={recipe}", "policy=mixed_float16", "seed=0", devices=8)[0]
+    assert {traffic.dtype for traffic in found.traffic if traffic.opcode == "all-reduce"} == {"float32"}
+    assert found.product_flops["float16"] > 0.5 * sum(found.product_flops.values())
     elements = sum(traffic.elements for traffic in found.traffic if traffic.opcode == "all-reduce")
     assert elements == pytest.approx(found.parameters - 0, abs=64) and not found.host_transfers

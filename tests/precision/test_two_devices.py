@@ -12,8 +12,8 @@ OF_MAKE_TEST = ("test_optimizer_steps.py", "test_skips_whole.py", "test_finite.p
 pytestmark = [pytest.mark.slow, only_on("tensorflow")]
 
 
-def assert_passes(backend: str, *paths: Path, only: str = "not long") -> None:
-    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=2"  # JAX reads them once
+def assert_passes(backend: str, *paths: Path, only: str = "not long", devices: int = 2) -> None:
+    flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}"  # JAX reads them once
     variables = {"JAX_PLATFORMS": "cpu", "MPT_TWO_DEVICES": "1", "XLA_FLAGS": flags}
     words = ["-p", "no:cacheprovider", "-m", only, *map(str, paths)]
     done = run_program("pytest", *words, backend=backend, cwd=ROOT, timeout=900, **variables)
@@ -32,3 +32,9 @@ def test_two_replicas_on_tensorflow():
 def test_this_folder_and_two_devices_on_jax(files, only):
     """Without `gradients`, which runs itself on JAX."""
     assert_passes("jax", *files, only=only)
+
+
+@pytest.mark.parametrize("only", ["not long", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.parametrize(("file", "devices"), [("test_float32_sums.py", 8), ("test_sharded_slots.py", 4)])
+def test_more_devices_on_jax(file, devices, only):
+    assert_passes("jax", HERE / "two_devices" / file, only=only, devices=devices)

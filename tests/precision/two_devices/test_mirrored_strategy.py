@@ -55,6 +55,27 @@ def test_one_bad_replica_of_two_skips_the_step_on_both(strategy, bad, by_hand):
     assert (float(found.loss_scale), copies(found.iterations), int(found.dynamic_counter)) == (1.0, [2, 2], 1)
 
 
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize(("pair", "expected"), [((40000, 40000), 80000), ((2048, 1), 2049)])
+def test_gradients_in_float16_are_added_up_in_float32(strategy, pair, expected, by_hand):
+    """80000 is inf in float16, and 2049 is 2048; also where the gradients were divided by hand, in float16."""
+    import tensorflow as tf
+
+    with strategy.scope():
+        weight = keras.Variable([0.0])
+        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), initial_scale=1.0)
+        optimizer.build([weight])
+
+    @tf.function
+    def step(gradient):
+        strategy.run(lambda part: optimizer.apply([part], [weight], unscaled=by_hand), args=(gradient,))
+
+    values = [tf.constant([value], tf.float16) for value in pair]
+    step(strategy.experimental_distribute_values_from_function(lambda c: values[c.replica_id_in_sync_group]))
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (1, 0)
+    np.testing.assert_array_equal(copies(weight), np.float32([[-expected * 2.0**-4]] * 2))
+
+
 @pytest.mark.parametrize("inner", [keras.optimizers.SGD, keras.optimizers.Adam])
 def test_the_first_step_inside_a_function_builds_it_on_both(strategy, inner):
     def optimizer():

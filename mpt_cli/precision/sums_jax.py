@@ -1,0 +1,251 @@
+"""Sums of gradients over the devices of a mesh on JAX, in float32 where layers compute in half precision.
+
+XLA adds the parts of a gradient up where they arise, in the dtype of the operation that made them: a product in float16
+makes parts in float16, of which two that are finite can be inf together, and small ones are lost beside large ones. The
+cast to float32 comes after the sum, where nothing can be done any more. So the traced program of the gradients is
+followed from each gradient back to the operations that sum over the batch, and these are given results in float32: a
+product adds up in float32 anyway, and is only not rounded before the devices' parts are added.
+
+Not followed is a weight that is itself repeated before it is used: of its gradient only the last sum is in float32.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Var
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+Tensor = Any
+Equation = Any
+
+HALF = ("float16", "bfloat16")
+PRODUCTS = ("dot_general", "ragged_dot_general", "conv_general_dilated")
+SCATTERS = ("scatter-add", "scatter_add")
+CAST, SUM = "convert_element_type", "reduce_sum"
+LINEAR = {"add_any", "add", "sub", "neg", "mul", "div", "transpose", "reshape", "squeeze", "expand_dims", "copy", "pad",
+          "copy_p", "concatenate", "select_n", "slice", "dynamic_slice", "rev", "broadcast_in_dim", SUM}  # fmt: skip
+CALLS = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr"}
+REMAT = ("remat2", "checkpoint", "remat")
+DRAWS = ("random_", "threefry", "rng_")  # names begin so of what makes random numbers, perhaps as many as examples
+
+
+def sum_in_float32(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
+    """`function(weights, *others, batch)` as `jax.value_and_grad` gives it, with gradients that are summed in float32.
+
+    Those of weights in half precision come in float32 as well, where they are not rounded once more.
+    """
+
+    def summed(*given: Any) -> Any:
+        traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
+        data = [index == len(given) - 1 for index, part in enumerate(given) for _ in jax.tree.leaves(part)]
+        wanted = [place == 1 for place, part in enumerate(shapes) for _ in jax.tree.leaves(part)]
+        values = _Rewriter(mesh).evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
+                                          [False] * len(traced.consts) + data, wanted)  # fmt: skip
+        # whole on each device: what divides them later would divide the products before the sum as well
+        whole = NamedSharding(mesh, PartitionSpec())
+        values = [jax.lax.with_sharding_constraint(value, whole) if flag else value
+                  for value, flag in zip(values, wanted, strict=True)]  # fmt: skip
+        return jax.tree.unflatten(jax.tree.structure(shapes), values)
+
+    return summed
+
+
+def _is_half(value: Any) -> bool:
+    return str(getattr(value, "dtype", "")) in HALF
+
+
+def _widened(value: Tensor) -> Tensor:
+    return jnp.asarray(value, jnp.float32) if _is_half(value) else value
+
+
+def _is_variable(atom: Any) -> bool:
+    return not hasattr(atom, "val")
+
+
+@dataclass(frozen=True)
+class _Rewriter:
+    """Evaluates a jaxpr with the values that it is given, of which those on the way to a gradient may be float32 where
+    the jaxpr has half precision; what is not on the way gets them rounded as ever."""
+
+    mesh: Mesh
+
+    def evaluate(
+        self, jaxpr: Any, values: Sequence[Tensor], data: Sequence[bool], wanted: Sequence[bool]
+    ) -> list[Tensor]:
+        """The outputs, of which the `wanted` ones may be wider than `jaxpr` says. `values` are those of its constants
+        and inputs; `data` says which of them are made of examples."""
+        inputs = [*jaxpr.constvars, *jaxpr.invars]
+        depends = _made_of_data(jaxpr, [v for v, flag in zip(inputs, data, strict=True) if flag])
+        way = _way_to(jaxpr, depends, [v for v, flag in zip(jaxpr.outvars, wanted, strict=True) if flag])
+        known: dict[Any, Tensor] = dict(zip(inputs, values, strict=True))
+
+        def read(atom: Any, as_it_is: bool = True) -> Tensor:
+            value = known[atom] if _is_variable(atom) else atom.val
+            return value if as_it_is else _rounded(value, atom)
+
+        for each in jaxpr.eqns:
+            is_on_way = any(v in way for v in each.outvars)
+            given = [read(atom, is_on_way) for atom in each.invars]
+            flags = [_is_variable(atom) and atom in depends for atom in each.invars]
+            marked = [v in way for v in each.outvars]
+            made = self._on_the_way(each, given, flags, marked) if is_on_way else _as_it_is(each, given)
+            known.update(zip(each.outvars, made, strict=True))
+        return [read(v, flag) for v, flag in zip(jaxpr.outvars, wanted, strict=True)]
+
+    def _on_the_way(
+        self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]
+    ) -> list[Tensor]:  # fmt: skip
+        """The results of an operation on the way to a gradient, in float32 where that can be."""
+        name, rounded = each.primitive.name, [_rounded(v, atom) for v, atom in zip(given, each.invars, strict=True)]
+        if name in CALLS:
+            inner = each.params[CALLS[name]]
+            return self.evaluate(inner.jaxpr, [*inner.consts, *given], [False] * len(inner.consts) + data, wanted)
+        if name == "scan":
+            return self._scan(each, given, data, wanted)
+        if name == "cond":
+            return self._cond(each, rounded, data, wanted)
+        if name in REMAT:
+            return self._remat(each, rounded, data, wanted)
+        if not _is_half(each.outvars[0].aval):
+            return _as_it_is(each, given if name == CAST else rounded)
+        if name in PRODUCTS:
+            return self._product(each, rounded) if all(data[:2]) else _as_it_is(each, rounded)
+        if name in SCATTERS:
+            return [_scattered(each, given)]
+        if name == CAST:
+            return given if any(map(_is_wide, given, each.invars)) else _as_it_is(each, given)
+        if name == SUM or (name in LINEAR and any(map(_is_wide, given, each.invars))):
+            return _as_it_is(each, [_widened(value) for value in given])
+        return _as_it_is(each, rounded)
+
+    def _product(self, each: Equation, given: list[Tensor]) -> list[Tensor]:
+        if each.primitive.name == "conv_general_dilated":
+            return self._convolution(each, given)
+        wide = {**each.params, "preferred_element_type": jnp.dtype("float32")}
+        return _as_it_is(each.replace(params=wide), given)
+
+    def _convolution(self, each: Equation, given: list[Tensor]) -> list[Tensor]:
+        """cuDNN's convolutions give what they are given, and XLA would cast images to float32 for another result: so
+        each device convolves its own examples, and casts what it made."""
+        left, right, _ = each.params["dimension_numbers"]
+        axis, places = self.mesh.axis_names[0], (left[1], right[1])  # where a gradient's convolution has the examples
+        if any(value.shape[place] % self.mesh.size for value, place in zip(given, places, strict=True)):
+            return _as_it_is(each, given)
+        split = tuple(PartitionSpec(*[None] * place, axis) for place in places)
+
+        def convolve(*parts: Tensor) -> Tensor:
+            made = _as_it_is(each, list(parts))[0]
+            with _named(each):
+                return jax.lax.psum(jnp.asarray(made, jnp.float32), axis)
+
+        return [jax.shard_map(convolve, mesh=self.mesh, in_specs=split, out_specs=PartitionSpec())(*given)]
+
+    def _scan(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
+        """Where gradients are added up from step to step, that is in float32 too."""
+        body, (first, count) = each.params["jaxpr"], (each.params["num_consts"], each.params["num_carry"])
+        last = first + count
+        flags = [*data[:first], *[any(data)] * count, *data[last:]]
+        begin = [_widened(value) if flag else _rounded(value, atom) for value, atom, flag in
+                 zip(given[first:last], each.invars[first:last], wanted, strict=False)]  # fmt: skip
+        constants, rows = (
+            [_rounded(value, atom) for value, atom in zip(given[part], each.invars[part], strict=True)]
+            for part in (slice(first), slice(last, None))
+        )
+
+        def step(carry: list[Tensor], row: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+            made = self.evaluate(body.jaxpr, [*body.consts, *constants, *carry, *row],
+                                 [False] * len(body.consts) + flags, wanted)  # fmt: skip
+            return [jnp.asarray(new, old.dtype) for new, old in zip(made[:count], carry, strict=True)], made[count:]
+
+        chosen = {name: each.params[name] for name in ("length", "reverse", "unroll")}
+        with _named(each):
+            carry, rows = jax.lax.scan(step, begin, rows, **chosen)
+        return [*carry, *rows]
+
+    def _cond(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
+        def outputs(branch: Any, *inputs: Tensor) -> list[Tensor]:
+            made = self.evaluate(branch.jaxpr, [*branch.consts, *inputs], [False] * len(branch.consts) + data[1:],
+                                 wanted)  # fmt: skip
+            return [_widened(value) if flag else value for value, flag in zip(made, wanted, strict=True)]
+
+        branches = [partial(outputs, branch) for branch in each.params["branches"]]
+        with _named(each):
+            return list(jax.lax.switch(given[0], branches, *given[1:]))
+
+    def _remat(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
+        """Still behind the barrier that keeps what is computed twice from being kept."""
+        inner = each.params["jaxpr"]
+        again = jax.make_jaxpr(lambda *inputs: self.evaluate(inner, inputs, data, wanted))(*given)
+        whole = again.jaxpr.replace(constvars=[], invars=[*again.jaxpr.constvars, *again.jaxpr.invars])
+        return _as_it_is(each.replace(params={**each.params, "jaxpr": whole}), [*again.consts, *given])
+
+
+def _named(each: Equation) -> AbstractContextManager[Any]:
+    """Inside, operations are named as this one, by which layers are found in compiled programs."""
+    names = str(each.source_info.name_stack)
+    return jax.named_scope(names) if names else nullcontext()
+
+
+def _rounded(value: Tensor, atom: Any) -> Tensor:
+    """In the dtype that the program has for it."""
+    return jnp.asarray(value, atom.aval.dtype) if _is_wide(value, atom) else value
+
+
+def _is_wide(value: Tensor, atom: Any) -> bool:
+    return _is_half(atom.aval) and not _is_half(value)
+
+
+def _as_it_is(each: Equation, given: list[Tensor]) -> list[Tensor]:
+    """One operation, named and placed as in the program that it is of, on values in dtypes of their own."""
+    inputs = [Var(atom.aval) for atom in each.invars]
+    alone = _nothing().replace(invars=inputs, outvars=each.outvars, eqns=[each.replace(invars=inputs)],
+                               effects=each.effects)  # fmt: skip
+    return list(jax.core.eval_jaxpr(alone, [], *given))
+
+
+@cache
+def _nothing() -> Any:
+    """A program without operations: JAX wants to be told where one comes from."""
+    return jax.make_jaxpr(lambda: ())().jaxpr
+
+
+def _scattered(each: Equation, given: list[Tensor]) -> Tensor:
+    names = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
+    operand, indices, updates = given
+    with _named(each):
+        return jax.lax.scatter_add(_widened(operand), indices, _widened(updates),
+                                   **{name: each.params[name] for name in names})  # fmt: skip
+
+
+def _made_of_data(jaxpr: Any, inputs: Iterable[Any]) -> set[Any]:
+    """The variables that examples, given as `inputs`, or random numbers have a part in."""
+    found = set(inputs)
+    for each in jaxpr.eqns:
+        if each.primitive.name.startswith(DRAWS) or any(_is_variable(v) and v in found for v in each.invars):
+            found.update(each.outvars)
+    return found
+
+
+def _way_to(jaxpr: Any, data: set[Any], outputs: Iterable[Any]) -> set[Any]:
+    """The variables between `outputs` and the sums over examples that they come from, the results of those included."""
+    way = {v for v in outputs if _is_variable(v)}
+    for each in reversed(jaxpr.eqns):
+        if any(v in way for v in each.outvars) and not _sums_examples(each, data):
+            way.update(v for v in each.invars if _is_variable(v) and v in data)
+    return way
+
+
+def _sums_examples(each: Equation, data: set[Any]) -> bool:
+    """Whether this is where examples are added up: a product of two things that are made of them, a sum over an axis
+    that is more than one long, rows added to the places that examples name."""
+    name, of_data = each.primitive.name, [_is_variable(v) and v in data for v in each.invars]
+    if name == SUM:
+        return any(each.invars[0].aval.shape[axis] > 1 for axis in each.params["axes"])
+    if name in SCATTERS:
+        return of_data[1]
+    return name in PRODUCTS and all(of_data[:2])
