@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,6 @@ class RunOnPage:
     label: str
     name: str
     gaps: list[str]
-    not_recorded: list[str]
     outcome: list[tuple[str, str]]
     failure: Failure | None
     events: EventsOnPage | None
@@ -177,6 +176,7 @@ class RunOnPage:
     configuration: str
     environment: list[tuple[str, str]]
     commands: list[str]
+    not_recorded: list[str] = field(default_factory=list)
 
     @property
     def has_configuration(self) -> bool:
@@ -187,8 +187,8 @@ class RunOnPage:
 def run_on_page(story: RunHistory) -> RunOnPage:
     """Everything a page tells of one run but its pictures."""
     return RunOnPage(
-        story.label, story.run.path.name, story.gaps, story.not_recorded, outcome_facts(story), _failure(story),
-        _events(story), _spikes(story), story.config_text, environment_facts(story), _commands(story),
+        story.label, story.run.path.name, story.gaps, outcome_facts(story), _failure(story), _events(story),
+        _spikes(story), story.config_text, environment_facts(story), _commands(story), story.not_recorded,
     )  # fmt: skip
 
 
