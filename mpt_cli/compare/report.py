@@ -10,7 +10,7 @@ from typing import Any
 from mpt_cli.compare.results import Comparison, Entry
 from mpt_cli.compare.verdict import entry_verdict, format_factor, overall, reasons, sentences
 from mpt_cli.errors import DataError
-from mpt_cli.report.history import RunHistory, as_number, read_history
+from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Drawing, draw_all
 from mpt_cli.report.run_page import run_on_page
@@ -30,6 +30,7 @@ from mpt_cli.sweep.directory import GOOD
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables
 from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
+from mpt_cli.telemetry.records import as_number
 
 SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
 

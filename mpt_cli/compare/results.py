@@ -18,12 +18,13 @@ from mpt_cli.errors import DataError
 from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
-from mpt_cli.report.history import as_number, read_lines
+from mpt_cli.report.history import read_lines
 from mpt_cli.runs.directory import write_json
 from mpt_cli.sweep.directory import FINISHED, SEED, JobResult, read_job
 from mpt_cli.sweep.paired import PairedDifference
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objective
 from mpt_cli.telemetry.format import format_number
+from mpt_cli.telemetry.records import as_number
 
 SHARES = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")  # metrics between 0 and 1
 SHARE_TOLERANCE = 0.01  # one percentage point

@@ -19,7 +19,7 @@ from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
 from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.telemetry.format import format_count
-from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, misfit, record_of, required_fields
+from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, as_number, misfit, record_of, required_fields
 from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
 
 _TAIL_BYTES = 8192
@@ -80,7 +80,7 @@ def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:
     """(step, value) at each end of an epoch."""
     lines = (line for line in read_lines(metrics_jsonl) if line.get("epoch_end"))
-    return [(int(line["step"]), float(line[name])) for line in lines if line.get(name) is not None]
+    return [(int(line["step"]), value) for line in lines if (value := as_number(line.get(name))) is not None]
 
 
 def settled_step(events: list[dict[str, Any]], steps_seen: int, applied_steps: int) -> int | None:
@@ -205,16 +205,6 @@ class RunHistory:
     def number(self, name: str) -> float | None:
         """A field of the summary; None where it has no such number."""
         return as_number(self.summary.get(name))
-
-
-def as_number(value: Any) -> float | None:
-    """A number of a strict JSON file, where nan and infinity are texts; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None
 
 
 def read_history(path: str | Path, label: str | None = None) -> RunHistory:

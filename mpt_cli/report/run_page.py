@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.report.history import RunHistory, as_number, flatten, look_into
+from mpt_cli.report.history import RunHistory, flatten, look_into
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Drawing, draw_all
 from mpt_cli.report.run_pictures import run_pictures
@@ -24,6 +24,7 @@ from mpt_cli.telemetry.format import (
     format_share,
 )
 from mpt_cli.telemetry.health import GOOD_VERDICTS
+from mpt_cli.telemetry.records import as_number
 from mpt_cli.training.progress import MONITORED
 
 _MOST_RANGES = 300

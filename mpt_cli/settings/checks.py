@@ -1,6 +1,7 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
 import math
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from itertools import pairwise
@@ -104,7 +105,7 @@ def expected_number(value: Any) -> float | None:
     number = read_number(value) if isinstance(value, str) else value
     if isinstance(number, bool) or not isinstance(number, int | float):
         return None
-    return number if math.isfinite(number) else None
+    return number if abs(number) <= sys.float_info.max else None  # `isfinite` fails at integers beyond
 
 
 _SCHEDULES_WITH = {
@@ -457,8 +458,7 @@ def check_loss_weights(settings: Settings) -> Iterator[Problem]:
     values = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, list) else [weights]
     if weights is None:
         return
-    if not all(isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-               for value in values):
+    if any(isinstance(value, str) or expected_number(value) is None for value in values):
         yield Problem("trainer.loss_weights", "must be a number for each output, as a mapping or list.", weights)
     elif isinstance(weights, dict) and isinstance(loss, dict) and (unknown := [*weights.keys() - loss.keys()]):
         remedy = did_you_mean(str(unknown[0]), map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
@@ -475,7 +475,7 @@ def check_class_weight(settings: Settings) -> Iterator[Problem]:
     for name, value in weights.items():
         if not str(name).isdigit():
             yield Problem("trainer.class_weight", "must name classes by their number, from 0.", name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        if isinstance(value, str) or (number := expected_number(value)) is None or number < 0:
             yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
 
 

@@ -206,7 +206,10 @@ def _number_in_mapping(part: Any) -> float:
     number = read_number(part) if isinstance(part, str) else part
     if not isinstance(number, int | float) or isinstance(number, bool):
         raise BadValue("must be a mapping from names to numbers.")
-    return float(number)
+    try:
+        return float(number)
+    except OverflowError as error:
+        raise BadValue("must be a mapping from names to numbers within float's range.") from error
 
 
 def _convert(key: Key, value: Any) -> Any:

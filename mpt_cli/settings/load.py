@@ -75,7 +75,7 @@ def _escape_texts(value: Any) -> Any:
 
 
 _PRIMARY = "mpt_run"
-_FAULTS = (HydraException, OmegaConfBaseException, ValueError)
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError)  # the last of a key into a list
 
 
 def compose_tree(

@@ -190,7 +190,8 @@ def _without(axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 
 def read_block(words: Sequence[str]) -> Block:
     """The block of the recipe that the words name, or an empty one. ConfigError where it can't be read."""
-    confs = next((part.values or (part.value(0),) for part in read_grid(words).assignments if part.key == "conf"), ())
+    confs = next((part.values or (part.value(0),) for part in read_grid(words).assignments
+                  if part.key == "conf" and part.words), ())  # fmt: skip
     given = [(conf, read_recipe(find_recipe(conf))) for conf in confs]
     blocks = [(conf, recipe) for conf, recipe in given if recipe.sweep_block() is not None]
     if not blocks:

@@ -374,6 +374,16 @@ def required_fields(record: type) -> tuple[str, ...]:
     return tuple(each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING)
 
 
+def as_number(value: Any) -> float | None:
+    """A number of a strict JSON file, where nan and infinity are texts; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        return None
+
+
 def misfit(record: type | Mapping[str, Any], tree: Mapping[str, Any], required: Sequence[str] = ()) -> str | None:
     """Which field has not the type that `record`, a dataclass or types by name, says, or is missing of the `required`;
     None where all is well. A field that the record does not know is one of a later version.

@@ -25,6 +25,7 @@ class Case:
     files: dict[str, bytes | str] = field(default_factory=dict)
 
 
+HUGE = "1" + "0" * 400  # an integer beyond float's range
 FIFO, FOLDER, LOOP, GONE = "a pipe", "a folder", "a link to itself", "gone"
 
 LAUGHS = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -129,6 +130,13 @@ CORPUS = (
     *(recipe(f"defaults: [digits_mlp]\nmodel: {{builder: '{TAKEN}:x', kwargs: {{url: 'https://u:{TAKEN}@host'}}}}\n",
     verb)
       for verb in ("show", "check", "train")),
+    Case(("sweep", "conf=" + "9" * 5000)), Case(("check", "conf=digits_mlp", "phases.N.freeze=[a]")),
+    of_run("metrics.jsonl", b'{"step": 1, "epoch": 1, "loss": 1.0, "learning_rate": 0.1, "loss_scale": 1.0, '
+           b'"scale_counter": 0, "skipped_steps": 0, "consecutive_skips": 0, "applied_steps": 1, '
+           b'"examples_per_second": 1.0, "accuracy": "range(1e400)"}\n', "watch", RUN),
+    *(recipe(f"{{trainer: {{{key}: {value}}}}}\n", "check") for key, value in (
+        ("loss_weights", HUGE), ("loss_weights", f"{{a: {HUGE}}}"), ("class_weight", f"{{0: {HUGE}}}"))),
+    recipe(f"{{expect: {{loss: {HUGE}}}, loss_scale: {{layer_scales: {{a: {HUGE}}}}}}}\n", "check"),
     recipe(b"\x1b[31mkey\x1b[0m: 1\n"), recipe(b'"\\e[31mkey": 1\n'),
     Case(("check", "conf=digits_mlp", "\x1b[31mx=1")), Case(("check", "conf=digits_mlp", "seed=\x1b[31m(")),
     Case(("check", "--\x1b[31mred")), Case(("\x1b[31mred",)), Case(("report", "\x1b[31mred")),

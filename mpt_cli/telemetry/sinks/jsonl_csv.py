@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.telemetry.records import SCHEMA_VERSION, Event, GradientSample, LayerSample, RunHeader, Snapshot, Spike
+from mpt_cli.telemetry.records import (
+    SCHEMA_VERSION,
+    Event,
+    GradientSample,
+    LayerSample,
+    RunHeader,
+    Snapshot,
+    Spike,
+    as_number,
+)
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.line_file import LineFile
 
@@ -37,7 +46,7 @@ def snapshot_from(line: Mapping[str, Any]) -> Snapshot:
     """The snapshot that a line of metrics.jsonl tells of; nan and infinities are texts there."""
     own = {name: line[name] for name in _OWN_FIELDS if name in line}
     names = [name for name in line if name not in _OWN_FIELDS and name not in _OF_THE_LINE]
-    metrics = {name: float(line[name]) for name in names if line[name] is not None}
+    metrics = {name: number for name in names if (number := as_number(line[name])) is not None}
     numbers: dict[str, Any] = {name: float(value) if isinstance(value, str) else value for name, value in own.items()}
     return Snapshot(**numbers, metrics=metrics, gradients=_sample_from(line))
 
