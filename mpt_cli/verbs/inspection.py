@@ -251,11 +251,14 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
     """And the variables of the environment that they come from."""
     from mpt_cli.settings.load import load_with_recipe
     from mpt_cli.sweep.block import block_of
-    from mpt_cli.sweep.plan import check_objective_of_block
 
     with watched_environment(is_closed=arguments.untrusted) as variables:
         settings, recipe = load_with_recipe(arguments.overrides)
-        check_objective_of_block(block_of(recipe), settings)  # and what else is wrong with what only `mpt sweep` reads
+        block = block_of(recipe)  # what is wrong with what only `mpt sweep` reads is told here too
+        if block.objective:
+            from mpt_cli.sweep.plan import check_objective_of_block  # takes a second
+
+            check_objective_of_block(block, settings)
         return settings, [*variables]
 
 

@@ -86,5 +86,5 @@ def test_the_run_of_a_recorder_is_no_run_to_train_again(tmp_path, capsys):
     (run_dir / "events.jsonl").write_text(json.dumps(event) + "\n")
     assert main(["diagnose", str(run_dir)]) == 2
     said = capsys.readouterr()
-    assert "is of a run that a Python program started" in said.err and "mpt.diagnose(model, x, y)" in said.err
+    assert "is of a Python program's run" in said.err and "mpt.diagnose(model, x, y)" in said.err
     assert "Traceback" not in said.err

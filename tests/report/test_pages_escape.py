@@ -72,6 +72,7 @@ def test_the_page_of_a_sweep_escapes_all_that_it_shows():
     failure = dict.fromkeys(("name", "status", "reason", "command"), EVIL)
     text = render_page(
         "sweep.html", EVIL, [draw(PICTURE)], headline=EVIL, kind="good", counts=EVIL, best_command=[EVIL],
+        seeds_command=EVIL,
         configurations=TABLE, left_out=EVIL, failures=[failure], again=EVIL, jobs=TABLE, footnote=EVIL,
     )  # fmt: skip
     check_escaped(text)
@@ -89,8 +90,8 @@ def test_the_page_of_a_comparison_escapes_all_that_it_shows():
 
 def test_a_key_may_be_broken_after_its_dots_and_stays_text():
     table = HtmlTable("t", [HtmlColumn("a.b_c<x>")], [])
-    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], configurations=table,
-                       left_out="", failures=[], again="", jobs=table)  # fmt: skip
+    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], seeds_command="",
+                       configurations=table, left_out="", failures=[], again="", jobs=table)  # fmt: skip
     assert '<th scope="col">a.<wbr>b_<wbr>c&lt;x&gt;</th>' in text
 
 

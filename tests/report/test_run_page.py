@@ -177,8 +177,8 @@ def test_the_files_beside_the_page_are_whole_pictures_of_their_own():
 def test_cells_are_escaped_and_named():
     table = HtmlTable("<c>", [HtmlColumn("a"), HtmlColumn("b", True)], [HtmlRow(["<x>", "1"])])
     jobs = HtmlTable("jobs", [], [])
-    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], configurations=table,
-                       left_out="", failures=[], again="", jobs=jobs)  # fmt: skip
+    text = render_page("sweep.html", "T", [], headline="", kind="", counts="", best_command=[], seeds_command="",
+                       configurations=table, left_out="", failures=[], again="", jobs=jobs)  # fmt: skip
     assert "&lt;x&gt;" in text and '<th scope="row">' in text and "<caption>&lt;c&gt;</caption>" in text
 
 

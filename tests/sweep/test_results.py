@@ -138,13 +138,13 @@ def test_a_first_that_may_be_so_by_chance_is_not_called_best(stubs, tmp_path):
 
 @pytest.mark.slow
 def test_the_guide_explains_every_column_of_the_ranking_that_it_shows(stubs):
-    found, _ = stubs.start([*GRID[:2], "seed=0,1", "sweep_dir=s"], objective="val_accuracy,loss")
+    found, _ = stubs.start([*GRID[:2], "seed=0,1", "sweep_dir=s"], objective="val_accuracy,steps_seen")
     page = (Path(__file__).parents[2] / "docs" / "guides" / "sweep.md").read_text(encoding="utf-8")
     head = re.search(r"^rank  .*$", page, re.M)
     titles = [column.title for column in columns(found)]
-    assert head and re.split(r"\s{2,}", head[0]) == [title for title in titles if title not in ("loss", "front")]
+    assert head and re.split(r"\s{2,}", head[0]) == [title for title in titles if title not in ("steps_seen", "front")]
     told = [row.partition(" |")[0] for row in re.findall(r"^\| (`.*)$", page, re.M)]
-    assert [title for title in titles if title not in ("initial_scale", "val_accuracy", "loss", "front")
+    assert [title for title in titles if title not in ("initial_scale", "val_accuracy", "steps_seen", "front")
             and not any(f"`{title}`" in names for names in told)] == []  # fmt: skip
 
 
