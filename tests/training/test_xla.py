@@ -82,6 +82,13 @@ class TestNumbers:
                                   layers.Dense(2)])  # fmt: skip
         assert numbers_per_step(model, 3) == -4000 + (28 * 2 + 2) + 3 * (28 + 28 + 2)
 
+    def test_cells_of_recurrent_layers_count_at_each_time_step(self):
+        """4·(8·5 + 5·5 + 5) of the LSTM, 2·3·(5·2 + 2·2 + 2·2) of the GRUs, 4·3+3 of the Dense layer; 7 steps of 5 and
+        of 2·2 units, 3 numbers each, and the outputs 7·5, 4 and 3."""
+        model = keras.Sequential([keras.Input((7, 8)), layers.LSTM(5, return_sequences=True),
+                                  layers.Bidirectional(layers.GRU(2)), layers.Dense(3)])  # fmt: skip
+        assert numbers_per_step(model, 10) == 280 + 108 + 15 + 10 * (3 * 7 * (5 + 4) + 35 + 4 + 3)
+
     def test_of_a_model_without_a_graph_the_weights(self):
         class Model(keras.Model):
             def __init__(self):
