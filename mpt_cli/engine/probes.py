@@ -6,7 +6,6 @@ loops, branches or recomputed blocks, and all other gradients stay bit for bit w
 do: Sequential, functional or subclassed, built by whomever.
 """
 
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,10 +147,13 @@ def count(tensors: list[Tensor]) -> Tensor:
     """`statistics_of_each`. On TensorFlow XLA takes half the time of its kernels, and a tenth of a second to compile
     each: it counts where there are many elements, or nobody knows how many.
     """
-    sizes = [math.prod(tensor.shape) if None not in tensor.shape else MANY_ELEMENTS for tensor in tensors]
-    if keras.backend.backend() == "jax" or sum(sizes) < MANY_ELEMENTS:
+    if keras.backend.backend() == "jax":
         return statistics_of_each(tensors)
-    return _compiled_count()(tensors)
+    import tensorflow as tf
+
+    sizes = [tf.TensorShape(tensor.shape).num_elements() for tensor in tensors]
+    are_few = None not in sizes and sum(sizes) < MANY_ELEMENTS
+    return statistics_of_each(tensors) if are_few else _compiled_count()(tensors)
 
 
 @lru_cache(maxsize=1)

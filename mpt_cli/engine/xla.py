@@ -101,9 +101,10 @@ def _numbers_inside(layer: Any) -> int:
     """What the cells of a recurrent layer make of an example, over all its time steps; 0 for any other layer."""
     inside = [] if isinstance(layer, keras.Model) else layers_of(layer)  # as in Bidirectional; a model's are its own
     recurrent = [each for each in (layer, *inside) if isinstance(each, keras.layers.RNN)]
-    given = _tensors(layer, "input") if recurrent else []
-    units = sum(int(getattr(each.cell, "output_size", None) or 0) for each in recurrent)
-    return NUMBERS_PER_UNIT * int(given[0].shape[1] or 1) * units if given else 0
+    sizes = [getattr(each.cell, "output_size", None) for each in recurrent]  # which a cell of the user's may lack
+    units = sum(size for size in sizes if isinstance(size, int))
+    steps = [tensor.shape[1] or 1 for tensor in _tensors(layer, "input")[:1] if len(tensor.shape) > 1] if units else []
+    return NUMBERS_PER_UNIT * sum(steps) * units
 
 
 def _tensors(layer: Any, of: str) -> list[Any]:

@@ -107,7 +107,7 @@ def magnitude(gradient: Tensor) -> Tensor:
     is what XLA vectorises on a CPU: 36 against 131 microseconds for 300,000 elements.
     """
     values = dense(gradient)
-    form = _BITS.get(keras.backend.standardize_dtype(values.dtype)) if _on_cpu() else None
+    form = FLOAT_BITS.get(keras.backend.standardize_dtype(values.dtype)) if _on_cpu() else None
     if form is None:
         return ops.cast(ops.max(_sizes(values), initial=0), "float32")
     is_long = keras.backend.backend() == "jax" and is_large(values)
@@ -117,7 +117,7 @@ def magnitude(gradient: Tensor) -> Tensor:
     return ops.cast(found, "float32")
 
 
-class _Bits(NamedTuple):
+class FloatBits(NamedTuple):
     """How a float's bits are read as an integer: without their sign those of a larger magnitude are the larger one."""
 
     integer: str
@@ -130,7 +130,10 @@ class _Bits(NamedTuple):
         return ops.bitwise_and(reinterpret(values, self.integer), ops.cast(all_but_sign, self.integer))
 
 
-_BITS = {"float16": _Bits("int16", 0x7C00), "bfloat16": _Bits("int16", 0x7F80), "float32": _Bits("int32", 0x7F800000)}
+FLOAT_BITS = {
+    "float16": FloatBits("int16", 0x7C00), "bfloat16": FloatBits("int16", 0x7F80),
+    "float32": FloatBits("int32", 0x7F800000),
+}  # fmt: skip
 
 
 def _on_cpu() -> bool:
@@ -152,7 +155,7 @@ def _sizes(values: Tensor) -> Tensor:
     return ops.where(size < infinite, shown, infinite)  # nan compares as false; XLA's maximum would lose it
 
 
-def _block_sizes(values: Tensor, form: _Bits) -> Tensor:
+def _block_sizes(values: Tensor, form: FloatBits) -> Tensor:
     """The largest of `form.sizes` at each place of a block, over all blocks of a long vector: one pass over memory,
     where XLA writes the sizes of all to memory and reads them again."""
 

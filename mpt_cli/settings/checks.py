@@ -103,9 +103,12 @@ def read_expect(expect: dict[str, Any]) -> dict[str, Any]:
 def expected_number(value: Any) -> float | None:
     """The finite number that `value` is or stands for ("2**15"), else None."""
     number = read_number(value) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        return None
-    return number if abs(number) <= sys.float_info.max else None  # `isfinite` fails at integers beyond
+    return number if is_finite_number(number) else None
+
+
+def is_finite_number(value: Any) -> bool:
+    """Whether `value` is a number, and one that a float can be: `math.isfinite` fails at integers beyond."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 _SCHEDULES_WITH = {
@@ -458,7 +461,7 @@ def check_loss_weights(settings: Settings) -> Iterator[Problem]:
     values = weights.values() if isinstance(weights, dict) else weights if isinstance(weights, list) else [weights]
     if weights is None:
         return
-    if any(isinstance(value, str) or expected_number(value) is None for value in values):
+    if not all(map(is_finite_number, values)):
         yield Problem("trainer.loss_weights", "must be a number for each output, as a mapping or list.", weights)
     elif isinstance(weights, dict) and isinstance(loss, dict) and (unknown := [*weights.keys() - loss.keys()]):
         remedy = did_you_mean(str(unknown[0]), map(str, loss)) or f"trainer.loss has {', '.join(map(str, loss))}."
@@ -475,7 +478,7 @@ def check_class_weight(settings: Settings) -> Iterator[Problem]:
     for name, value in weights.items():
         if not str(name).isdigit():
             yield Problem("trainer.class_weight", "must name classes by their number, from 0.", name)
-        if isinstance(value, str) or (number := expected_number(value)) is None or number < 0:
+        if not is_finite_number(value) or value < 0:
             yield Problem(f"trainer.class_weight.{name}", "must be a number >= 0.", value)
 
 

@@ -10,6 +10,7 @@ from keras import layers, ops
 from nets import Subclassed, functional, sequential, subclassed
 
 from mpt_cli.diagnose.passes import PassOptions, build_pass
+from mpt_cli.engine import probes
 from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
 from mpt_cli.precision.policy import name_of, parts_of
@@ -130,3 +131,11 @@ def test_updates_that_rounding_would_lose_are_told_by_their_size():
         rule.build(model.trainable_variables)
         counted = build_pass(model, Probes(parts_of(model)), PassOptions(rule))((ops.ones((6, 1)), labels, None))
         assert counted.updates is not None and counted.updates[0].tolist() == expected
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="shapes are known on JAX")
+def test_tensors_of_which_not_even_the_rank_is_known_are_counted() -> None:
+    import tensorflow as tf
+
+    count = tf.function(lambda x: probes.count([x, x]), input_signature=[tf.TensorSpec(None, tf.float32)])
+    assert keras.ops.convert_to_numpy(count(tf.ones((2, 3)))).sum(axis=1).tolist() == [6.0, 6.0]

@@ -89,6 +89,25 @@ class TestNumbers:
                                   layers.Bidirectional(layers.GRU(2)), layers.Dense(3)])  # fmt: skip
         assert numbers_per_step(model, 10) == 280 + 108 + 15 + 10 * (3 * 7 * (5 + 4) + 35 + 4 + 3)
 
+    def test_cells_of_the_users_and_layers_that_begin_from_one_number_are_no_fault(self):
+        class Cell(layers.Layer):
+            state_size = 2
+
+            def call(self, x, states):
+                return x + states[0], [x + states[0]]
+
+        class Sequence(layers.Layer):
+            def __init__(self):
+                super().__init__()
+                self.inside = layers.GRU(2)
+
+            def call(self, numbers):
+                return self.inside(keras.ops.ones((1, 3, 1)) * numbers[:, None, None])
+
+        begin, ends = keras.Input(()), keras.Input((7, 2))
+        outputs = keras.ops.concatenate([Sequence()(begin), layers.RNN(Cell())(ends)])
+        assert numbers_per_step(keras.Model([begin, ends], outputs), 10) == 3 * (2 * 1 + 2 * 2 + 2 * 2) + 10 * (2 + 2)
+
     def test_of_a_model_without_a_graph_the_weights(self):
         class Model(keras.Model):
             def __init__(self):
