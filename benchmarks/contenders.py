@@ -149,9 +149,11 @@ def keras_model(cell: Cell) -> Any:
     return model
 
 
-def fit_turn(cell: Cell, *callbacks: Any) -> Turn:
-    """Plain `model.fit` over NumPy arrays."""
+def fit_turn(cell: Cell, *callbacks: Any, jit_compile: bool | None = None) -> Turn:
+    """Plain `model.fit` over NumPy arrays; with None Keras chooses whether XLA compiles."""
     model, clock = keras_model(cell), TrainingTime()
+    if jit_compile is not None:
+        model.jit_compile = jit_compile
     x, y = cell.arrays
 
     def run(epochs: int) -> float:
@@ -212,6 +214,7 @@ CONTENDERS: dict[str, Callable[[Cell], Turn]] = {
     "mpt": lambda cell: mpt_turn(cell, file_telemetry(cell)),
     "mpt, no telemetry": lambda cell: mpt_turn(cell, Telemetry([])),
     "fit": fit_turn,
+    "fit, XLA": lambda cell: fit_turn(cell, jit_compile=True),
     "fit, scale logged": lambda cell: fit_turn(cell, ScaleLog(cell.folder / "scale.csv")),
     "bare loop": bare_turn,
 }

@@ -27,7 +27,7 @@ from benchmarks.on_gpu.checks import check_dtypes, check_runs
 from benchmarks.on_gpu.children import ROOT, Deadline, run_child
 from benchmarks.on_gpu.plan import FULL, POLICIES, SCALINGS, TINY
 from benchmarks.on_gpu.report import add_shares, judge, markdown
-from mpt_cli.runs.machine import machine_facts
+from mpt_cli.machine import machine_facts
 
 CHECK_MINUTES = 2.0  # kept back for the checks
 NAMES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "keras", "tensorflow", "torch", "lightning")

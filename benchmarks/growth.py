@@ -23,7 +23,7 @@ from benchmarks.growing.fits import end_exponent
 from benchmarks.growing.long_run import watch
 from benchmarks.growing.series import SECTIONS, measure_series
 from benchmarks.growing.table import markdown
-from mpt_cli.runs.machine import cpu_model
+from mpt_cli.machine import cpu_model
 
 RESULTS = Path(__file__).parent / "results"
 RUN_SECONDS = 240.0

@@ -1,15 +1,17 @@
 """How fast mpt trains beside Keras's own `fit` and the bare compiled loop: `make bench`.
 
     python -m benchmarks.speed [--repeats 4] [--text FILE] [--torch-python PATH] [--backends tensorflow,jax]
-        [--models "digits MLP;LSTM"] [--quick] [--readme]
+        [--models "digits MLP;LSTM"] [--quick | --memory | --readme]
 
 Twelve models on two backends, under float32 and mixed_float16, the recipes among them also under mixed_bfloat16 and
-with more contenders; a process per backend and model, in which the contenders of `contenders` take turns. Read the
-ratios: machines differ, and other work on this one slows all contenders alike. Where torch and lightning are installed,
+with more contenders; a process for each, in which the contenders of `contenders` take turns and all have what mpt sets
+before TensorFlow is imported: float16 without oneDNN on a CPU where that has no kernels for it. Read the ratios:
+machines differ, and other work on this one slows all contenders alike. Where torch and lightning are installed,
 here or in the environment of the Python that `--torch-python` names, PyTorch Lightning follows each recipe in a
 process of its own. Writes results/speed.json and results/speed.md, of which one backend, or some models, alone replace
-their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the script works. `--readme`
-measures nothing: it prints README's table from results/speed.json.
+their own rows. `--quick` runs one cell for a moment and writes nothing: it only shows that the script works.
+`--memory` measures only the memory of the rows that results/speed.json has. `--readme` measures nothing: it prints
+README's table from that file.
 """
 
 import argparse
@@ -29,7 +31,7 @@ from typing import Any
 from benchmarks.beside_lightning import lightning_versions, measure_lightning
 from benchmarks.speed_cell import MODELS, RECIPES
 from benchmarks.speed_table import judge, readme_table, table
-from mpt_cli.runs.machine import cpu_features, cpu_model
+from mpt_cli.machine import cpu_features, cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -67,28 +69,44 @@ def measure_speed(tasks: list[dict[str, Any]], torch_python: str | None) -> list
 
 
 def task_rows(task: dict[str, Any]) -> list[dict[str, Any]]:
-    result = child(task)
     names = {"backend": task["backend"], "model": task["model"]}
-    return [{**names, "policy": policy, **(result if "error" in result else result[policy])}
-            for policy in task["policies"]]  # fmt: skip
+    rows = []
+    for policy in task["policies"]:
+        result = child({**task, "policies": [policy]})
+        rows.append({**names, "policy": policy, **(result if "error" in result else result[policy])})
+    return rows
 
 
 def measure_memory(rows: list[dict[str, Any]]) -> None:
-    """Peak memory of mpt and of fit, each alone in its process, under the second policy or the first that works."""
+    """Peak memory of mpt, of fit and of fit that XLA compiles, each alone in its process, under the second policy or
+    the first that works. On JAX the last two are the same."""
     first = {(row["backend"], row["model"]): row for row in reversed(rows) if "error" not in row}
     first |= {(r["backend"], r["model"]): r for r in rows if "error" not in r and r["policy"] == "mixed_float16"}
     tasks = [
         {"backend": row["backend"], "model": row["model"], "policies": [row["policy"]], "memory": name}
-        for row in first.values() for name in ("mpt", "fit")
+        for row in first.values() for name in peaks_of(row)
     ]  # fmt: skip
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(child, tasks))
-    for row, mpt, fit in zip(first.values(), results[::2], results[1::2], strict=True):
-        if "error" in mpt or "error" in fit:
-            row["memory_error"] = mpt.get("error") or fit.get("error")
-            continue
-        row["peak_bytes"] = {"mpt": mpt["peak_bytes"], "fit": fit["peak_bytes"]}
-        row["memory_over_fit"] = mpt["peak_bytes"] / fit["peak_bytes"]
+        results = iter(list(pool.map(child, tasks)))
+    for row in first.values():
+        note_peaks(row, {name: next(results) for name in peaks_of(row)})
+
+
+def peaks_of(row: dict[str, Any]) -> tuple[str, ...]:
+    return ("mpt", "fit", "fit, XLA") if row["backend"] == "tensorflow" else ("mpt", "fit")
+
+
+def note_peaks(row: dict[str, Any], found: dict[str, dict[str, Any]]) -> None:
+    errors = [result["error"] for name, result in found.items() if "error" in result and name != "fit, XLA"]
+    if errors:
+        row["memory_error"] = errors[0]
+        return
+    peaks = {name: result["peak_bytes"] for name, result in found.items() if "error" not in result}
+    row["peak_bytes"] = peaks
+    row["memory_over_fit"] = peaks["mpt"] / peaks["fit"]
+    row.pop("memory_over_fit_with_xla", None)
+    if "fit, XLA" in peaks:
+        row["memory_over_fit_with_xla"] = peaks["mpt"] / peaks["fit, XLA"]
 
 
 def machine() -> dict[str, Any]:
@@ -121,10 +139,14 @@ def main() -> None:
     parser.add_argument("--backends", default=",".join(BACKENDS))
     parser.add_argument("--models", default=";".join(MODELS), help="some of them, between semicolons")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--memory", action="store_true")
     parser.add_argument("--readme", action="store_true")
     words = parser.parse_args()
     if words.readme:
         print(readme_table(json.loads((RESULTS / "speed.json").read_text())))
+        return
+    if words.memory:
+        measure_memory_again(words.models.split(";"))
         return
     torch_versions = lightning_versions(words.torch_python)
     load_before = os.getloadavg()[0]
@@ -140,6 +162,16 @@ def main() -> None:
     if not words.quick:
         report = with_other_backends(report)
         write(report)
+    print(table(report))
+
+
+def measure_memory_again(models: list[str]) -> None:
+    report = json.loads((RESULTS / "speed.json").read_text())
+    rows = [row for row in report["cells"] if row["model"] in models]
+    measure_memory(rows)
+    for row in rows:
+        row["targets"] = judge(row)
+    write(report)
     print(table(report))
 
 

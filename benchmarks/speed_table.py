@@ -39,9 +39,10 @@ def table(report: dict[str, Any]) -> str:
 LEGEND = (
     "Ratios of steps per second, batch 64, above 1 where mpt is faster: medians over rounds in which all contenders "
     "take turns. The bare loop is the fastest compiled loop over Keras's own `train_step` with data on the device. "
-    "Telemetry is its share of mpt's time. Memory is the peak of a process of its own. PyTorch Lightning (`32-true`, "
-    "`16-mixed`, `bf16-mixed`; no metrics) does not take turns: it runs in its own process right after the cell's, "
-    "so its ratio is that of two medians taken up to a minute apart."
+    "Telemetry is its share of mpt's time. Memory is the peak of a process of its own, beside `fit` as Keras compiles "
+    "it by itself and, on TensorFlow, beside `fit` with `jit_compile=True`. PyTorch Lightning (`32-true`, `16-mixed`, "
+    "`bf16-mixed`; no metrics) does not take turns: it runs in its own process right after the cell's, so its ratio is "
+    "that of two medians taken up to a minute apart."
 )
 
 
@@ -53,6 +54,8 @@ def cells(row: dict[str, Any]) -> tuple[str, ...]:
     logging = row["steps_per_second"].get("fit, scale logged")
     logged = f"{rate / logging:.2f}" if logging else ""
     memory = f"{row['memory_over_fit']:.2f}" if "memory_over_fit" in row else ""
+    if "memory_over_fit_with_xla" in row:
+        memory += f" ({row['memory_over_fit_with_xla']:.2f} with XLA)"
     missed = "; ".join(name for name, met in row["targets"].items() if not met) or "none"
     return (*names, f"{rate:.0f}", f"{row['over_fit']['mpt']:.2f}", logged, f"{bare:.2f}", f"{cpu['mpt']:.2f}",
             f"{row['telemetry_share']:.2%}", memory, beside_lightning(row), missed)  # fmt: skip

@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-from mpt_cli.runs.machine import cpu_model
+from mpt_cli.machine import cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "startup.json"

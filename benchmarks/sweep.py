@@ -33,7 +33,7 @@ from omegaconf import OmegaConf
 
 from mpt_cli.jobs.executor import Command, LocalExecutor
 from mpt_cli.jobs.queue import Limits, Observer, Queue, Running
-from mpt_cli.runs.machine import cpu_model
+from mpt_cli.machine import cpu_model
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "sweep.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.sweep import ROOT, sweep
-from mpt_cli.runs.machine import cpu_model
+from mpt_cli.machine import cpu_model
 
 RESULTS = ROOT / "benchmarks" / "results" / "vectorized.json"
 TARGET = 0.1

@@ -19,8 +19,8 @@ from rich.text import Text
 import mpt_cli
 from mpt_cli.errors import BAD_DATA, OK, install_command
 from mpt_cli.jobs.executor import call, module_command
+from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import DEFAULT_PARENT
-from mpt_cli.runs.machine import machine_facts
 from mpt_cli.runs.provenance import NAMED_PACKAGES, installed_packages
 from mpt_cli.telemetry.format import format_bytes
 from mpt_cli.telemetry.records import SCHEMA_VERSION

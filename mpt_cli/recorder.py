@@ -235,7 +235,8 @@ class _FitRecording(Recording):
             self.announce()
 
     def header(self) -> RunHeader:
-        model, platform, settings, names = self.model, running_platform(), self.settings, self._metric_names
+        model, settings, names = self.model, self.settings, self._metric_names
+        platform = running_platform(settings)
         steps = self.recorder.params.get("steps")
         total = None if steps is None else steps * settings.trainer.epochs
         return RunHeader(
@@ -244,8 +245,9 @@ class _FitRecording(Recording):
             model=f"{type(model).__name__} {model.name}, {_count(model):,} parameters", data="of fit",
             optimizer=self.described_optimizer(), backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
-            steps_per_epoch=steps, total_steps=total, warnings=tuple(warn_of_scaling(self.scaling, model)),
-            scaling=self.scaling, metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
+            steps_per_epoch=steps, total_steps=total,
+            warnings=(*warn_of_scaling(self.scaling, model), *platform.notices), scaling=self.scaling,
+            metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
         )  # fmt: skip
 
     def start_epoch(self, epoch: int) -> None:

@@ -103,7 +103,7 @@ class Recording(ABC):
         logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
         self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
         self.telemetry.tally = EventTally(self.scaling)
-        platform = running_platform()
+        platform = running_platform(self.settings)
         facts = FrameworkFacts(platform.backend, self.subject.jit_compile, platform.devices, 0, "",
                                policy=self.settings.policy.name)  # fmt: skip
         command = self.settings.model.command if isinstance(self.settings.model, GivenModel) else ()
@@ -269,14 +269,15 @@ class LoopRecording(Recording):
         return self.optimizer.trained_variables
 
     def header(self) -> RunHeader:
-        platform, settings, scaling = running_platform(), self.settings, self.scaling
+        settings, scaling = self.settings, self.scaling
+        platform = running_platform(settings)
         how = scaling.rule.describe(f"{scaling.initial_scale:g}", scaling.on_overflow)
         return RunHeader(
             recipe=settings.recipe, description="a training loop of the script's own", run_dir=str(self.run.path),
             policy=settings.policy.name, loss_scale=how, data="of the script", optimizer=self.described_optimizer(),
             model=f"{sum(int(np.prod(v.shape)) for v in self.variables):,} parameters", backend=platform.backend,
             device=platform.device, execution="the script's own loop", epochs=1, steps_per_epoch=None,
-            total_steps=None, scaling=scaling, metric_names=(),
+            total_steps=None, warnings=platform.notices, scaling=scaling, metric_names=(),
         )  # fmt: skip
 
     def drain(self, at_end: bool = False) -> None:

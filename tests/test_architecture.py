@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "mpt_cli"
-ROOMS = ("redaction", "errors", "plugins", "signals", "precision", "settings", "data", "models", "telemetry", "engine",
-         "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce", "compare", "diagnose", "plan",
+ROOMS = ("redaction", "errors", "plugins", "signals", "machine", "precision", "settings", "data", "models", "telemetry",
+         "engine", "training", "runs", "jobs", "doctor", "report", "sweep", "reproduce", "compare", "diagnose", "plan",
          "training_run", "trained_model", "python_api", "recording", "recorder", "script_text", "script", "verbs",
          "cli", "together", "__main__")  # fmt: skip
 STARTS_PROCESSES = re.compile(
     r"subprocess|multiprocessing|pty|concurrent\.futures\.ProcessPool|os\.(exec|fork|spawn|posix_spawn|system|popen)"
 )
-ASKS_A_PROGRAM = {"mpt_cli.runs.machine": "nvidia-smi", "mpt_cli.runs.provenance": "git"}  # runs stands above jobs
+ASKS_A_PROGRAM = {"mpt_cli.machine": "nvidia-smi", "mpt_cli.runs.provenance": "git"}  # runs stands above jobs
 LIBRARIES_OF_THEIR_OWN = {"precision": {"settings", "errors"}}
 
 

@@ -12,7 +12,7 @@ from mpt_cli.compare.results import (
     Quality,
     format_rule,
 )
-from mpt_cli.runs.machine import cpu_features
+from mpt_cli.machine import cpu_features
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import MOST_SEEDS
 from mpt_cli.telemetry.format import format_count, format_share, format_signed

@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -27,6 +27,7 @@ from typing import Any
 
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import ConfigError, DataError, MptError, Problem, UserCodeError, install_command
+from mpt_cli.machine import cpu_description, cpu_features, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import expanded
@@ -45,15 +46,17 @@ class Platform:
     notices: tuple[str, ...] = ()  # what the user asked for and does not get, in sentences
 
 
-def prepare_backend(settings: Settings) -> Platform:
-    """Import Keras on the backend that `settings` ask for, choose the device, seed everything.
+def prepare_backend(settings: Settings, in_float16: bool | None = None) -> Platform:
+    """Import Keras on the backend that `settings` ask for, choose the device, seed everything. `in_float16` is whether
+    anything will be computed in it, None where their policy says so.
 
     Raises ConfigError when the backend is not installed, when another one is loaded already, and when there is no GPU
     where one was asked for.
     """
     name = settings.backend.name
     check_installed(name)
-    not_kept = _set_variables(settings)
+    in_float16 = settings.policy.may_compute_in_float16 if in_float16 is None else in_float16
+    not_kept = _set_variables(settings, in_float16)
     with unheard(f"importing {name}", may_raise=False), _quiet_import():
         import keras
 
@@ -69,7 +72,7 @@ def prepare_backend(settings: Settings) -> Platform:
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    return replace(found, notices=() if not_kept is None else (not_kept,))
+    return replace(found, notices=(*_no_kernels(settings, in_float16), *([] if not_kept is None else [not_kept])))
 
 
 _imported_ahead: list[str] = []
@@ -93,8 +96,59 @@ def imported_ahead() -> str | None:
     return _imported_ahead[-1] if _imported_ahead else None
 
 
-def running_platform() -> Platform:
+ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
+
+
+def import_variables(settings: Settings, in_float16: bool, environment: Mapping[str, str]) -> dict[str, str]:
+    """What TensorFlow, which reads it once, has to find in the environment when it is imported; the user's own stays.
+
+    On a CPU with avx512_fp16 the oneDNN of TensorFlow 2.21 has no float16 kernels for a dense layer with an activation
+    nor for the gradient of a convolution's kernel, and takes its reference code (`ref:any` under `ONEDNN_VERBOSE=1`):
+    340 ms instead of 6 for the step of a 64-512-512-10 MLP, 112 instead of 2,764 examples/s for digits_cnn. TensorFlow
+    without oneDNN is slower in the other dtypes alone: by 0.7 in float32 and 0.06 in bfloat16 for that CNN.
+    """
+    lacks_kernels = in_float16 and settings.backend.name == "tensorflow" and "avx512_fp16" in cpu_features()
+    if not lacks_kernels or ONEDNN in environment or (settings.backend.device != "cpu" and visible_gpus(environment)):
+        return {}
+    return {ONEDNN: "0"}
+
+
+def set_import_variables(settings: Settings, in_float16: bool) -> None:
+    """`import_variables`, where TensorFlow has not read them yet."""
+    if "tensorflow" not in sys.modules:
+        os.environ.update(import_variables(settings, in_float16, os.environ))
+
+
+def framework_of(settings: Settings) -> str:
+    """The backend, and behind it the variables that it is to be imported with, for `jobs.executor.Command`.
+
+    >>> framework_of(Settings())
+    'tensorflow'
+    """
+    found = import_variables(settings, settings.policy.may_compute_in_float16, os.environ)
+    return " ".join([settings.backend.name, *(f"{name}={value}" for name, value in found.items())])
+
+
+def _no_kernels(settings: Settings, in_float16: bool) -> Iterator[str]:
+    """What was done about float16 that has no kernels here, or what is to do where TensorFlow was imported before."""
+    environment = {name: value for name, value in os.environ.items() if name != ONEDNN}
+    if import_variables(settings, in_float16, environment):
+        here = "on this processor (avx512_fp16) it has no kernels for some operations in float16"
+        yield (f"oneDNN is left out ({ONEDNN}=0): {here}." if os.environ.get(ONEDNN) == "0" else
+               f"TensorFlow computes with oneDNN, and {here}, which may take 80 times as long: set {ONEDNN}=0 before "
+               "TensorFlow is imported.")  # fmt: skip
+
+
+def running_platform(settings: Settings) -> Platform:
     """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
+    import keras
+
+    found = _running_platform()
+    settings = replace(settings, backend=replace(settings.backend, name=keras.backend.backend()))
+    return replace(found, notices=(*_no_kernels(settings, settings.policy.may_compute_in_float16),))
+
+
+def _running_platform() -> Platform:
     import keras
 
     if keras.backend.backend() == "tensorflow":
@@ -113,9 +167,10 @@ def check_installed(name: str) -> None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
-def _set_variables(settings: Settings) -> str | None:
+def _set_variables(settings: Settings, in_float16: bool) -> str | None:
     """Environment variables that the frameworks read once, when they are imported; see `use_compile_cache`."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
+    set_import_variables(settings, in_float16)
     not_kept = use_compile_cache(settings, os.environ)
     _keep_quiet()
     if settings.backend.device == "cpu":
@@ -262,7 +317,6 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
 
 LEAST_FREE_BYTES = 2**30
 LARGEST_CACHE_BYTES = 2 * 2**30  # beyond this the programs that were not used for longest go
-CPU_INFO = Path("/proc/cpuinfo")
 PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "jax": ("jaxlib",)}
 
 
@@ -374,10 +428,7 @@ def _package_version(backend: str) -> str:
 
 def _processor() -> str:
     """A short hash of the processor's kind and instructions: code compiled for another may not run here."""
-    kind = platform.machine() + platform.processor()
-    with suppress(OSError):
-        lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-        kind += "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    kind = platform.machine() + platform.processor() + cpu_description()
     return hashlib.sha256(kind.encode()).hexdigest()[:12]
 
 

@@ -170,8 +170,7 @@ class JaxEngine(Engine):
     def _compiled_flow(self, in_float32: bool) -> Callable[..., Flow]:
         if not self.jit_compile:
             return partial(self._flow_of, in_float32)
-        # XLA otherwise keeps float32 between the operations it fuses, and nothing would be seen to underflow there
-        return jax.jit(partial(self._flow_of, in_float32), compiler_options={"xla_allow_excess_precision": False})
+        return jax.jit(partial(self._flow_of, in_float32), compiler_options=_sample_options())
 
     def _flow_of(self, in_float32: bool, state: Any, source: Any, row: Tensor, scale: Tensor) -> Flow:
         counter, batch = self._counter(in_float32), self._batch(source, row)
@@ -310,6 +309,14 @@ class JaxEngine(Engine):
             return self._evaluate_step(weights, frozen, metrics, source, batch_indices[i])
 
         return list(jax.lax.fori_loop(0, count, body, metrics))
+
+
+def _sample_options() -> dict[str, Any]:
+    """How XLA compiles a sample. It otherwise keeps float32 between the operations it fuses, and nothing would be seen
+    to underflow there. On a CPU the few passes of a run take less time than optimizing their code would."""
+    exact: dict[str, Any] = {"xla_allow_excess_precision": False}
+    quick = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+    return exact | quick if jax.default_backend() == "cpu" else exact
 
 
 def _as_it_is(function: Callable[..., Any], donate_argnums: int) -> Callable[..., Any]:

@@ -25,8 +25,8 @@ from mpt_cli.jobs.fork_server import (
     ServerLost,
     end_zombies,
 )
+from mpt_cli.machine import visible_gpus
 from mpt_cli.runs.directory import note_holder, read_holder, take_lock
-from mpt_cli.runs.machine import visible_gpus
 
 Subject = TypeVar("Subject")
 
@@ -54,7 +54,8 @@ class Command(Generic[Subject]):
     `log`, to nowhere without one; where the command `is_heard`, all its streams are those of this process. Its
     `environment` comes on top of that of the machine it runs on. `gpus` is how many it wants at most. With a `standing`
     it never runs twice at a time on this machine: where it does already, its end is waited for. A `framework` is the
-    backend that it computes with, where it may be forked from a process of this machine that has imported it. `cores`
+    backend that it computes with, where it may be forked from a process of this machine that has imported it, and
+    behind it the variables that it is to be imported with ("tensorflow NAME=value"). `cores`
     is how many it may use at most, where what it comes to hangs on that.
     """
 
@@ -288,7 +289,7 @@ class _Servers:
         invocation = _invocation(command, share)
         if invocation is None or command.framework is None:
             return None
-        key = (command.framework, len(invocation.cores), *sorted(invocation.environment.items()))
+        key = (command.framework.split()[0], len(invocation.cores), *sorted(invocation.environment.items()))
         if key not in self._running and key not in self._unfit and visible_gpus(invocation.environment):
             self._unfit.add(key)
         if key in self._unfit:
@@ -335,7 +336,8 @@ def _invocation(command: Command[Any], share: Share) -> Invocation | None:
     if command.is_heard or list(command.arguments[: len(own)]) != own:
         return None
     name, *words = command.arguments[len(own) :]
-    return Invocation(name, words, _environment(command, share), sorted(share.cores))
+    read_at_import = dict(word.split("=", 1) for word in (command.framework or "").split()[1:])
+    return Invocation(name, words, _environment(command, share) | read_at_import, sorted(share.cores))
 
 
 def _take(lock: Path, stack: ExitStack) -> TextIO | None:

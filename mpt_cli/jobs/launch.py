@@ -19,7 +19,7 @@ from mpt_cli.engine.distribution import (
 )
 from mpt_cli.errors import BAD_DATA, OK, ConfigError, DataError, Problem
 from mpt_cli.jobs.executor import CannotStart, Command, Handle, LocalExecutor, LocalHandle, mpt_command
-from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES, handled_by, hangup_as_termination, signal_name
 

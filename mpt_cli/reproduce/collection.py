@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.builtin import missing_keras_files
+from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.machine import nvidia_gpus
 from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
 from mpt_cli.runs.expectations import check_names
-from mpt_cli.runs.machine import nvidia_gpus
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings import load_settings
@@ -204,7 +205,7 @@ def _is_of_run(file: Path) -> bool:
 
 def _of_recipe(word: str, words: list[str], settings: Settings) -> ReproduceTarget:
     return ReproduceTarget(word, words, settings.expect, recipe=find_recipe(word), tags=tuple(settings.tags),
-                           seed=settings.seed, seeds=settings.seeds, framework=settings.backend.name)  # fmt: skip
+                           seed=settings.seed, seeds=settings.seeds, framework=framework_of(settings))  # fmt: skip
 
 
 def expected_of(summary: dict[str, Any], rtol: float) -> dict[str, Any]:
@@ -223,7 +224,7 @@ def _of_run(run: RunDirectory, overrides: list[str], rtol: float) -> ReproduceTa
     if settings.trainer.jit_compile == "auto":  # as earlier versions wrote it: what it came to then
         words.append(format_override("trainer.jit_compile", str(stored_settings(run).trainer.jit_compile).lower()))
     environment = read_json(run.environment_json, ENVIRONMENT)
-    return ReproduceTarget(run.path.name, words, expect, environment=environment, framework=settings.backend.name)
+    return ReproduceTarget(run.path.name, words, expect, environment=environment, framework=framework_of(settings))
 
 
 def _within_rtol(value: Any, rtol: float) -> Any:

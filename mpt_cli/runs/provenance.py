@@ -16,8 +16,8 @@ from typing import Any
 
 import mpt_cli
 from mpt_cli.errors import DataError
+from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
-from mpt_cli.runs.machine import machine_facts
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
 # A checkout's own configuration may name programs to run; recording a commit must start none of them.

@@ -80,6 +80,12 @@ class PolicySettings:
         return not {"float16", "bfloat16"}.isdisjoint([self.name, *self.overrides.values()])
 
     @property
+    def may_compute_in_float16(self) -> bool:
+        """Whether a policy among its own computes in it, or may be found to."""
+        names = {self.name, self.head, *self.overrides.values()}
+        return not names.isdisjoint({"float16", "mixed_float16", AUTO_FLOAT16})
+
+    @property
     def notes(self) -> list[str]:
         """What it asks for beside dtypes, in words."""
         asked = {"Dense layers in float8": self.float8, "stochastic rounding": self.stochastic_rounding}

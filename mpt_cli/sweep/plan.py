@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.paths import check_run_present
+from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
@@ -363,7 +364,7 @@ def _distinct(varied: list[str], points: Sequence[Point], loaded: list[tuple[lis
             duplicates.append((overrides, number))
         else:
             jobs.append(Job(number, job_name(number, overrides), overrides, words, wanted_gpus(settings),
-                            framework=settings.backend.name))  # fmt: skip
+                            framework=framework_of(settings)))  # fmt: skip
     recipes = {settings.recipe for _, settings in loaded}
     return SweepPlan(varied, jobs, recipes.pop() if len(recipes) == 1 else "several", duplicates)
 

@@ -15,7 +15,7 @@ from mpt_cli.jobs.capacity import usable_cores
 from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
-from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.machine import visible_gpus
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded

@@ -62,7 +62,7 @@ class ModelProgram(Program):
         """It is: the caller has it in hand."""
 
     def prepare_backend(self) -> Platform:
-        return running_platform()
+        return running_platform(self.settings)
 
     def load_data(self) -> DataSet:
         return self.data

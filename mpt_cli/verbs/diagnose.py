@@ -74,7 +74,7 @@ def _measure(
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
-    platform = prepare_backend(settings)  # chooses the Keras backend, so before anything that imports Keras
+    platform = prepare_backend(settings, in_float16=True)  # chooses the backend: before anything that imports Keras
     from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
     from mpt_cli.diagnose.display import write_pictures

@@ -29,7 +29,10 @@ def run_run(arguments: argparse.Namespace) -> int:
         return OK
     if backend is not None:
         _choose_backend(backend)
+    from mpt_cli.engine.backend import set_import_variables
     from mpt_cli.script import run_script
+
+    set_import_variables(settings, settings.policy.may_compute_in_float16)
 
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     seen, error = run_script(target, settings, ["run", *again, *rest])

@@ -36,12 +36,14 @@ def run_killed(arguments: argparse.Namespace) -> int:
 
 
 def run_verify_resume(arguments: argparse.Namespace) -> int:
+    from mpt_cli.engine.backend import framework_of
+
     settings = with_drawn_seed(load_settings(arguments.overrides))
     if (settings.distribute.processes or 1) > 1:
         rule = "must be null or 1 with verify-resume, which kills a run of one process at an exact step."
         raise ConfigError(Problem("distribute.processes", rule, settings.distribute.processes, "Use distribute=none."))
     overrides = [*arguments.overrides, f"seed={settings.seed}"]  # the same for both runs
-    framework = None if arguments.fresh_processes else settings.backend.name
+    framework = None if arguments.fresh_processes else framework_of(settings)
     if arguments.output:
         return _print_proof(verify_resume(overrides, Path(arguments.output), arguments.at, framework), arguments)
     with tempfile.TemporaryDirectory(prefix="mpt-verify-resume-") as folder:

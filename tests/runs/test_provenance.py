@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.runs import machine
+from mpt_cli import machine
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment, git_state, recorded_variables
 from mpt_cli.telemetry.format import strict_json
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpt_cli.runs.machine import machine_facts
+from mpt_cli.machine import machine_facts
 
 WRITTEN = Path(__file__).parents[1] / "fixtures" / "version_0_1_0"
 SKIPPED = {"tensorflow": 6, "jax": 1}

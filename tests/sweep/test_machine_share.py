@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from sweep_stubs import stub_work
 
+from mpt_cli import machine
 from mpt_cli.jobs import capacity
 from mpt_cli.jobs import queue as queues
 from mpt_cli.jobs.capacity import (
@@ -20,8 +21,7 @@ from mpt_cli.jobs.capacity import (
 )
 from mpt_cli.jobs.executor import LocalExecutor
 from mpt_cli.jobs.queue import Limits, Queue
-from mpt_cli.runs import machine
-from mpt_cli.runs.machine import visible_gpus
+from mpt_cli.machine import visible_gpus
 from mpt_cli.sweep import median_stopping
 from mpt_cli.sweep.directory import SweepDirectory
 from mpt_cli.sweep.median_stopping import MedianStopping

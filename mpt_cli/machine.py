@@ -37,6 +37,14 @@ def cpu_features() -> list[str]:
     return [feature for feature in PRECISION_FEATURES if feature in flags]
 
 
+def cpu_description() -> str:
+    """All that the system says of its kind and its instructions."""
+    if not CPU_INFO.exists():
+        return ""
+    lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+
+
 def memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,0 +1,109 @@
+"""TensorFlow is imported without oneDNN where that has no float16 kernels, and nowhere else."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpt_cli import machine
+from mpt_cli.engine import backend
+from mpt_cli.engine.backend import framework_of, import_variables
+from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, _invocation, module_command
+from mpt_cli.settings import load_settings
+
+OFF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+
+
+@pytest.fixture
+def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A function that makes this the machine of a CPU with these instructions."""
+    monkeypatch.delenv("TF_ENABLE_ONEDNN_OPTS", raising=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+
+    def of(flags: str) -> None:
+        info = tmp_path / "cpuinfo"
+        info.write_text(f"model name\t: A CPU\nflags\t\t: fpu {flags}\n")
+        monkeypatch.setattr(machine, "CPU_INFO", info)
+
+    return of
+
+
+def variables(*words: str, environment: dict[str, str] | None = None) -> dict[str, str]:
+    settings = load_settings(["conf=digits_mlp", *words])
+    given = {"CUDA_VISIBLE_DEVICES": ""} if environment is None else environment
+    return import_variables(settings, settings.policy.may_compute_in_float16, given)
+
+
+@pytest.mark.parametrize(("words", "expected"), [
+    (["policy=mixed_float16"], OFF),
+    (["policy=float16"], OFF),
+    (["policy=auto_float16"], OFF),
+    (["policy=mixed_bfloat16"], {}),
+    (["policy=float32"], {}),
+    (["policy=mixed_bfloat16", "policy.head=float16"], OFF),
+    (["policy=float32", "policy.overrides={dense*: mixed_float16}"], OFF),
+    (["policy=mixed_float16", "backend=jax"], {}),
+])  # fmt: skip
+def test_what_the_policy_computes_in_decides(cpu, words: list[str], expected: dict[str, str]) -> None:
+    cpu("avx512f avx512_fp16")
+    assert variables(*words) == expected
+
+
+def test_another_processor_keeps_onednn(cpu) -> None:
+    cpu("avx2 f16c avx512f avx512_bf16")
+    assert variables("policy=mixed_float16") == {}
+
+
+def test_the_users_own_variable_stays(cpu) -> None:
+    cpu("avx512_fp16")
+    assert variables("policy=mixed_float16", environment={"TF_ENABLE_ONEDNN_OPTS": "1"}) == {}
+
+
+def test_a_gpu_computes_without_onednn_anyway(cpu) -> None:
+    cpu("avx512_fp16")
+    assert variables("policy=mixed_float16", environment={"CUDA_VISIBLE_DEVICES": "0"}) == {}
+    assert variables("policy=mixed_float16", "backend.device=cpu", environment={"CUDA_VISIBLE_DEVICES": "0"}) == OFF
+
+
+def test_a_job_is_forked_from_a_process_that_was_told_before_its_import(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu("avx512_fp16")
+    framework = framework_of(load_settings(["conf=digits_mlp", "policy=mixed_float16"]))
+    assert framework == "tensorflow TF_ENABLE_ONEDNN_OPTS=0"
+    command = Command("job", module_command("mpt_cli", "train"), None, framework=framework)
+    forked = _invocation(command, WHOLE_MACHINE)
+    assert forked is not None and forked.environment["TF_ENABLE_ONEDNN_OPTS"] == "0"
+    plain = _invocation(replace(command, framework="tensorflow"), WHOLE_MACHINE)
+    assert plain is not None and "TF_ENABLE_ONEDNN_OPTS" not in plain.environment
+
+
+def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu("avx512_fp16")
+    settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
+    (too_late,) = backend._no_kernels(settings, True)
+    assert "set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported" in too_late
+    monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
+    (done,) = backend._no_kernels(settings, True)
+    assert done.startswith("oneDNN is left out (TF_ENABLE_ONEDNN_OPTS=0)")
+    assert not list(backend._no_kernels(settings, False))
+
+
+@pytest.mark.slow
+def test_tensorflow_is_imported_with_it(tmp_path: Path) -> None:
+    """In a process of its own, which takes the CPU for one of that kind; the header says so."""
+    info = tmp_path / "cpuinfo"
+    info.write_text("model name\t: A CPU\nflags\t\t: fpu avx512_fp16\n")
+    program = (
+        "import os, sys, pathlib\nfrom mpt_cli import machine\n"
+        f"machine.CPU_INFO = pathlib.Path({str(info)!r})\nfrom mpt_cli.__main__ import main\n"
+        "try:\n    main()\nfinally:\n    print('ONEDNN', os.environ.get('TF_ENABLE_ONEDNN_OPTS'))\n"
+    )
+    words = ["train", "conf=digits_mlp", "policy=mixed_float16", "trainer.epochs=1", f"run_dir={tmp_path / 'run'}"]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    environment.pop("TF_ENABLE_ONEDNN_OPTS", None)
+    done = subprocess.run([sys.executable, "-c", program, *words], env=environment, capture_output=True, text=True,
+                          timeout=300, check=False)  # fmt: skip
+    assert "ONEDNN 0" in done.stdout and "oneDNN is left out" in done.stdout, done.stdout + done.stderr
+    assert '"TF_ENABLE_ONEDNN_OPTS": "0"' in (tmp_path / "run" / "environment.json").read_text()
