@@ -6,9 +6,10 @@
 
 Whole processes: import, data, building, compiling, training, saving the model; 8,192 examples in batches of 64 (128
 steps an epoch), no validation, no compiled program from an earlier run. Both train the same model on the same numbers;
-everything of mpt is at its default but what names the model, data and optimizer. CPU seconds are of the process (user +
-system of all threads), so that other work on the machine matters little. Target: at most 1.1 of plain `fit` for one
-epoch, less than it from the third on. Writes results/short_runs.json and short_runs.md; rows not measured now stay.
+everything of mpt is at its default but what names the model, data and optimizer. Plain `fit` has what mpt sets before
+TensorFlow is imported (no oneDNN in float16 on a CPU where that has no kernels for it). CPU seconds are of the process
+(user + system of all threads), so that other work on the machine matters little. Target: at most 1.1 of plain `fit` for
+one epoch, less than it from the third on. Writes results/short_runs.json and short_runs.md; rows not measured now stay.
 """
 
 import argparse
@@ -25,6 +26,9 @@ from typing import Any
 
 from benchmarks.growth import machine
 from benchmarks.speed_cell import OWN_MODELS, own_model_words
+from mpt_cli.engine.backend import import_variables
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import Settings
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "short_runs.json"
@@ -57,9 +61,11 @@ def fit(model: str, policy: str, epochs: int, folder: str) -> None:
     network.save(f"{folder}/model.keras")
 
 
-def run_process(command: list[str], backend: str) -> dict[str, Any]:
+def run_process(command: list[str], settings: Settings) -> dict[str, Any]:
     """CPU and wall seconds of a process, or why it has none."""
-    environment = {**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    own = import_variables(settings, settings.policy.may_compute_in_float16, os.environ)
+    environment = {**os.environ, "KERAS_BACKEND": settings.backend.name, "TF_CPP_MIN_LOG_LEVEL": "3",
+                   "PYTHONPATH": str(ROOT), **own}  # fmt: skip
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=SECONDS)
@@ -83,7 +89,7 @@ def measure_row(model: str, policy: str, backend: str, epochs: int, repeats: int
                 "mpt": [sys.executable, "-m", "mpt_cli", "train", *words(model, policy, backend, epochs, Path(folder))],
             }
             for who, command in commands.items():
-                found[who].append(run_process(command, backend))
+                found[who].append(run_process(command, load_settings(commands["mpt"][4:])))
     row: dict[str, Any] = {"backend": backend, "model": model, "policy": policy, "epochs": epochs}
     for who, results in found.items():
         timed = [result for result in results if "error" not in result]

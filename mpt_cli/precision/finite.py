@@ -9,7 +9,7 @@ import keras
 from keras import ops
 
 SMALL_ELEMENTS = 2**12
-LARGE_ELEMENTS, BLOCK_ELEMENTS = 2**20, 2**13  # 4 MiB of float32, more than a core's own cache; 32 KiB, less than it
+LARGE_ELEMENTS, BLOCK_ELEMENTS = 2**16, 2**13  # 256 KiB of float32, from where passes cost; 32 KiB, within a cache
 FLOAT32_MAX = (2 - 2**-23) * 2.0**127
 Tensor = Any
 Cond = Callable[[Tensor, Callable[[], Any], Callable[[], Any]], Any]

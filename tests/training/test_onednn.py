@@ -39,7 +39,7 @@ def variables(*words: str, environment: dict[str, str] | None = None) -> dict[st
 
 @pytest.mark.parametrize(("words", "expected"), [
     (["policy=mixed_float16"], OFF),
-    (["policy=float16"], OFF),
+    (["policy=float16", "optimizer=sgd"], OFF),
     (["policy=auto_float16"], OFF),
     (["policy=mixed_bfloat16"], {}),
     (["policy=float32"], {}),
