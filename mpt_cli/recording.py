@@ -127,7 +127,8 @@ class Recording(ABC):
 
     def ledger_options(self) -> LedgerOptions:
         rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
-        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply")
+        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply",
+                             keep_spikes=self.settings.trainer.keep_spikes or 0 if self.tells_loss else 0)  # fmt: skip
 
     def described_optimizer(self) -> str:
         """For the header."""
@@ -150,8 +151,12 @@ class Recording(ABC):
             self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
+        self.ledger.rules = self.ledger_options()
         events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints, {}), self.progress.epoch)
         self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
+        for spike in self.ledger.spikes:
+            step_in_epoch = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
+            self.telemetry.spike(replace(spike, step_in_epoch=step_in_epoch, no_examples=NO_EXAMPLES))
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if len(rows.floats):
             self.obey(self.health.check(self.signs()))
@@ -245,7 +250,8 @@ NOT_OF_A_LOOP = [
     "whole skips: a skipped step is an event as in every run and leaves weights and optimizer alone, but metrics and "
     "statistics of normalisation are moved by the loop itself",
 ]
-NO_LOSS = "the loss of each step, and so whether an overflow began in the forward pass: "
+NO_EXAMPLES = "only the program that trained knows what was in the batch"
+NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overflow began in the forward pass: "
 
 
 class LoopRecording(Recording):

@@ -247,7 +247,7 @@ class Spike:
     `median` is that of the losses of the last 128 steps and `bound` the most that a loss may be beside them, as of the
     last step that is a multiple of 64; None where there were too few, and the loss was not finite. `examples` are those
     of the batch, by their numbers from 0 in the order in which the source gave them, before any of them were drawn or
-    held out; None where the data is a stream.
+    held out; None where the data is a stream, or `no_examples` says why.
     """
 
     step: int
@@ -263,6 +263,7 @@ class Spike:
     examples: tuple[int, ...] | None = None
     gradient_norm: float | None = None  # of the latest sample of the gradients, which was after `gradient_step`
     gradient_step: int | None = None
+    no_examples: str | None = None  # of a run that was recorded: who alone knows them
 
     @property
     def size(self) -> float:

@@ -16,7 +16,7 @@ from mpt_cli.diagnose.preparation import (
 )
 from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.report.history import jumps_sentence, read_spikes
+from mpt_cli.report.history import is_of_program, jumps_sentence, read_spikes
 from mpt_cli.report.picture import missing_matplotlib
 from mpt_cli.runs.directory import RunDirectory, default_parent
 from mpt_cli.runs.resume import stored_settings
@@ -92,8 +92,8 @@ def _measure(
 
 def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed; no directory is made for it."""
-    text = (f"no step of {run_dir} overflowed, so no layer is bad; {_of_configuration(run_dir)} measures how far away "
-            "an overflow is")  # fmt: skip
+    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program(run) else _of_configuration(run_dir)
+    text = f"no step of {run_dir} overflowed, so no layer is bad; {measures} measures how far away an overflow is"
     spikes = read_spikes(run)
     rows = [text, *(text for _, text in _spike_rows(run, spikes))]
     if arguments.json:
@@ -110,7 +110,7 @@ def _spike_rows(run: RunDirectory, spikes: Sequence[Spike], step: int | None = N
     here = next((spike for spike in spikes if spike.step == step), None)
     if here is not None:
         return [("noted", f"{describe_spike(here)}; the run's own note"),
-                ("examples", describe_examples(here.examples, most=64))]  # fmt: skip
+                ("examples", describe_examples(here, most=64))]  # fmt: skip
     return [("loss", jumps_sentence(run, spikes))] if spikes and step is None else []
 
 
