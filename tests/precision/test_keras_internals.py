@@ -147,7 +147,7 @@ def test_the_variables_of_an_optimizer_for_a_weight_are_found_but_for_averages_o
     optimizer.build(weights)
     found = internals.slots_of(optimizer)
     assert len(found[0]) == count and all(slot.shape == (3, 2) for slot in found[0])
-    assert all(slot.shape == (2,) for slot in found[1]) and all("average" != slot.name[-7:] for slot in found[0])
+    assert all(slot.shape == (2,) for slot in found[1]) and all(slot.name[-7:] != "average" for slot in found[0])
     assert not {id(slot) for slot in found[0]} & {id(each) for each in weights}
 
 

@@ -153,7 +153,9 @@ def test_the_gradients_of_a_batch_are_those_by_hand():
     table.compile("sgd", lambda y, prediction: keras.ops.mean(y * prediction))
     rows = keras.ops.convert_to_tensor(np.int32([[1, 3]]))
     found = gradients_of_batch(table, (rows, batch[1], None), 1.0)[id(table.trainable_variables[0])]
-    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), 0.5 * np.eye(5)[[1, 3]].sum(0)[:, None] * np.ones(3))
+    expected = np.zeros((5, 3))
+    expected[[1, 3]] = 0.5
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), expected)
 
 
 QUIET = {"logger.console": "quiet", "trainer.log_every_steps": 10, "trainer.save_model": False}
