@@ -35,7 +35,7 @@ Gradients = Callable[[], dict[int, Tensor]]  # by the ids of the variables; with
 
 
 @dataclass
-class Kernel:
+class WatchedKernel:
     """A weight that is watched: elements of it and of the optimizer's variables for it, `slots`, as they were at the
     beginning. `had_gradient` says of which of them a batch gave a gradient, where that was asked."""
 
@@ -48,7 +48,7 @@ class Kernel:
     had_gradient: NDArray[np.bool_] | None = None
 
     @classmethod
-    def of(cls, variable: Any, slots: list[Any], optimizer: LossScaleOptimizer) -> "Kernel":
+    def of(cls, variable: Any, slots: list[Any], optimizer: LossScaleOptimizer) -> "WatchedKernel":
         """As it is now; the steps are counted last, as a loop may go on in the meantime."""
         picked = pick(variable), [*map(pick, slots)]
         return cls(variable, slots, optimizer, *picked, int(optimizer.applied_steps))
@@ -118,7 +118,7 @@ class WeightWatch:
         self.since = since
         kept = [trained for trained in _kernels(optimizers)
                 if position is None or trained[0].path in position["kernels"]]  # fmt: skip
-        self.kernels = [Kernel.of(*trained) for trained in kept]
+        self.kernels = [WatchedKernel.of(*trained) for trained in kept]
         self.any_moved = position is not None and bool(position["any_moved"])
         self.found: UnmovedWeights | None = None  # as of the latest look; None where all is well
         self._rate = 0.0  # the highest at a look
@@ -154,7 +154,7 @@ class WeightWatch:
         self.any_moved = self.any_moved or len(still) < len(self.kernels)
         self.kernels = still
 
-    def _unmoved(self, kernels: list[Kernel]) -> UnmovedWeights | None:
+    def _unmoved(self, kernels: list[WatchedKernel]) -> UnmovedWeights | None:
         """Of layers all of whose kernels that had a gradient stayed."""
         shares: dict[str, list[float]] = {}
         for kernel in kernels:
