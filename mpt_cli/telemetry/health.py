@@ -322,8 +322,8 @@ def _ends_dead(signs: Signs) -> str | None:
 def describe_unmoved(found: UnmovedWeights) -> str:
     """What weights stay as they were, why, and what to do.
 
-    >>> describe_unmoved(UnmovedWeights({"a": 1.0, "b": 0.75}, False, 0, 1e-9))[:73]
-    'At least 75% of the weights of 2 layers (a, b) are bit for bit what they '
+    >>> describe_unmoved(UnmovedWeights({"a": 1.0, "b": 0.75}, False, 0, 1e-9))[:75]
+    'At least 75.0% of the weights of 2 layers (a, b) are bit for bit what they '
     """
     since = f"at step {format_count(found.since_step)}" if found.since_step else "at the start"
     least = format_fraction(min(found.layers.values()))

@@ -121,10 +121,10 @@ CASES = [
     ("a layer unmoved", replace(CLEAN, faults={"a": "unmoved"}, sample_step=7), v.LOST_UPDATES,
      "Next to none of the updates of layer a changed a weight at step 7: .*mixed_bfloat16"),
     ("a layer of float32 unmoved", replace(CLEAN, unmoved=UnmovedWeights({"a": 0.75}, False, 40, 1e-9)), v.LOST_UPDATES,
-     "75% of the weights of layer a are bit for bit what they were at step 40, though the gradients are not 0: at "
+     "75.0% of the weights of layer a are bit for bit what they were at step 40, though the gradients are not 0: at "
      "learning rate 1e-09 updates are less than half a unit in the last place"),
     ("several", replace(CLEAN, unmoved=UnmovedWeights({"a": 0.75, "b": 1.0}, False, 0, 1e-9)), v.LOST_UPDATES,
-     r"At least 75% of the weights of 2 layers \(a, b\) are bit for bit what they were at the start"),
+     r"At least 75.0% of the weights of 2 layers \(a, b\) are bit for bit what they were at the start"),
     ("all unmoved", replace(CLEAN, unmoved=UnmovedWeights({"a": 1.0}, True, 0, 1e-9)), v.NEVER_TRAINED,
      "No kernel has changed by a bit since the start, .* Raise optimizer.learning_rate"),
     ("flushed a little", replace(CLEAN, flushed_share=0.1), v.HEALTHY, "All"),
