@@ -66,15 +66,19 @@ class WatchedKernel:
 
     def unmoved_share(self) -> float | None:
         """Of the elements that had a gradient and were not 0, which any update moves; None where none is known."""
-        if not self.slots:
-            return None if self.had_gradient is None else self._unmoved_share(self.had_gradient)
-        changed = [pick(slot) != begun for slot, begun in zip(self.slots, self.slots_begun, strict=True)]
-        return self._unmoved_share(np.logical_or.reduce(changed))
+        had_gradient = self.with_gradient()
+        return None if had_gradient is None else self._unmoved_share(had_gradient)
 
     def has_moved(self) -> bool:
         """Whether most elements have, as far as can be told without a batch."""
-        share = self.unmoved_share() if self.slots else self._unmoved_share(self._in_moved_rows())
+        had_gradient = self.with_gradient()
+        share = self._unmoved_share(self._in_moved_rows() if had_gradient is None else had_gradient)
         return share is not None and share < MOST_OF_KERNEL
+
+    def with_gradient(self) -> NDArray[np.bool_] | None:
+        """Which elements had one; None where that is not known."""
+        changed = [pick(slot) != begun for slot, begun in zip(self.slots, self.slots_begun, strict=True)]
+        return np.logical_or.reduce(changed) if changed else self.had_gradient
 
     def _unmoved_share(self, had_gradient: NDArray[np.bool_]) -> float | None:
         known = had_gradient & (self.begun != 0)
@@ -137,12 +141,12 @@ class WeightWatch:
         """What has not moved by this step, whose learning rate was `rate`; None where all is well, and where that can't
         be told: after few updates, none above a rate of 0, or without knowing whether there were gradients.
 
-        `gradients` are called once at the most, for kernels whose optimizer has no variables that would tell.
+        `gradients` are called for kernels whose optimizer has no variables that would tell, which are known from then.
         """
         self._drop_moved()
         self._rate, self._next_look = max(self._rate, rate), 2 * step
         settled = [kernel for kernel in self.kernels if kernel.is_settled] if self._rate > 0 else []
-        if gradients is not None and any(not kernel.slots and kernel.had_gradient is None for kernel in settled):
+        if gradients is not None and any(kernel.with_gradient() is None for kernel in settled):
             found = gradients()
             for kernel in self.kernels:
                 kernel.had_gradient = pick(found[id(kernel.variable)]) != 0 if id(kernel.variable) in found else None

@@ -75,10 +75,12 @@ def test_elements_without_a_gradient_and_those_at_0_count_for_nothing():
     assert unmoved(updated(dense(0 * ONES), optimizers.Adam(2.0**-28))) is None
 
 
-def test_without_moments_a_batch_tells_whether_there_were_gradients():
+@pytest.mark.parametrize("kind", ["SGD", "Adafactor"])
+def test_without_moments_a_batch_tells_whether_there_were_gradients(kind):
+    """Those of Adafactor are made of whole rows and columns, and are above 0 without a gradient too."""
     for gradient, expected in ((ONES, {"low": 1.0}), (0 * ONES, None)):
         layer, asked = dense(), []
-        watch = updated(layer, optimizers.SGD(2.0**-28), gradient)
+        watch = updated(layer, getattr(optimizers, kind)(2.0**-28), gradient)
         assert unmoved(watch) is None
 
         def gradients(layer=layer, gradient=gradient, asked=asked):
@@ -87,7 +89,9 @@ def test_without_moments_a_batch_tells_whether_there_were_gradients():
 
         assert unmoved(watch, gradients=gradients) == expected == unmoved(watch, gradients=gradients)
         assert len(asked) == 1
-    assert unmoved(updated(dense(), optimizers.SGD(2.0**-28)), gradients=dict) is None  # it can't be had
+    inner = getattr(optimizers, kind)
+    assert unmoved(updated(dense(), inner(2.0**-28)), gradients=dict) is None  # it can't be had
+    assert updated(dense(), inner(0.1)).position() == ALL_MOVED
 
 
 def test_no_batch_is_asked_for_where_the_rows_that_move_do_so_as_a_whole():
@@ -113,7 +117,8 @@ def test_skipped_steps_are_no_updates():
     for number in range(3):
         assert unmoved(watch) is None
         gradient = math.inf * ONES if number < 2 else ONES
-        optimizer.apply([keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)], layer.trainable_variables)
+        optimizer.apply_scaled([keras.ops.convert_to_tensor(gradient), keras.ops.zeros(COLUMNS)],
+                               layer.trainable_variables)  # fmt: skip
     assert int(optimizer.applied_steps) == 10 and unmoved(watch) == {"low": 1.0}
 
 
