@@ -517,6 +517,32 @@ def test_a_jump_of_the_loss_in_a_loop_is_on_record(tmp_path):
     assert not (tmp_path / "none" / "spikes.jsonl").exists()
 
 
+LOST = """
+import time, tensorflow as tf, keras
+layer = keras.layers.Dense(4, name="low")
+layer.build((None, 4))
+optimizer = keras.optimizers.Adam(1e-13)
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(layer(tf.ones((2, 4))))
+    optimizer.apply_gradients(zip(tape.gradient(value, layer.trainable_variables), layer.trainable_variables))
+for number in range(60):
+    step()
+    time.sleep(0.03)  # its steps are first looked at after half a second
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_whose_updates_are_all_lost_is_no_success(tmp_path):
+    (tmp_path / "lost.py").write_text(LOST)
+    done = mpt("run", "run_dir=run", "loss_scale.initial_scale=8", "lost.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (done.returncode, run.verdict, run.summary["applied_steps"]) == (4, "never trained", 60), done.stderr
+    assert run.explanation.startswith("No kernel has changed by a bit since ")
+    assert run.summary["unmoved_weights"] == {"low": 1.0}
+
+
 OWN = """
 import tensorflow as tf, keras, mpt_cli as mpt
 weight = keras.Variable(1.0)
