@@ -82,14 +82,15 @@ class WatchedKernel:
 
     def _unmoved_share(self, had_gradient: NDArray[np.bool_]) -> float | None:
         known = had_gradient & (self.begun != 0)
-        return float(1 - self._moved()[known].mean()) if known.any() else None
+        return float(1 - self.moved()[known].mean()) if known.any() else None
 
     def _in_moved_rows(self) -> NDArray[np.bool_]:
         """A row of which no element has moved may be of an input that no batch had, as of a word."""
-        moved = self._moved()
+        moved = self.moved()
         return np.broadcast_to(moved.any(axis=1, keepdims=True) | (moved.shape[1] < LEAST_COLUMNS), moved.shape)
 
-    def _moved(self) -> NDArray[np.bool_]:
+    def moved(self) -> NDArray[np.bool_]:
+        """Which of its elements are others now, by a bit or more."""
         moved: NDArray[np.bool_] = pick(self.variable) != self.begun
         return moved
 
@@ -167,7 +168,7 @@ class WeightWatch:
         layers = {layer: min(found) for layer, found in shares.items() if min(found) >= MOST_OF_KERNEL}
         if not layers:
             return None
-        is_whole = not self.any_moved and all(min(found) == 1 for found in shares.values())
+        is_whole = not (self.any_moved or any(kernel.moved().any() for kernel in self.kernels))
         return UnmovedWeights(layers, is_whole, self.since, self._rate)
 
 

@@ -325,13 +325,13 @@ def describe_unmoved(found: UnmovedWeights) -> str:
     >>> describe_unmoved(UnmovedWeights({"a": 1.0, "b": 0.75}, False, 0, 1e-9))[:75]
     'At least 75.0% of the weights of 2 layers (a, b) are bit for bit what they '
     """
-    since = f"at step {format_count(found.since_step)}" if found.since_step else "at the start"
+    since = f"step {format_count(found.since_step)}" if found.since_step else "the start"
     least = format_fraction(min(found.layers.values()))
-    which = "No kernel has changed by a bit since" if found.is_whole else (
-        f"{'At least ' if len(found.layers) > 1 else ''}{least} of the weights of {_name_layers([*found.layers])} are "
-        "bit for bit what they were")  # fmt: skip
-    since = since.removeprefix("at ") if found.is_whole else since
-    return (f"{which} {since}, though the gradients are not 0: at learning rate {found.learning_rate:g} updates are "
+    which = f"Not one bit of any kernel (up to 4,096 elements of each) has changed since {since}"
+    if not found.is_whole:
+        which = (f"{'At least ' if len(found.layers) > 1 else ''}{least} of the weights of "
+                 f"{_name_layers([*found.layers])} are bit for bit what they were at {since}")  # fmt: skip
+    return (f"{which}, though the gradients are not 0: at learning rate {found.learning_rate:g} updates are "
             "less than half a unit in the last place of the weights (2^-25 to 2^-24 of one in float32) and are rounded "
             "away. Raise optimizer.learning_rate, unless the targets were met from the start.")  # fmt: skip
 

@@ -216,8 +216,8 @@ class GradientSample:
 @dataclass(frozen=True)
 class UnmovedWeights:
     """Layers whose kernels stay as they are: of each the share of the elements of float32 or float64 weights that had a
-    gradient and are bit for bit what they were after step `since_step`. `is_whole` says that this is all of what was
-    looked at of the model; `learning_rate` is the highest that was met."""
+    gradient and are bit for bit what they were after step `since_step`. `is_whole` says that nothing that was looked at
+    has changed in any kernel; `learning_rate` is the highest that was met."""
 
     layers: dict[str, float]
     is_whole: bool
