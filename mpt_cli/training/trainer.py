@@ -153,9 +153,14 @@ class Trainer:
         return None if self.weight_watch is None else self.weight_watch.found
 
     def watch_weights(self, position: dict[str, Any] | None = None) -> None:
-        """From here on see whether they move; `position` is that of the watch of a run that goes on."""
-        if self.process_group is None:
-            self.weight_watch = WeightWatch([*optimizers_of(self.engine.model).values()], self.ledger.seen, position)
+        """From here on, the beginning of a phase say, see whether they move; `position` is that of the watch of a run that
+        goes on."""
+        if self.process_group is not None:
+            return
+        before, optimizers = self.weight_watch, optimizers_of(self.engine.model).values()
+        self.weight_watch = WeightWatch([*optimizers], self.ledger.seen, position)
+        if position is None and before is not None:
+            self.weight_watch.any_moved = before.any_moved
 
     def _is_over(self) -> bool:
         is_last = self.progress.phase == len(self.plan.lengths) - 1

@@ -234,16 +234,26 @@ def test_the_layer_whose_updates_are_lost_is_named_and_one_that_trains_is_not(tm
     assert f"of the weights of layer {name} are bit for bit what they were at the start" in run.explanation
 
 
+WORDS = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "model.hidden_units=[8]", "data.limit=160",
+         "data.validation_fraction=0", "trainer.batch_size=10", "trainer.save_model=false", "optimizer=sgd",
+         f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "logger=quiet", "expect={}"]  # fmt: skip
+
+
+def test_a_phase_that_moves_nothing_is_told_of_a_run_that_trained_before(tmp_path):
+    phases = "phases=[{epochs: 1, learning_rate: 0.1}, {epochs: 2, learning_rate: 1e-13}]"
+    found = train(load_settings([*WORDS, "~trainer.epochs", phases, f"run_dir={tmp_path}/r"]))
+    assert (found.applied_steps, found.verdict, found.exit_code) == (48, "updates lost to rounding", 0)
+    assert "100.0% of the weights of" in found.explanation and "are bit for bit what they were at step 16" in (
+        found.explanation)  # fmt: skip
+
+
 def test_a_run_that_trained_and_goes_on_at_a_rate_of_nothing_is_healthy(tmp_path):
     """What moved before the checkpoint has moved; without it the last 32 steps would be a run that trained nothing."""
-    words = ["conf=digits_mlp", f"backend={BACKEND}", "backend.device=cpu", "model.hidden_units=[8]", "data.limit=160",
-             "data.validation_fraction=0", "trainer.batch_size=10", "trainer.save_model=false", "optimizer=sgd",
-             f"trainer.jit_compile={str(BACKEND == 'jax').lower()}", "logger=quiet", "expect={}"]  # fmt: skip
     more = ["trainer.epochs=3", "optimizer.learning_rate=1e-13"]
-    train(load_settings([*words, "trainer.epochs=1", "optimizer.learning_rate=0.1", f"run_dir={tmp_path}/r"]))
-    resumed = train(load_settings([*words, *more, f"resume={tmp_path}/r"]))
+    train(load_settings([*WORDS, "trainer.epochs=1", "optimizer.learning_rate=0.1", f"run_dir={tmp_path}/r"]))
+    resumed = train(load_settings([*WORDS, *more, f"resume={tmp_path}/r"]))
     assert (resumed.applied_steps, resumed.verdict, resumed.unmoved_weights) == (48, "healthy", None)
-    alone = train(load_settings([*words, *more, f"run_dir={tmp_path}/alone"]))
+    alone = train(load_settings([*WORDS, *more, f"run_dir={tmp_path}/alone"]))
     assert (alone.applied_steps, alone.verdict, alone.exit_code) == (48, "never trained", 4)
 
 
