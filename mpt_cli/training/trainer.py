@@ -153,8 +153,7 @@ class Trainer:
         return None if self.weight_watch is None else self.weight_watch.found
 
     def watch_weights(self, position: dict[str, Any] | None = None) -> None:
-        """From here on, the beginning of a phase say, see whether they move; `position` is that of the watch of a run that
-        goes on."""
+        """See whether they move from here on, the beginning of a phase say; `position`: of a run that goes on."""
         if self.process_group is not None:
             return
         before, optimizers = self.weight_watch, optimizers_of(self.engine.model).values()
