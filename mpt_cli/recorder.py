@@ -172,6 +172,7 @@ class _FitRecording(Recording):
                                   "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
         self.all_finite = backend_step().compiled(all_finite)
         self.open(quiet=bool(recorder.params.get("verbose")))
+        self.watch_weights()
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
         """Put scaling, step log and whole skips into the model; returns what can't be had."""
@@ -272,6 +273,9 @@ class _FitRecording(Recording):
         values = [variable.value for variable in self.variables]
         self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=bool(self.all_finite(values)))))
         metrics = {name: float(value) for name, value in logs.items()}
+        self.watch_weights()  # now at the latest the model is built
+        if self.weight_watch is not None and self.weight_watch.is_due(self.ledger.seen):
+            self.look_at_weights()
         self.progress.record(metrics)
         self.progress.epochs_completed = self.progress.epoch
         self.snapshot(metrics, epoch_end=True)

@@ -18,6 +18,7 @@ import numpy as np
 import yaml
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
+from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.errors import summarise_error
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import unwrapped
@@ -30,7 +31,7 @@ from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
 from mpt_cli.settings.variants import GivenModel, GivenOptimizer
 from mpt_cli.signals import format_end, signal_of
-from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, judge
+from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, describe_unmoved, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
@@ -70,6 +71,7 @@ class Recording(ABC):
         self.progress = Progress()
         self.stop: Stop | None = None
         self.logged = 0  # the step of the latest line of the log
+        self.weight_watch: WeightWatch | None = None  # from where the weights can be read on
         self.stack = ExitStack()
 
     @property
@@ -127,7 +129,8 @@ class Recording(ABC):
 
     def ledger_options(self) -> LedgerOptions:
         rule, variables = self.scaling.rule, tuple(v.path for v in self.variables)
-        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply")
+        return LedgerOptions(variables, rule.lowest, rule.highest, self.optimizer.on_overflow == "apply",
+                             keep_spikes=self.settings.trainer.keep_spikes or 0 if self.tells_loss else 0)  # fmt: skip
 
     def described_optimizer(self) -> str:
         """For the header."""
@@ -150,15 +153,33 @@ class Recording(ABC):
             self.telemetry.message(f"{rows.lost} steps went by without a look at them; their events are lost")
         self.taken += len(rows.floats) + rows.lost
         floats = rows.floats if self.tells_loss else np.where([True, False, False, False], 0.0, rows.floats)
+        self.ledger.rules = self.ledger_options()
         events = self.ledger.absorb(StepRecords(floats.astype("float32"), rows.ints, {}), self.progress.epoch)
         self.telemetry.events(events if self.tells_loss else [replace(event, cause=None) for event in events])
+        for spike in self.ledger.spikes:
+            step_in_epoch = self.progress.step_in_epoch - (self.ledger.seen - spike.step)
+            self.telemetry.spike(replace(spike, step_in_epoch=step_in_epoch, no_examples=NO_EXAMPLES))
         self.telemetry.progress(self.ledger.seen, self.progress.epoch)
         if len(rows.floats):
             self.obey(self.health.check(self.signs()))
 
     def signs(self) -> Any:
         progress = self.progress
-        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss)
+        return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
+                       unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
+
+    def watch_weights(self) -> None:
+        """From here on see whether they move, as far as the optimizer's own variables tell it."""
+        if self.weight_watch is None and self.optimizer.built:
+            self.weight_watch = WeightWatch([self.optimizer], int(self.optimizer.seen_steps) - self.offset)
+
+    def look_at_weights(self) -> None:
+        """Where they can be read."""
+        watch = self.weight_watch
+        was_known = watch is None or watch.found is not None
+        found = None if watch is None else watch.look(self.ledger.seen, self.ledger.learning_rate)
+        if found is not None and not was_known:
+            self.telemetry.message(f"step {self.ledger.seen}: {describe_unmoved(found)}")
 
     def obey(self, stop: Stop | None) -> bool:
         """Say that a health rule is broken, the first time; whether the run is to end."""
@@ -181,6 +202,7 @@ class Recording(ABC):
 
     def finish(self) -> None:
         """At the end of what was recorded."""
+        self.look_at_weights()
         verdict, explanation = judge(self.signs())
         stopped = self.stop is not None and self.subject.stops
         if self.stop is not None:
@@ -200,10 +222,12 @@ class Recording(ABC):
         """With a line of the log for the last steps, however few they are."""
         if self.ledger.seen > self.logged:
             self.snapshot({})
+        watch = self.weight_watch
         summary = Summary(
             **ending._asdict(), **counted(self.ledger, self.progress), examples_per_second=None,
             peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
             recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False, not_recorded=self.missing,
+            unmoved_weights=None if watch is None or watch.found is None else watch.found.layers,
         )  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
@@ -245,7 +269,8 @@ NOT_OF_A_LOOP = [
     "whole skips: a skipped step is an event as in every run and leaves weights and optimizer alone, but metrics and "
     "statistics of normalisation are moved by the loop itself",
 ]
-NO_LOSS = "the loss of each step, and so whether an overflow began in the forward pass: "
+NO_EXAMPLES = "only the program that trained knows what was in the batch"
+NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overflow began in the forward pass: "
 
 
 class LoopRecording(Recording):
@@ -294,6 +319,7 @@ class LoopRecording(Recording):
         """With a line of the log after the first step, and after each so many."""
         if not self._is_announced:
             self._is_announced = True
+            self.watch_weights()
             self.announce()
         every, start, lost = self.settings.trainer.log_every_steps, 0, rows.lost
         while start < len(rows.floats):

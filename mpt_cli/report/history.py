@@ -18,6 +18,7 @@ from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
 from mpt_cli.settings.limits import open_file, read_yaml_text
 from mpt_cli.settings.search_path import explicit_path, shell_command
+from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
 from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, as_number, misfit, record_of, required_fields
 from mpt_cli.telemetry.sinks.jsonl_csv import spike_from
@@ -60,7 +61,7 @@ def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: No
     spikes = []
     for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
         if misfit(Spike, line, required_fields(Spike)) is None:
-            spikes.append(spike_from(line))
+            spikes.append(spike_from(printable_tree(line)))
         else:
             tell_damaged()
     return spikes
@@ -74,7 +75,18 @@ def look_into(run: RunDirectory, spikes: Sequence[Spike]) -> str:
 def jumps_sentence(run: RunDirectory, spikes: Sequence[Spike]) -> str:
     """At which steps the loss jumped, and what to do about it; there is one at least."""
     steps = ", ".join(format_count(spike.step) for spike in spikes[:8]) + (", …" if len(spikes) > 8 else "")
-    return f"the loss jumped at step {steps}; {look_into(run, spikes)} looks into the largest jump"
+    further = "spikes.jsonl has what is known of each" if is_of_program(run) else (
+        f"{look_into(run, spikes)} looks into the largest jump")  # fmt: skip
+    return f"the loss jumped at step {steps}; {further}"
+
+
+def is_of_program(run: RunDirectory) -> bool:
+    """Whether model and data of the run are those of a Python program, without which no step can be trained again."""
+    try:
+        tree = yaml.safe_load(read_yaml_text(run.config_yaml))
+        return bool(tree["model"]["name"] == PYTHON)
+    except (ConfigError, ValueError, yaml.YAMLError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def metric_by_epoch(metrics_jsonl: Path, name: str) -> list[tuple[int, float]]:

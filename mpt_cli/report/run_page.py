@@ -284,7 +284,7 @@ _SPIKE_COLUMNS = [
 def _spikes(story: RunHistory) -> HtmlTable | None:
     rows = [HtmlRow([format_count(spike.step), str(spike.epoch), format_number(spike.loss), format_number(spike.median),
                      format_scale(spike.loss_scale), format_value(spike.learning_rate),
-                     describe_examples(spike.examples)]) for spike in story.spikes]  # fmt: skip
+                     describe_examples(spike)]) for spike in story.spikes]  # fmt: skip
     title = f"Steps of {story.label} whose loss jumped, with what it was before; examples as the source numbers them"
     return HtmlTable(title, _SPIKE_COLUMNS, rows) if rows else None
 

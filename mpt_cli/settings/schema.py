@@ -50,7 +50,8 @@ class FaultSettings:
 
 
 # keys of the trainer that act in a fit of Keras's own, too
-RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights")
+RECORDED_TRAINER_KEYS = ("log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "stop_on_nonfinite_weights",
+                         "keep_spikes")  # fmt: skip
 FLOAT_POLICIES = ("float32", "float64", "float16", "bfloat16", "mixed_float16", "mixed_bfloat16")
 AUTO_FLOAT16 = "auto_float16"
 

@@ -119,13 +119,16 @@ def describe_spike(spike: Spike) -> str:
     return f"step {format_count(spike.step)}: the loss {jumped} {format_number(spike.loss)}{known}"
 
 
-def describe_examples(examples: tuple[int, ...] | None, most: int = 8) -> str:
+def describe_examples(spike: Spike, most: int = 8) -> str:
+    """Those of its batch.
+
+    >>> known, unknown = (Spike(9, 1, 9, 5.0, 2.0, 3.0, (), True, 0.1, 1.0, rows) for rows in ((5, 1, 40), None))
+    >>> describe_examples(known), describe_examples(known, 2), describe_examples(unknown)
+    ('5, 1, 40', '5, 1 and 1 more', 'not known: the data is a stream')
     """
-    >>> describe_examples((5, 1, 40)), describe_examples((3, 2, 1, 0), 2), describe_examples(None)
-    ('5, 1, 40', '3, 2 and 2 more', 'not known: the data is a stream')
-    """
+    examples = spike.examples
     if examples is None:
-        return "not known: the data is a stream"
+        return f"not known: {spike.no_examples or 'the data is a stream'}"
     more = len(examples) - most
     return ", ".join(map(str, examples[:most])) + (f" and {more} more" if more > 0 else "")
 

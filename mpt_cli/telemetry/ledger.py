@@ -243,11 +243,13 @@ class Ledger:
 
     def absorb(self, block: StepRecords, epoch: int) -> list[Event]:
         """Take in the records of the next steps; returns their events in order."""
+        self.spikes = []
         if len(block) == 0:
             return []
         applied = np.ones(len(block), bool) if self.rules.applies_non_finite else block.finite | block.let_through
         events = self._events(block, epoch)
-        self.spikes = self._spikes(block, applied, epoch) if self.rules.keep_spikes else []
+        if self.rules.keep_spikes:
+            self.spikes = self._spikes(block, applied, epoch)
         self._count(block, applied)
         self._read_scale(block, applied)
         self._sum_losses(block.loss, applied)

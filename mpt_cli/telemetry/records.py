@@ -214,6 +214,18 @@ class GradientSample:
 
 
 @dataclass(frozen=True)
+class UnmovedWeights:
+    """Layers whose kernels stay as they are: of each the share of the elements of float32 or float64 weights that had a
+    gradient and are bit for bit what they were after step `since_step`. `is_whole` says that nothing that was looked at
+    has changed in any kernel; `learning_rate` is the highest that was met."""
+
+    layers: dict[str, float]
+    is_whole: bool
+    since_step: int
+    learning_rate: float
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """One logged line of metrics.jsonl: state after `step`, loss and metrics over applied steps only.
 
@@ -247,7 +259,7 @@ class Spike:
     `median` is that of the losses of the last 128 steps and `bound` the most that a loss may be beside them, as of the
     last step that is a multiple of 64; None where there were too few, and the loss was not finite. `examples` are those
     of the batch, by their numbers from 0 in the order in which the source gave them, before any of them were drawn or
-    held out; None where the data is a stream.
+    held out; None where the data is a stream, or `no_examples` says why.
     """
 
     step: int
@@ -263,6 +275,7 @@ class Spike:
     examples: tuple[int, ...] | None = None
     gradient_norm: float | None = None  # of the latest sample of the gradients, which was after `gradient_step`
     gradient_step: int | None = None
+    no_examples: str | None = None  # of a run that was recorded: who alone knows them
 
     @property
     def size(self) -> float:
@@ -316,6 +329,7 @@ class Summary:
     weights_fingerprint: str | None = None  # of the model's variables at the end, of a deterministic run
     layer_scales: dict[str, float] | None = None  # path -> factor, of layers whose gradients have a scale of their own
     repeatable: bool = True  # whether config.yaml says it all; not of a run with objects of a Python program
+    unmoved_weights: dict[str, float] | None = None  # layer -> share of its kernels' elements that no update moved
     not_recorded: list[str] = field(default_factory=list)  # what a Recorder or `mpt run` could not see, in sentences
 
 

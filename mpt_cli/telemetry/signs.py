@@ -17,6 +17,7 @@ from mpt_cli.telemetry.records import (
     Event,
     Scaling,
     StreakCounts,
+    UnmovedWeights,
 )
 
 if TYPE_CHECKING:
@@ -191,6 +192,7 @@ class Signs:
     loss: float | None = None  # mean over the last applied steps; None when there were none
     flushed_share: float | None = None  # of gradient elements, where it was sampled
     faults: Mapping[str, str] = field(default_factory=dict)  # of layers, likewise: see `GradientSample`
+    unmoved: UnmovedWeights | None = None  # as of the latest look; None where weights move
     sample_step: int = 0
     sample_is_new: bool = False  # whether that was after the last step
     streaks: StreakCounts[int] = NO_STREAKS  # after the last step

@@ -209,6 +209,7 @@ class PhaseChange:
         end_training(parts, trainer)
         trainer.progress.begin_phase(trainer.ledger.applied)
         enter_phase(parts, trainer.progress.phase, trainer)
+        trainer.watch_weights()
         self._lower_rate()
         self._report(ended)
         self._compile_ahead()

@@ -15,6 +15,7 @@ from mpt_cli.engine.distribution import ProcessGroup, check_same_data
 from mpt_cli.engine.fault_search import FaultSearch
 from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
+from mpt_cli.engine.weight_watch import ALL_MOVED
 from mpt_cli.engine.xla import try_xla
 from mpt_cli.errors import BAD_CONFIG, DataError, Problem
 from mpt_cli.precision import Policy, head_layers
@@ -77,6 +78,8 @@ class Session:
         trainer.stopwatch.begin()
         with framework_errors(trainer.process_group is not None), self.assembly.policy.scope():
             trainer.callbacks.begin(trainer.plan.epochs, trainer.train_feed.steps, trainer.telemetry.message)
+            if trainer.weight_watch is None:
+                trainer.watch_weights()
             if self.assembly.settings.trainer.on_unhealthy == "rollback":
                 trainer.checkpointer.save(trainer.progress, trainer.ledger)  # there must be one to go back to
             return trainer.fit()
@@ -193,7 +196,7 @@ def prepare(program: Program, platform: Platform, telemetry: Telemetry, store: C
     runner = Trainer(parts.engine, *feeds, plan, telemetry, ledger, health, checkpointer)
     runner.source_rows = parts.data.rows
     runner.callbacks = Callbacks(callbacks, parts.model, parts.engine.forget_last_call)
-    checkpointer.beside = CallbackPosition(parts, runner)
+    checkpointer.beside = PositionBeside(parts, runner)
     runner.next_phase = PhaseChange(parts, runner)
     _add_what_was_asked_for(parts, runner, may_sample=not rules.loss_is_running)
     return Session(parts, runner)
@@ -215,6 +218,7 @@ def _add_what_was_asked_for(parts: Assembly, runner: Trainer, may_sample: bool) 
     """Samples of the gradients, rollbacks, other processes, and word of what compiles."""
     trainer, telemetry, process_info = parts.settings.trainer, runner.telemetry, parts.platform.process_info
     every = trainer.gradient_health_every_steps
+    runner.takes_gradients = every is not None and may_sample
     if every is not None and may_sample and is_rounded(parts.model):
         runner.sampler = build_sampler(parts.engine, every, telemetry.message)
     own = own_steps(parts.model)
@@ -354,6 +358,7 @@ def restore(parts: Assembly, trainer: Trainer, checkpoint: Checkpoint) -> bool:
     if trainer.sampler is None or before != parts.scaling.mode or other_fixed:
         trainer.ledger.sample = None  # it says nothing of gradients that are not computed or scaled as then
     trainer.logged_step = 0
+    trainer.watch_weights(checkpoint.position.get("weight_watch", ALL_MOVED))
     factor = settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
     has_callbacks = trainer.callbacks and "callbacks" in checkpoint.position
     if has_callbacks:
@@ -377,16 +382,19 @@ def _resume_rate(optimizer: Any, reached: float, configured: float) -> None:
         optimizer.learning_rate = reached * now / configured
 
 
-class CallbackPosition:
-    """What a checkpoint holds of callbacks beside the variables; called for each that is saved."""
+class PositionBeside:
+    """What a checkpoint holds beside the variables, of weights that have not moved and of callbacks; called for each
+    that is saved."""
 
     def __init__(self, parts: Assembly, trainer: Trainer) -> None:
         self.parts, self.trainer = parts, trainer
 
     def __call__(self) -> tuple[dict[str, Any], Arrays]:
-        """More of its position, and arrays; nothing in a run without callbacks."""
+        """More of its position, and arrays of callbacks."""
+        watch = self.trainer.weight_watch
+        watched = {} if watch is None else {"weight_watch": watch.position()}
         if not self.trainer.callbacks:
-            return {}, {}
+            return watched, {}
         parts, rollbacks = self.parts, self.trainer.telemetry.tally.rollbacks
         position, arrays = self.trainer.callbacks.position()
         if parts.author_compiled:
@@ -396,7 +404,7 @@ class CallbackPosition:
         factor = parts.settings.trainer.rollback_learning_rate_factor ** len(rollbacks)
         configured = float(np.float32(rate * factor)) if isinstance(rate, float) else None
         named = {f"{CALLBACK_PREFIX}{name}": array for name, array in arrays.items()}
-        return {"callbacks": position, "configured_rate": configured}, named
+        return {"callbacks": position, "configured_rate": configured, **watched}, named
 
 
 def resume_callbacks(callbacks: Callbacks, checkpoint: Checkpoint) -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from signal import Signals
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,12 @@ from mpt_cli.engine.fault_search import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine
+from mpt_cli.engine.weight_watch import WeightWatch, gradients_of_batch
+from mpt_cli.precision.own_step import optimizers_of
 from mpt_cli.signals import Interruption
-from mpt_cli.telemetry.health import HealthRules, Stop
+from mpt_cli.telemetry.health import HealthRules, Stop, describe_unmoved
 from mpt_cli.telemetry.ledger import Ledger, StepRecords
-from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot
+from mpt_cli.telemetry.records import GradientSample, LoggedSteps, Snapshot, UnmovedWeights
 from mpt_cli.telemetry.signs import Signs, observe
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.training.callbacks import TEST_BATCH_HOOKS, Callbacks
@@ -67,6 +70,8 @@ class Trainer:
         self.callbacks = NO_CALLBACKS
         self.source_rows: NDArray[np.int64] | None = None  # of each training example, where it was in the source
         self.process_group: ProcessGroup | None = None  # where several processes train, whose calls must be the same
+        self.weight_watch: WeightWatch | None = None  # None before the first step, and of several processes
+        self.takes_gradients = False  # whether it may, outside of the training loop
         self._stop: Stop | None = None
 
     def fit(self) -> Outcome:
@@ -139,8 +144,22 @@ class Trainer:
         watch, progress = self.stopwatch, self.progress
         return observe(
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
-            input_seconds=watch.input_seconds, step_seconds=watch.seconds,
+            input_seconds=watch.input_seconds, step_seconds=watch.seconds, unmoved=self.unmoved_weights,
         )  # fmt: skip
+
+    @property
+    def unmoved_weights(self) -> UnmovedWeights | None:
+        """Which weights stay as they are, as of the latest look; None where they move."""
+        return None if self.weight_watch is None else self.weight_watch.found
+
+    def watch_weights(self, position: dict[str, Any] | None = None) -> None:
+        """See whether they move from here on, the beginning of a phase say; `position`: of a run that goes on."""
+        if self.process_group is not None:
+            return
+        before, optimizers = self.weight_watch, optimizers_of(self.engine.model).values()
+        self.weight_watch = WeightWatch([*optimizers], self.ledger.seen, position)
+        if position is None and before is not None:
+            self.weight_watch.any_moved = before.any_moved
 
     def _is_over(self) -> bool:
         is_last = self.progress.phase == len(self.plan.lengths) - 1
@@ -302,6 +321,7 @@ class Trainer:
         self.ledger.take_mean_loss()  # the next line's mean must not reach back into this epoch
         metrics = self._of_applied(self.engine.metrics())
         is_last = self._epochs_of_phase(self.progress.epoch) == self._length() or self._is_cut_short()
+        self._look_at_weights(is_last)
         if is_last or self.progress.epoch % self.plan.validate_every_epochs == 0:
             if (validated := self.validate(self.callbacks)) is None:
                 return  # what is left of the epoch is done when the run goes on
@@ -313,6 +333,29 @@ class Trainer:
         if is_whole:
             self.progress.epochs_completed, self.progress.step_in_epoch = self.progress.epoch, 0
             self.checkpointer.save_if_due(self.progress, self.ledger)
+
+    def _look_at_weights(self, is_last: bool) -> None:
+        watch, ledger = self.weight_watch, self.ledger
+        if watch is None or not (is_last or watch.is_due(ledger.seen)):
+            return
+        was_known = watch.found is not None
+        found = watch.look(ledger.seen, ledger.learning_rate, self._gradients)
+        if found is not None and not was_known:
+            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
+
+    def _gradients(self) -> dict[int, Any]:
+        """Of the last batch, the first time and where that can be had."""
+        piece, self.takes_gradients, may = self.last_piece, False, self.takes_gradients
+        if piece is None or not may:
+            return {}
+        try:
+            batch = self.engine.batch(piece.source, piece.batch_indices[piece.count - 1])
+            return gradients_of_batch(self.engine.model, batch, self.ledger.scale)
+        except Exception as error:  # a look must never end what it looks at
+            reason = str(error).strip().splitlines()[:1] or [type(error).__name__]
+            self.telemetry.message(f"some weights have not moved, and whether they have gradients can't be told here "
+                                   f"({reason[0][:200]}); training goes on")  # fmt: skip
+            return {}
 
     def _log(self, metrics: dict[str, float]) -> None:
         self.logged_step = self.ledger.seen

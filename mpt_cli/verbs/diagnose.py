@@ -15,17 +15,18 @@ from mpt_cli.diagnose.preparation import (
     on_one_device,
 )
 from mpt_cli.engine.backend import Platform, prepare_backend
-from mpt_cli.errors import MISMATCH, OK, ConfigError, Problem
-from mpt_cli.report.history import jumps_sentence, read_spikes
+from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
+from mpt_cli.report.history import is_of_program, jumps_sentence, read_spikes
 from mpt_cli.report.picture import missing_matplotlib
-from mpt_cli.runs.directory import RunDirectory, default_parent
+from mpt_cli.runs.directory import RunDirectory, default_parent, read_json
 from mpt_cli.runs.resume import stored_settings
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
 from mpt_cli.telemetry.format import describe_examples, describe_spike
-from mpt_cli.telemetry.records import Spike
+from mpt_cli.telemetry.health import GOOD_VERDICTS
+from mpt_cli.telemetry.records import Spike, Summary
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
 from mpt_cli.verbs.parser import print_json, say
@@ -92,10 +93,12 @@ def _measure(
 
 def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namespace) -> int:
     """The answer for a run of which no step overflowed; no directory is made for it."""
-    text = (f"no step of {run_dir} overflowed, so no layer is bad; {_of_configuration(run_dir)} measures how far away "
-            "an overflow is")  # fmt: skip
+    measures = "mpt.diagnose(model, x, y) in that program" if is_of_program(run) else _of_configuration(run_dir)
+    verdict = _bad_verdict(run)
+    conclusion = "" if verdict else ", so no layer is bad"
+    text = f"no step of {run_dir} overflowed{conclusion}; {measures} measures how far away an overflow is"
     spikes = read_spikes(run)
-    rows = [text, *(text for _, text in _spike_rows(run, spikes))]
+    rows = [text, *verdict, *(text for _, text in _spike_rows(run, spikes))]
     if arguments.json:
         print_json({"status": "ok", "kind": "overflow", "run_dir": run_dir, "step": None, "layer": None,
                     "spikes": [asdict(spike) for spike in spikes], "explanation": rows})  # fmt: skip
@@ -105,12 +108,22 @@ def _say_no_overflow(run: RunDirectory, run_dir: str, arguments: argparse.Namesp
     return OK
 
 
+def _bad_verdict(run: RunDirectory) -> list[str]:
+    """What the run itself says that is wrong with it; nothing where it is well, or not over."""
+    try:
+        summary = printable_tree(read_json(run.summary_json, Summary))
+    except DataError:
+        return []
+    verdict = summary.get("verdict")
+    return [] if verdict in (None, *GOOD_VERDICTS) else [f"{verdict}: {summary.get('explanation', '')}"]
+
+
 def _spike_rows(run: RunDirectory, spikes: Sequence[Spike], step: int | None = None) -> list[tuple[str, str]]:
     """What the run noted of jumps of its loss: of the `step` looked into, and else which to look into."""
     here = next((spike for spike in spikes if spike.step == step), None)
     if here is not None:
         return [("noted", f"{describe_spike(here)}; the run's own note"),
-                ("examples", describe_examples(here.examples, most=64))]  # fmt: skip
+                ("examples", describe_examples(here, most=64))]  # fmt: skip
     return [("loss", jumps_sentence(run, spikes))] if spikes and step is None else []
 
 

@@ -181,6 +181,48 @@ def not_recorded(run: mpt.Run) -> list[str]:
     return json.loads((run.path / "environment.json").read_text())["not_recorded"]
 
 
+def loud_data():
+    """640 examples, in order 80 batches of 8, of which the 71st has labels a thousand times as large."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(640, 4)).astype("float32")
+    y = x.sum(1, keepdims=True) + 0.1 * rng.normal(size=(640, 1)).astype("float32")
+    y[560:564] *= 1e3
+    return x, y
+
+
+def line_net(**options):
+    keras.utils.set_random_seed(2)
+    layers = keras.layers
+    with mpt.Policy("mixed_float16").scope():
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(8), layers.Dense(1, dtype="float32")])
+    model.compile(keras.optimizers.SGD(0.01), "mae", auto_scale_loss=False, **options)
+    return model
+
+
+@pytest.mark.slow
+def test_a_recorder_finds_the_jumps_that_our_own_loop_finds(tmp_path, capsys):
+    options = {"batch_size": 8, "epochs": 2, "shuffle": False}
+    own = mpt.fit(line_net(), *loud_data(), run_dir=tmp_path / "own", loss_scale=8.0, settings=QUIET, **options)
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0, settings={**QUIET, "trainer.log_every_steps": 7})
+    line_net(steps_per_execution=5).fit(*loud_data(), verbose=0, callbacks=[recorder], **options)
+    run = recorder.run
+    assert run.summary["applied_steps"] == own.summary["applied_steps"] == 160
+    assert [(spike.step, spike.epoch, spike.step_in_epoch) for spike in run.spikes] == [(71, 1, 71), (151, 2, 71)]
+    for seen, known in zip(run.spikes, own.spikes, strict=True):
+        assert known.examples == tuple(range(560, 568)) and (seen.examples, known.no_examples) == (None, None)
+        assert seen.no_examples == "only the program that trained knows what was in the batch"
+        numbers = [(spike.loss, spike.median, spike.bound, *spike.losses_before) for spike in (seen, known)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=1e-4)  # programs compiled differently add in other orders
+    capsys.readouterr()
+    assert main(["diagnose", str(run.path)]) == 0
+    said = capsys.readouterr().out
+    assert "the loss jumped at step 71, 151; spikes.jsonl has what is known of each" in said
+    assert "mpt.diagnose(model, x, y) in that program measures how far" in said and "--step" not in said
+    assert main(["report", str(run.path), "--out", str(tmp_path / "page.html")]) == 0
+    assert "the loss jumped at step 71, 151; spikes.jsonl" in capsys.readouterr().out
+    assert "not known: only the program that trained knows" in (tmp_path / "page.html").read_text()
+
+
 def test_a_train_step_that_scales_no_loss_is_left_as_it_is_where_none_is_needed(tmp_path):
     """Its steps do not tell their loss, which is no reason to call them not finite."""
     (x, y), recorder = data(bad=()), mpt.Recorder(tmp_path / "run", settings=QUIET)

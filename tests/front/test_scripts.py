@@ -427,7 +427,7 @@ def test_the_configuration_of_a_script_holds_what_was_applied_and_nothing_else(s
     assert found["loss_scale"]["initial_scale"] == 8.0 and found["backend"] == {"name": "tensorflow"}
     command = ["run", "loss_scale.initial_scale=8", "short.py", "--epochs", "3"]
     assert found["model"]["command"] == command and found["data"] == {"name": "python"}
-    assert [*found["trainer"]] == ["log_every_steps", "max_nonfinite_losses", "max_zero_gradients",
+    assert [*found["trainer"]] == ["log_every_steps", "max_nonfinite_losses", "max_zero_gradients", "keep_spikes",
                                    "stop_on_nonfinite_weights"]  # fmt: skip
     environment = json.loads((short_run[0] / "run" / "environment.json").read_text())
     assert environment["command_line"] == ["mpt", *command]
@@ -483,6 +483,64 @@ def test_a_report_of_a_script_says_what_was_not_recorded_and_how_it_is_run_again
     assert "not recorded: checkpoints: a loop of its own can't be gone on with" in said
     assert "<li>checkpoints: a loop of its own can&#39;t be gone on with</li>" in page
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
+
+
+JUMPING = """
+import tensorflow as tf, keras
+weight = keras.Variable(1.0)
+optimizer = keras.optimizers.SGD(2.0**-10)
+@tf.function
+def step(factor):
+    with tf.GradientTape() as tape:
+        value = weight * factor
+    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
+for number in range(1, 91):
+    step(tf.constant(1000.0 if number == 71 else 1.0))
+"""
+
+
+@pytest.mark.slow
+def test_a_jump_of_the_loss_in_a_loop_is_on_record(tmp_path):
+    """The weight falls by 2^-10 in each step, so that the loss of step 71 is 1000 (1 - 70 / 1024)."""
+    (tmp_path / "jumping.py").write_text(JUMPING)
+    for words, name in (([], "run"), (["trainer.keep_spikes=null"], "none")):
+        done = mpt("run", *words, f"run_dir={name}", "jumping.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        summary = load_run(tmp_path / name).summary
+        assert (summary["steps_seen"], summary["applied_steps"]) == (90, 90)
+    (spike,) = load_run(tmp_path / "run").spikes
+    assert (spike.step, spike.step_in_epoch, spike.loss, spike.applied) == (71, 71, 931.640625, True)
+    assert spike.losses_before == tuple(1 - step / 1024 for step in range(62, 70))
+    assert spike.examples is None and spike.no_examples == (
+        "only the program that trained knows what was in the batch")  # fmt: skip
+    assert "step 71: the loss jumped to 931.6406" in (tmp_path / "run" / "console.log").read_text()
+    assert not (tmp_path / "none" / "spikes.jsonl").exists()
+
+
+LOST = """
+import time, tensorflow as tf, keras
+layer = keras.layers.Dense(4, name="low")
+layer.build((None, 4))
+optimizer = keras.optimizers.Adam(1e-13)
+@tf.function
+def step():
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(layer(tf.ones((2, 4))))
+    optimizer.apply_gradients(zip(tape.gradient(value, layer.trainable_variables), layer.trainable_variables))
+for number in range(60):
+    step()
+    time.sleep(0.03)  # its steps are first looked at after half a second
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_whose_updates_are_all_lost_is_no_success(tmp_path):
+    (tmp_path / "lost.py").write_text(LOST)
+    done = mpt("run", "run_dir=run", "loss_scale.initial_scale=8", "lost.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (done.returncode, run.verdict, run.summary["applied_steps"]) == (4, "never trained", 60), done.stderr
+    assert run.explanation.startswith("Not one bit of any kernel (up to 4,096 elements of each) has changed since ")
+    assert run.summary["unmoved_weights"] == {"low": 1.0}
 
 
 OWN = """

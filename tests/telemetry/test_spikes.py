@@ -158,7 +158,16 @@ def test_the_latest_sample_of_the_gradients_is_told():
     assert (spike.gradient_norm, spike.gradient_step) == (0.5, 100)
 
 
+def test_a_jump_is_told_once():
+    ledger = Ledger(LedgerOptions(keep_spikes=4))
+    assert [spike.step for spike in told(ledger, np.array([1.0] * 64 + [9.0], np.float32), (65,))] == [65]
+    ledger.absorb(StepRecords(np.zeros((0, 4), np.float32), np.zeros((0, len(INT_FIELDS)), np.int32), {}), epoch=2)
+    assert ledger.spikes == []
+
+
 def test_a_line_is_read_back_as_it_was():
+    unknown = Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0, no_examples="1.5")  # a text, also where it is a number
+    assert spike_from(json.loads(strict_json(vars(unknown)))) == unknown
     spike = Spike(9, 1, 9, INF, None, None, (1.0, 2.5), False, 0.1, 1024.0, (3, 1, 2), 0.5, 8)
     assert spike_from(json.loads(strict_json({**vars(spike), "attempt": 2}))) == spike
     assert spike_from(json.loads(strict_json(vars(Spike(9, 1, 9, 3.0, 1.0, 2.0, (), True, 0.1, 1.0))))).examples is None

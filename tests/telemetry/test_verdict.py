@@ -8,7 +8,7 @@ from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry import health as v
 from mpt_cli.telemetry.health import judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
-from mpt_cli.telemetry.records import Event, Scaling
+from mpt_cli.telemetry.records import Event, Scaling, UnmovedWeights
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, EventTally, LossTrend, Signs, observe
 
 DYNAMIC = Scaling(DynamicScale())
@@ -120,6 +120,13 @@ CASES = [
      "No gradient reached the weights of layer a at step 7, in float32 neither"),
     ("a layer unmoved", replace(CLEAN, faults={"a": "unmoved"}, sample_step=7), v.LOST_UPDATES,
      "Next to none of the updates of layer a changed a weight at step 7: .*mixed_bfloat16"),
+    ("a layer of float32 unmoved", replace(CLEAN, unmoved=UnmovedWeights({"a": 0.75}, False, 40, 1e-9)), v.LOST_UPDATES,
+     "75.0% of the weights of layer a are bit for bit what they were at step 40, though the gradients are not 0: at "
+     "learning rate 1e-09 updates are less than half a unit in the last place"),
+    ("several", replace(CLEAN, unmoved=UnmovedWeights({"a": 0.75, "b": 1.0}, False, 0, 1e-9)), v.LOST_UPDATES,
+     r"At least 75.0% of the weights of 2 layers \(a, b\) are bit for bit what they were at the start"),
+    ("all unmoved", replace(CLEAN, unmoved=UnmovedWeights({"a": 1.0}, True, 0, 1e-9)), v.NEVER_TRAINED,
+     r"Not one bit of any kernel \(up to 4,096 elements of each\) has changed since the start, .* Raise optimizer"),
     ("flushed a little", replace(CLEAN, flushed_share=0.1), v.HEALTHY, "All"),
     ("no step", replace(CLEAN, steps_seen=0, applied_steps=0), v.NEVER_TRAINED, "ended before its first step"),
     ("all skipped", _skipping(range(1, 1001)), v.NEVER_TRAINED, "None of 1,000 steps was applied.*initial_scale"),

@@ -69,7 +69,7 @@ def event_from(line: Mapping[str, Any]) -> Event:
 def spike_from(line: Mapping[str, Any]) -> Spike:
     """The spike that a line of spikes.jsonl tells of."""
     found: dict[str, Any] = {name: line[name] for name in Spike.__dataclass_fields__ if name in line}
-    found |= {name: float(value) for name, value in found.items() if isinstance(value, str)}
+    found |= {name: float(value) for name, value in found.items() if isinstance(value, str) and name != "no_examples"}
     examples = found.get("examples")
     return Spike(**{**found, "losses_before": tuple(map(float, found["losses_before"])),
                     "examples": None if examples is None else tuple(examples)})  # fmt: skip
