@@ -203,7 +203,7 @@ def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
         (["train", "conf=digits_mlp", "-m"], "-m: is an option of Hydra's own. `mpt sweep` runs every combination"),
         (["train", "--multirun", "conf=digits_mlp"], "`mpt sweep` runs every combination"),
         (["train", "--cfg", "job"], "`mpt show conf=…` prints the resolved configuration"),
-        (["train", "--config-name=mine"], "a recipe is chosen by conf=NAME"),
+        (["train", "--config-name=mine"], "own. conf=NAME or conf=./FILE.yaml chooses a recipe."),
         (["train", "--config-path", "x"], "--config-dir DIR adds a folder"),
         (["train", "conf=digits_mlp", "hydra.run.dir=x"], "hydra.run.dir: there are no settings of Hydra's own"),
         (["sweep", "conf=digits_mlp", "hydra/launcher=joblib"], "`mpt sweep … --launcher submitit"),
