@@ -48,6 +48,7 @@ def test_groups_are_described_to_the_end_of_a_sentence(capsys) -> None:
     assert main(["list", "groups"]) == 0
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
     assert lines["loss_scale=mine"] == "for my net, in two lines (conf/loss_scale/mine.yaml)"
+    assert lines["optimizer=adam"] == "Adam as in Keras."
     assert all(line.endswith((".", "(conf/loss_scale/mine.yaml)")) for line in lines.values())
 
 
