@@ -145,6 +145,19 @@ def test_a_recorder_stops_what_no_longer_trains(tmp_path):
     assert 20 <= summary["steps_seen"] <= 30
 
 
+@pytest.mark.slow
+def test_what_other_callbacks_put_into_the_logs_is_no_metric_unless_it_is_a_number_of_their_own(tmp_path):
+    others = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(psnr=2.5, note="slow"))]  # fmt: skip
+    recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
+    net().fit(*data(bad=()), batch_size=16, epochs=2, verbose=0, callbacks=[*others, recorder])
+    summary = recorder.run.summary
+    assert set(summary["metrics"]) == {"loss", "accuracy", "psnr"} and summary["metrics"]["psnr"] == 2.5
+    assert "learning_rate" not in summary["best_metrics"] and summary["applied_steps"] == summary["steps_seen"] > 0
+    rates = [line["learning_rate"] for line in recorder.run.lines if line["epoch_end"]]
+    np.testing.assert_allclose(rates, [0.05, 0.025], rtol=1e-6)  # of float32
+
+
 def own_net(policy, step, **parts):
     """A model of its own `train_step`, which scales no loss, as Keras's guides write it."""
     keras.utils.set_random_seed(1)
