@@ -273,15 +273,17 @@ def _teller(quiet: bool) -> Callable[[str], None]:
 
 
 def diagnose(
-    *what: Any, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1, quiet: bool = False,
-    epochs: int = 1, batch_size: int | None = None, policy: str | None = None, loss_scale: Any = None,
+    *what: Any, sample_weight: Any = None, at_steps: Sequence[int] = (0,), batches: int = 8, phase: int = 1,
+    quiet: bool = False, epochs: int = 1, batch_size: int | None = None, policy: str | None = None,
+    loss_scale: Any = None,
 ) -> "Diagnosis":  # fmt: skip
     """Ranges of the gradients, the safe window of scales, the recommended scale: `.recommended`, `.window`, `.layers`.
 
-    `what` is a compiled model and its data, `diagnose(model, x, y)` or `diagnose(model, dataset)` as in `fit`, or
-    overrides as of `mpt diagnose`, texts or mappings. The model stays as it is: copies of it are measured, under
-    `policy`, else in its own dtypes where it computes in float16, else under mixed_float16. The arguments from `epochs`
-    on are for a model; `epochs` says how far it may be trained where `at_steps` asks for that.
+    `what` is a compiled model and its data, `diagnose(model, x, y)`, with `sample_weight` where `fit` gets it, or
+    `diagnose(model, dataset)`, or overrides as of `mpt diagnose`, texts or mappings. The model stays as it is: copies
+    of it are measured, under `policy`, else in its own dtypes where it computes in float16, else under mixed_float16.
+    The arguments from `epochs` on are for a model; `epochs` says how far it may be trained where `at_steps` asks for
+    that.
 
     With overrides it prepares the backend as a run does, so Keras must not be loaded on another one. `at_steps` are
     counts of steps of training, 0 before the first; `batches` are measured at each. ConfigError and DataError for what
@@ -289,11 +291,16 @@ def diagnose(
     """
     _check_least(batches=(batches, 1), phase=(phase, 1), at_steps=(min(at_steps, default=-1), 0))
     say = _teller(quiet)
-    if what and not isinstance(what[0], (str, Mapping)):
+    is_model = bool(what) and not isinstance(what[0], (str, Mapping))
+    if sample_weight is not None:
+        if not is_model or len(what) != 3:
+            raise ConfigError(Problem("sample_weight", "must stand beside a model, x and y."))
+        what = (*what, sample_weight)
+    if is_model:
         program = _copied_program(what, {"epochs": epochs, "batch_size": batch_size}, policy, loss_scale)
     elif (epochs, batch_size, policy, loss_scale) != (1, None, None, None):
         raise ConfigError(Problem("epochs, batch_size, policy, loss_scale", "are for a model; among overrides they are "
-                                  "words, as in policy=mixed_float16."))  # fmt: skip
+                                  "written as in policy=mixed_float16."))  # fmt: skip
     else:
         program = SettingsProgram(with_drawn_seed(on_one_device(load_settings(_as_words(what)), say)))
     platform = program.prepare_backend()

@@ -28,6 +28,7 @@ from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
 from mpt_cli.telemetry.health import Stop
 from mpt_cli.telemetry.records import RunHeader, Scaling
+from mpt_cli.training.callbacks import metrics_in
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
 from mpt_cli.training.outcome import Conclusion
@@ -272,7 +273,7 @@ class _FitRecording(Recording):
         self._look()
         values = [variable.value for variable in self.variables]
         self.obey(self.health.check_epoch(replace(self.signs(), weights_are_finite=bool(self.all_finite(values)))))
-        metrics = {name: float(value) for name, value in logs.items()}
+        metrics = metrics_in(logs)
         self.watch_weights()  # now at the latest the model is built
         if self.weight_watch is not None and self.weight_watch.is_due(self.ledger.seen):
             self.look_at_weights()

@@ -127,8 +127,8 @@ def _change(holder: str, name: str, settings: Settings, backend: str | None) -> 
         "set_global_policy": "its own dtype policy, which it has",
         "set_dtype_policy": "its own dtype policy, which it has",
         "LossScaleOptimizer": "its own loss scaling, which a model that is compiled with it or its loop has",
-        "compile": f"its optimizer in loss_scale={settings.loss_scale.mode}",
-        "fit": "a Recorder is added, where it is that of a model",
+        "compile": f"its optimizer scales its loss (loss_scale={settings.loss_scale.mode})",
+        "fit": "is recorded, where it is that of a Keras model",
         "train_on_batch": "its loss is scaled" + (", but no run directory has its steps" if on_jax else ""),
         "GradientTape": "it takes no gradients of Keras on JAX" if on_jax else "gradients of the scaled loss, divided "
                         "again",

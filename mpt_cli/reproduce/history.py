@@ -70,7 +70,7 @@ class Judgement:
 
     def line(self, name: str) -> str:
         if self.known < FEWEST:
-            return f"{name}: {self.known} passed before it on this kind of machine; {FEWEST} tell a drift"
+            return f"{name}: {self.known} passed before it on this kind of machine; a drift is told from {FEWEST} on"
         against = f"against the last {self.known} that passed on this kind of machine"
         if not self.drifts:
             return f"{name}: nothing drifted {against}"

@@ -26,6 +26,7 @@ from mpt_cli.settings.search_path import expanded, has_working_directory
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
+HYDRAS = "_target_"  # the key by which Hydra names an object
 # bases, and metrics of plain values
 NOT_TO_BE_NAMED = ("Loss", "Metric", "MeanMetricWrapper", "Mean", "Sum", "Callback", "CallbackList", "Optimizer",
                    "LearningRateSchedule")  # fmt: skip
@@ -89,7 +90,7 @@ class Reference:
 
 def is_object(value: Any) -> bool:
     """Whether `value` is meant for one object rather than for a list or mapping of them."""
-    return not isinstance(value, (list, dict)) or "object" in value
+    return not isinstance(value, (list, dict)) or "object" in value or (isinstance(value, dict) and HYDRAS in value)
 
 
 def read_object(value: Any) -> Reference:
@@ -132,6 +133,8 @@ def imported_names(key: str, value: Any) -> Iterator[tuple[str, str]]:
 def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     """What is wrong with one object, told without importing anything: form, keys, a name that Keras does not list."""
     if isinstance(value, dict):
+        if HYDRAS in value:
+            return _hydras_problem(key, value)
         if unknown := [name for name in value if name not in ("object", "kwargs")]:
             remedy = did_you_mean(str(unknown[0]), ["object", "kwargs"]) or "What it is called with goes into kwargs."
             return Problem(key, f"there is no {unknown[0]} beside object and kwargs.", value, remedy)
@@ -145,6 +148,14 @@ def object_problem(key: str, value: Any, listing: str) -> Problem | None:
     names = keras_names(listing)
     unknown_name = bool(names) and canonical_name(value) not in map(canonical_name, names)
     return no_such_keras_name(key, value, names) if unknown_name else None
+
+
+def _hydras_problem(key: str, value: dict[Any, Any]) -> Problem:
+    """What to write in place of `{_target_: module.name, argument: …}`."""
+    module, _, name = str(value[HYDRAS]).rpartition(".")
+    kwargs = ", ".join(f"{argument}: {each}" for argument, each in value.items() if argument != HYDRAS)
+    written = f"{{object: {module}:{name}" + (f", kwargs: {{{kwargs}}}}}" if kwargs else "}")
+    return Problem(key, f"must name an object without Hydra's {HYDRAS}.", value, f"Write {written}.")
 
 
 def keras_classes(keras_module: Any) -> dict[str, type]:

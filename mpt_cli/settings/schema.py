@@ -164,9 +164,9 @@ class TrainerSettings:
                     choices=("auto", "resident", "stream"))
     log_every_steps: int = key(50, "steps between lines in metrics.jsonl", at_least=1)
     validate_every_epochs: int = key(1, "epochs between validations", at_least=1)
-    loss: Any = key("auto", "what is minimised: auto, a Keras name, module:name, {object: …, kwargs: {…}}, a mapping "
-                    "or list of these by output, or null where the model brings its own; but for auto, targets stay as "
-                    "they come")
+    loss: Any = key("auto", "what is minimised: auto (crossentropy of labels, mean squared error of numbers), a Keras "
+                    "name, module:name, {object: …, kwargs: {…}}, a mapping or list of these by output, or null where "
+                    "the model brings its own; but for auto, targets stay as they come")
     loss_weights: Any = key(None, "factor of each output's loss, as a mapping or list; null = 1")
     from_logits: Union[bool, str] = key("auto", "auto: whether the head has no softmax/sigmoid",
                                         choices=("auto", True, False))

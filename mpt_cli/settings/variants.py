@@ -256,7 +256,8 @@ class OptimizerSettings:
     ema_momentum: float = key(0.99, "weight of the old average", at_least=0, at_most=1)
     ema_overwrite_frequency: Optional[int] = key(None, "applied steps between copies of the average into the weights, "
                                                  "null = at the end only", at_least=1)
-    gradient_accumulation_steps: Optional[int] = key(None, "batches summed into one update, null = 1", at_least=2)
+    gradient_accumulation_steps: Optional[int] = key(None, "batches whose gradients are averaged into one update, "
+                                                       "null = 1", at_least=2)
 
 
 @dataclass

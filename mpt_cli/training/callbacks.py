@@ -6,7 +6,7 @@ those of batches need calls of one step, or of `trainer.steps_per_execution` ste
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -258,6 +258,15 @@ class Callbacks:
 
 
 _FIELDS = frozenset(Snapshot.__dataclass_fields__)
+
+
+def metrics_in(logs: Mapping[str, Any]) -> Logs:
+    """The metrics of an epoch in Keras's logs: numbers, but for those that the record has anyway, as `learning_rate`.
+
+    >>> metrics_in({"loss": 0.5, "learning_rate": 0.1, "note": "slow"})
+    {'loss': 0.5}
+    """
+    return {name: float(value) for name, value in logs.items() if name == "loss" or _is_new_metric(name, value, {})}
 
 
 def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:

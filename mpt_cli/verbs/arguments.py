@@ -109,7 +109,7 @@ examples:
   mpt sweep --resume mine            what is missing or failed, and nothing else
   mpt sweep --resume mine seed=3,4   and these seeds, of all that it varies besides; what is there is not run again
   mpt sweep conf=./mine.yaml seed=0,1    with the sweep: block of the recipe: grid, zip, conditional, exclude or search,
-                                         seeds, objectives, stop, jobs, launcher; words and options win over it
+                                         seeds, objectives, stop, jobs, launcher; overrides and options win
   mpt report mine                    table and page again
   mpt sweep conf=digits_mlp backend=jax 'loss_scale.initial_scale=2**range(8,24)' --vectorize 16
   mpt sweep conf=digits_mlp 'optimizer.learning_rate=tag(log,interval(1e-4,1e-1))' optimizer.name=adam,sgd \\

@@ -37,7 +37,7 @@ def _check_compare(arguments: argparse.Namespace) -> None:
         problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
     fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
     if arguments.resume is not None and any(value is not None for value in fixed):
-        remedy = "The comparison's own stand in its compare.json."
-        problems.append(Problem("--resume", "must be given without words, -j, --seeds and --tolerance.", None, remedy))
+        problems.append(Problem("--resume", "must be given without overrides, -j, --seeds and --tolerance.", None,
+                                "The comparison's own stand in its compare.json."))  # fmt: skip
     if problems:
         raise ConfigError(problems)

@@ -54,7 +54,7 @@ def _function_name(verb: str) -> str:
 _HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
     "-m --multirun": "`mpt sweep` runs every combination of the values given: mpt sweep conf=… seed=0,1",
     "-c --cfg": "`mpt show conf=…` prints the resolved configuration",
-    "-cn --config-name": "a recipe is chosen by conf=NAME or conf=./FILE.yaml",
+    "-cn --config-name": "conf=NAME or conf=./FILE.yaml chooses a recipe",
     "-cp --config-path": "--config-dir DIR adds a folder with groups and recipes",
     "-p --package": "`mpt show conf=… --json` prints a part for each section",
     "--resolve": "`mpt show conf=…` resolves interpolations",

@@ -49,7 +49,7 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         raise_problems(found.errors)
     if not found.targets:
         reasons = [f"{name} {reason}" for name, reason in found.left_out.items()]
-        reasons += ["no other has these tags and words"] if arguments.tag or arguments.keywords else []
+        reasons += ["no other has what --tag and -k ask for"] if arguments.tag or arguments.keywords else []
         raise ConfigError(Problem("reproduce", "must have something to run, or it would always pass.", None,
                                   f"Left out: {'; '.join(reasons)}." if reasons else ""))  # fmt: skip
     missed = [result for result in results if not result.passed]

@@ -26,6 +26,7 @@ from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.schema import key_versions, unknown_key_problem
+from mpt_cli.telemetry.health import RULES, STOPPED
 from mpt_cli.verbs import LISTED_VERBS
 from mpt_cli.verbs.parser import verb_parser
 
@@ -176,6 +177,11 @@ def test_parts_of_recipes_have_keys_that_there_are(page):
         tree = yaml.safe_load(block.text)
         known = {name: value for name, value in tree.items() if name not in OF_RECIPES_ALONE}
         assert [str(problem) for path, value in leaves(known) if (problem := unknown_key_problem(path, value))] == []
+
+
+def test_the_guide_says_of_each_verdict_what_to_try():
+    rows = re.findall(r"^\| `([a-z -]+)` \| (.+) \| (.+) \|$", PAGES["docs/guides/overflow.md"], re.M)
+    assert {verdict for verdict, *_ in rows} == {STOPPED, *(rule.verdict for rule in RULES)}
 
 
 @pytest.mark.slow

@@ -45,7 +45,9 @@ def test_the_scale_follows_the_gradients_of_the_model_and_the_model_stays_as_it_
 
     smaller = mpt.diagnose(net(divisor=2.0**8), (X, Y), **QUIET)
     first = mpt.diagnose(net("mixed_float16"), (X, Y), **QUIET)
+    light = mpt.diagnose(net("mixed_float16"), X, Y, sample_weight=np.full(len(X), 2.0**-3), **QUIET)
     assert smaller.window.highest_power == first.window.highest_power + 8  # gradients are that much smaller
+    assert light.window.highest_power == first.window.highest_power + 3
 
 
 def test_what_can_not_be_diagnosed_is_said():
@@ -63,7 +65,9 @@ def test_what_can_not_be_diagnosed_is_said():
         r"model: must be one that Keras can clone": lambda: mpt.diagnose(own, X, Y, **QUIET),
         r"model: must be compiled": lambda: mpt.diagnose(keras.Sequential([keras.layers.Dense(2)]), X, Y),
         r"diagnose: takes a model with x, y and weights .* Received: .1 arguments": lambda: mpt.diagnose(net()),
-        r"are for a model; among overrides they are words": lambda: mpt.diagnose("conf=digits_mlp", batch_size=4),
+        r"are for a model; among overrides they are written": lambda: mpt.diagnose("conf=digits_mlp", batch_size=4),
+        r"sample_weight: must stand beside a model, x and y": lambda: mpt.diagnose(net(), (X, Y), sample_weight=X),
+        r"sample_weight: must stand beside a": lambda: mpt.diagnose("conf=digits_mlp", "a=1", "b=2", sample_weight=X),
         r"batch_size: must be left out|y: must be given": lambda: mpt.diagnose(net(), X),
     }.items():
         with pytest.raises(ConfigError, match=words):

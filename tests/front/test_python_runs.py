@@ -145,6 +145,19 @@ def test_a_recorder_stops_what_no_longer_trains(tmp_path):
     assert 20 <= summary["steps_seen"] <= 30
 
 
+@pytest.mark.slow
+def test_what_other_callbacks_put_into_the_logs_is_no_metric_unless_it_is_a_number_of_their_own(tmp_path):
+    others = [keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2), keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: logs.update(psnr=2.5, note="slow"))]  # fmt: skip
+    recorder = mpt.Recorder(tmp_path / "run", settings=QUIET)
+    net().fit(*data(bad=()), batch_size=16, epochs=2, verbose=0, callbacks=[*others, recorder])
+    summary = recorder.run.summary
+    assert set(summary["metrics"]) == {"loss", "accuracy", "psnr"} and summary["metrics"]["psnr"] == 2.5
+    assert "learning_rate" not in summary["best_metrics"] and summary["applied_steps"] == summary["steps_seen"] > 0
+    rates = [line["learning_rate"] for line in recorder.run.lines if line["epoch_end"]]
+    np.testing.assert_allclose(rates, [0.05, 0.025], rtol=1e-6)  # of float32
+
+
 def own_net(policy, step, **parts):
     """A model of its own `train_step`, which scales no loss, as Keras's guides write it."""
     keras.utils.set_random_seed(1)
@@ -535,8 +548,8 @@ def test_a_dry_run_says_what_would_be_changed_where(tmp_path, capsys):
     (tmp_path / "train.py").write_text("model.compile('adam', 'mse')\nmodel.fit(x, y)\n")
     assert main(["run", "--dry-run", f"{tmp_path}/train.py", "--rate", "3"]) == 0
     said = capsys.readouterr().out
-    assert "dtype policy mixed_float16" in said and "train.py:1: compile: its optimizer in loss_scale=auto" in said
-    assert "train.py:2: fit: a Recorder is added" in said
+    assert "dtype policy mixed_float16" in said and "train.py:1: compile: its optimizer scales its loss" in said
+    assert "train.py:2: fit: is recorded" in said
 
 
 @pytest.mark.slow

@@ -64,8 +64,8 @@ def train(model, x):
 """
 FILES = {"pair.py": PAIR, "parse.py": PARSE, "helpers.py": HELPERS, "pkg/__init__.py": "", "pkg/nets.py": NETS,
          "pkg/train.py": MAIN}  # fmt: skip
-SCALED = "its optimizer in loss_scale=auto"
-RECORDED = "a Recorder is added, where it is that of a model"
+SCALED = "its optimizer scales its loss (loss_scale=auto)"
+RECORDED = "is recorded, where it is that of a Keras model"
 SKIPS = "skips what is not finite, and a run directory has its steps"
 ALONE = "in a loop of its own neither scaled nor recorded on JAX"
 

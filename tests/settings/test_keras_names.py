@@ -32,6 +32,11 @@ def test_the_listing_is_what_keras_has_once_it_is_imported(listing) -> None:
                                            "Did you mean accuracy?"),
         ("trainer.loss.price=huber_loss", "trainer.loss.price: Keras has none of this name. Received: 'huber_loss'. "
                                           "Did you mean huber?"),
+        ("trainer.loss={_target_: keras.losses.Huber, delta: 2}", "trainer.loss: must name an object without Hydra's "
+         "_target_. Received: {'_target_': 'keras.losses.Huber', 'delta': 2}. Write {object: keras.losses:Huber, "
+         "kwargs: {delta: 2}}."),
+        ("trainer.callbacks=[{_target_: my_task.Own}]", "trainer.callbacks[0]: must name an object without Hydra's "
+         "_target_. Received: {'_target_': 'my_task.Own'}. Write {object: my_task:Own}."),
         ("trainer.loss={object: huber, kwarg: {delta: 2}}", "trainer.loss: there is no kwarg beside object and kwargs. "
          "Received: {'object': 'huber', 'kwarg': {'delta': 2}}. Did you mean kwargs?"),
         ("trainer.loss={object: huber, kwargs: 2}", "trainer.loss.kwargs: must be a mapping from names to values. "

@@ -48,6 +48,7 @@ def test_groups_are_described_to_the_end_of_a_sentence(capsys) -> None:
     assert main(["list", "groups"]) == 0
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()}
     assert lines["loss_scale=mine"] == "for my net, in two lines (conf/loss_scale/mine.yaml)"
+    assert lines["optimizer=adam"] == "Adam as in Keras."
     assert all(line.endswith((".", "(conf/loss_scale/mine.yaml)")) for line in lines.values())
 
 
@@ -203,7 +204,7 @@ def test_standard_input_that_is_a_terminal_is_no_recipe(monkeypatch) -> None:
         (["train", "conf=digits_mlp", "-m"], "-m: is an option of Hydra's own. `mpt sweep` runs every combination"),
         (["train", "--multirun", "conf=digits_mlp"], "`mpt sweep` runs every combination"),
         (["train", "--cfg", "job"], "`mpt show conf=…` prints the resolved configuration"),
-        (["train", "--config-name=mine"], "a recipe is chosen by conf=NAME"),
+        (["train", "--config-name=mine"], "own. conf=NAME or conf=./FILE.yaml chooses a recipe."),
         (["train", "--config-path", "x"], "--config-dir DIR adds a folder"),
         (["train", "conf=digits_mlp", "hydra.run.dir=x"], "hydra.run.dir: there are no settings of Hydra's own"),
         (["sweep", "conf=digits_mlp", "hydra/launcher=joblib"], "`mpt sweep … --launcher submitit"),
