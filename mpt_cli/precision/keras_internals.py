@@ -307,6 +307,13 @@ def layouts_for_slots(variables: list[Any], layout: Callable[[Any], Any]) -> Ite
             variable._layout = own
 
 
+def slots_through(
+    optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> AbstractContextManager[None]:
+    """Inside, what an optimizer makes for a weight (moments, averages, sums) is made by `wrap` of its own method."""
+    return _methods_through([(optimizer, "add_variable_from_reference")], lambda _, add: wrap(add))
+
+
 def give_layout(variable: Any, layout: Any) -> None:
     """Place a variable on the devices as `layout` says, for good."""
     if variable._layout != layout:
