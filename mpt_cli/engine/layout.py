@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 from mpt_cli.errors import ConfigError, Problem
-from mpt_cli.precision.keras_internals import give_layout
+from mpt_cli.precision.keras_internals import give_layout, layout_given
 from mpt_cli.settings.schema import BATCH_AXIS, DistributeSettings
 
 Axes = tuple[str | None, ...]
@@ -112,7 +112,7 @@ class DividedModel(keras.distribution.ModelParallel):  # type: ignore[misc]
 
     def get_variable_layout(self, variable: Any) -> Any:
         """Where Keras places a variable; one that has a place keeps it."""
-        given = getattr(variable, "_layout", None)
+        given = layout_given(variable)
         if given is not None:
             return given
         return keras.distribution.TensorLayout(self.layout.axes_of(variable), self.device_mesh)

@@ -10,7 +10,8 @@ from mpt_cli.settings.search_path import group_choices, group_names
 from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
-           "bfloat16": ["optimizer=sgd"]}  # fmt: skip
+           "bfloat16": ["optimizer=sgd"], "model_parallel": ["backend=jax", "distribute.mesh={data: 2}",
+                                                            "distribute.layout={.*kernel: [data]}"]}  # fmt: skip
 _AFTER_ANOTHER = [
     (group, *pair)
     for group in group_names() if group not in VARIANTS or group == "loss_scale"
