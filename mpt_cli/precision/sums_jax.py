@@ -155,7 +155,8 @@ class _Rewriter:
         each device convolves its own examples, and casts what it made. Along other axes of the mesh XLA divides it."""
         left, right, _ = each.params["dimension_numbers"]
         axis, places = self.split.axis, (left[1], right[1])  # where a gradient's convolution has the examples
-        if any(value.shape[place] % self.split.size for value, place in zip(given, places, strict=True)):
+        uneven = any(value.shape[place] % self.split.size for value, place in zip(given, places, strict=True))
+        if uneven or self.split.size == 1:
             return _as_it_is(each, given)
         parts_of = tuple(PartitionSpec(*[None] * place, axis) for place in places)
 

@@ -46,7 +46,8 @@ def dense_layers():
 
 
 def convolutions():
-    return (8, 8, 3), [L.Conv2D(8, 3, name="up_conv"), L.BatchNormalization(name="norm"), L.Flatten(),
+    """Without a bias before the normalization, whose gradient is rounding alone."""
+    return (8, 8, 3), [L.Conv2D(8, 3, use_bias=False, name="up_conv"), L.BatchNormalization(name="norm"), L.Flatten(),
                        L.Dense(32, name="down")]  # fmt: skip
 
 
