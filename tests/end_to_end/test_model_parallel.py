@@ -105,6 +105,7 @@ def test_a_pattern_that_matches_nothing_is_said_before_training(train):
     assert "distribute.layout..*down/bias: must have an entry for each axis of down/bias" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_batch_must_divide_along_data(train):
     done = train("conf=divided.yaml", SQUARE, "trainer.batch_size=15", "run_dir=refused")
     assert done.returncode == 2

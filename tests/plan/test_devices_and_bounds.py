@@ -122,6 +122,7 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
         check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
 
 
+@pytest.mark.slow
 def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
     words = ["conf=digits_mlp", "backend=jax", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
              "distribute.layout={.*kernel: [null, model]}"]  # fmt: skip
