@@ -1,4 +1,5 @@
-"""Splitting each batch over several devices, and over several processes that train one model together on JAX.
+"""Splitting each batch over several devices, and over several processes that train one model together on JAX; and
+dividing a model's variables over the devices of one process.
 
 Every process runs the same compiled steps on its share of each batch, so all must make the same calls in the same
 order. What rank 0 alone knows (how long a step takes, that somebody pressed Ctrl-C, where a run is taken up again) it
@@ -14,14 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from signal import Signals
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.settings.checks import check_several_processes
-from mpt_cli.settings.schema import DistributeSettings, Settings
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
+
+if TYPE_CHECKING:
+    from mpt_cli.engine.layout import VariableLayout
 
 PROCESS_VARIABLE = "MPT_PROCESS"  # "RANK/WORLD_SIZE@HOST:PORT", set by `mpt train` for the processes it starts
 MOST_MESSAGE_BYTES = 4096  # of what rank 0 tells the others at once
@@ -164,6 +168,35 @@ class Distribution:
     strategy: Any = None
     mesh: Any = None
     shards_slots: bool = False  # whether each device keeps a share of the optimizer's variables, on JAX
+    layout: "VariableLayout | None" = None  # of a model's variables, on JAX; None: each device has all of them whole
+
+    @property
+    def divides_variables(self) -> bool:
+        """Whether devices have parts of variables, not all of them whole."""
+        return self.shards_slots or self.layout is not None
+
+    @property
+    def batch_axis(self) -> str | None:
+        """The axis of the mesh along which a batch is split."""
+        if self.mesh is None:
+            return None
+        return BATCH_AXIS if self.layout is not None else str(self.mesh.axis_names[0])
+
+    def divide(self, model: Any) -> None:
+        """Divide the variables of a built `model`, also those made before; ConfigError where that can't be as it was
+        asked for."""
+        if self.layout is not None:
+            from mpt_cli.engine.layout import divide_model
+
+            divide_model(self.layout, model)
+
+    def axes_of(self, variable: Any, is_slot: bool = False) -> tuple[str | None, ...]:
+        """The axis of the mesh that divides each axis of a variable of the model, of metrics or of the optimizer
+        (`is_slot`); None for one that is not divided."""
+        if self.layout is not None:
+            return self.layout.axes_of(variable)
+        divided = sharded_axis(variable.shape, self.replicas) if is_slot and self.shards_slots else None
+        return tuple(self.batch_axis if axis == divided else None for axis in range(len(variable.shape)))
 
     @contextmanager
     def making_slots(self, optimizer: Any, variables: list[Any]) -> Iterator[None]:
@@ -173,17 +206,19 @@ class Distribution:
         """
         import keras
 
-        from mpt_cli.precision.keras_internals import give_layout, layouts_for_slots
+        from mpt_cli.precision.keras_internals import give_layout, layouts_for_slots, slots_through
 
+        if self.layout is not None:
+            with slots_through(optimizer, self.layout.following):
+                yield
+            return
         present = keras.distribution.distribution() if self.shards_slots else None
         if present is None:
             yield
             return
 
         def layout(variable: Any) -> Any:
-            axis, name = sharded_axis(variable.shape, self.replicas), present.batch_dim_name
-            axes = [name if place == axis else None for place in range(len(variable.shape))]
-            return keras.distribution.TensorLayout(axes, present.device_mesh)
+            return keras.distribution.TensorLayout(self.axes_of(variable, is_slot=True), present.device_mesh)
 
         with layouts_for_slots(variables, layout):
             yield
@@ -209,13 +244,17 @@ def build_distribution(settings: Settings, gpus: int) -> Distribution:
     if wanted.name == "none":
         return Distribution()
     count = _devices_of_all(settings, gpus)
+    parts = wanted.mesh[BATCH_AXIS] if wanted.name == MODEL_PARALLEL else count
     if gpus and count > gpus:
-        raise ConfigError(Problem("distribute.devices", f"this machine has {gpus} visible GPUs.", count))
-    if settings.trainer.batch_size % count:
-        raise ConfigError(Problem("trainer.batch_size", f"must be a multiple of the {count} devices it is split over.",
+        key = "distribute.mesh" if wanted.name == MODEL_PARALLEL else "distribute.devices"
+        raise ConfigError(Problem(key, f"this machine has {gpus} visible GPUs.", count))
+    if settings.trainer.batch_size % parts:
+        raise ConfigError(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
                                   settings.trainer.batch_size))
     if wanted.name == "mirrored":
         return _mirrored(count, gpus)
+    if wanted.name == MODEL_PARALLEL:
+        return _model_parallel(wanted, count)
     return replace(_data_parallel(count), shards_slots=wanted.shard_optimizer_state)
 
 
@@ -223,14 +262,14 @@ def _devices_of_all(settings: Settings, gpus: int) -> int:
     """Devices of all processes together; without a GPU a process has one where nothing else is said."""
     wanted, process_info = settings.distribute, find_process_info(settings)
     if process_info is None:
-        return wanted.devices or gpus
+        return wanted.device_count or gpus
     return wanted.devices * process_info.world_size if wanted.devices else gpus or process_info.world_size
 
 
 def check_device_count(settings: Settings, gpus: int) -> None:
     """ConfigError where the number of devices can't be known: on a CPU it has to be given."""
     wanted = settings.distribute
-    divided = wanted.name != "none" and wanted.devices is None and find_process_info(settings) is None
+    divided = wanted.name != "none" and wanted.device_count is None and find_process_info(settings) is None
     if divided and not gpus:
         raise ConfigError(Problem("distribute.devices", "must be given where there is no GPU: the CPU is divided into "
                                   "that many logical devices."))
@@ -250,6 +289,17 @@ def _data_parallel(count: int) -> Distribution:
     distribution = keras.distribution.DataParallel(devices=devices, auto_shard_dataset=False)
     keras.distribution.set_distribution(distribution)
     return Distribution(count, mesh=distribution.device_mesh.backend_mesh)
+
+
+def _model_parallel(wanted: DistributeSettings, count: int) -> Distribution:
+    import keras
+
+    from mpt_cli.engine.layout import DividedModel, build_layout
+
+    layout = build_layout(wanted)
+    distribution = DividedModel(layout, keras.distribution.list_devices()[:count])
+    keras.distribution.set_distribution(distribution)
+    return Distribution(wanted.mesh[BATCH_AXIS], mesh=distribution.device_mesh.backend_mesh, layout=layout)
 
 
 def sharded_axis(shape: Sequence[int], count: int) -> int | None:

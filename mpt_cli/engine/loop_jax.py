@@ -16,7 +16,7 @@ import keras
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mpt_cli.engine.distribution import Distribution, replicate_array, sharded_axis
+from mpt_cli.engine.distribution import Distribution, replicate_array
 from mpt_cli.engine.flow import Flow, pure_loss
 from mpt_cli.engine.loop import (
     GRADIENTS,
@@ -38,6 +38,7 @@ from mpt_cli.precision.finite import all_finite
 from mpt_cli.precision.keras_fit import metrics_of
 from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState, assign, cond, own_test_step, train_step
+from mpt_cli.precision.sums_jax import BatchSplit
 from mpt_cli.telemetry.records import LoggedSteps, StopLimits
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class JaxEngine(Engine):
         mesh = distribution.mesh
         super().__init__(model, jit_compile)
         self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
-        step = train_step if mesh is None else partial(train_step, mesh=mesh)
+        axis, self._distribution = distribution.batch_axis, distribution
+        step = train_step if axis is None else partial(train_step, split=BatchSplit(mesh, axis, distribution.axes_of))
         self._step = step_wrapper(step) if step_wrapper else step
-        self._split = None if mesh is None else NamedSharding(mesh, PartitionSpec(mesh.axis_names[0]))
-        self._shards_slots = distribution.shards_slots
+        self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())
         self._loops_on_device = jit_compile and (jax.default_backend() != "cpu" or not convolves(model))
         self._compile = jax.jit if jit_compile else _as_it_is
@@ -209,7 +210,7 @@ class JaxEngine(Engine):
 
         def take(array: Tensor) -> Tensor:
             batch = jnp.take(array, row[: array.shape[0]], axis=0)
-            return batch if self._split is None else jax.lax.with_sharding_constraint(batch, self._split)
+            return batch if self._batch_place is None else jax.lax.with_sharding_constraint(batch, self._batch_place)
 
         return jax.tree.map(take, source)
 
@@ -238,23 +239,23 @@ class JaxEngine(Engine):
         return Carry(i + 1, state, records, update_streaks(streaks, self.model.optimizer, record))
 
     def _in_place(self, state: TrainState) -> TrainState:
-        """The same, whole on each device but for the optimizer's variables, of which each has its share. Said before
-        and after each step: where it was not, XLA would divide weights and the work on activations as well."""
-        if not self._shards_slots:
+        """The same, each variable whole on each device or divided, as the distribution says. Said before and after each
+        step: where it was not, XLA would divide weights and the work on activations as it likes."""
+        if not self._distribution.divides_variables:
             return state
-        whole = [self._everywhere] * max(map(len, state))
-        places = [whole, whole, self.slot_places(self.model.optimizer.variables), whole]
-        return TrainState(*([jax.lax.with_sharding_constraint(*pair) for pair in zip(values, place, strict=False)]
-                            for values, place in zip(state, places, strict=True)))  # fmt: skip
+        return TrainState(*([jax.lax.with_sharding_constraint(*pair) for pair in zip(values, places, strict=True)]
+                            for values, places in zip(state, self.places(), strict=True)))  # fmt: skip
 
-    def slot_places(self, variables: list[Any]) -> list[Any]:
-        """Where each of the optimizer's `variables` is: whole on each device, or divided by one of its axes."""
-        split = self._split
-        if split is None or not self._shards_slots:
-            return [self._everywhere] * len(variables)
-        axes = [sharded_axis(variable.shape, split.mesh.size) for variable in variables]
-        return [self._everywhere if axis is None else
-                NamedSharding(split.mesh, PartitionSpec(*[None] * axis, *split.spec)) for axis in axes]  # fmt: skip
+    def places(self) -> list[list[Any]]:
+        """Where each variable of a `TrainState` is: on all devices of the mesh, whole on each or divided."""
+        model, axes_of = self.model, self._distribution.axes_of
+        lists = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables
+        found = [[self._sharding(axes_of(v, is_slot=variables is lists[2])) for v in variables] for variables in lists]
+        return [*found, [self._everywhere] * len(metric_variables(model))]
+
+    def _sharding(self, axes: tuple[str | None, ...]) -> Any:
+        divided = any(axis is not None for axis in axes)
+        return NamedSharding(self._distribution.mesh, PartitionSpec(*axes)) if divided else self._everywhere
 
     def _look_back(self, state: TrainState) -> tuple[Tensor, Tensor]:
         """The last two fields of a `LoopResult`."""

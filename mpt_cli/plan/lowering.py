@@ -23,7 +23,7 @@ class PlannedEngine(JaxEngine):
     """As the engine of a run on these devices, as far as it is asked for programs; it can't run any."""
 
     def __init__(self, model: Any, jit_compile: bool, distribution: Distribution, step_wrapper: Any = None) -> None:
-        several = distribution.replicas > 1
+        several = distribution.mesh.size > 1
         super().__init__(model, jit_compile, distribution if several else Distribution(), step_wrapper)
         chip = distribution.mesh.devices.flat[0]
         self._place = self._everywhere if several else jax.sharding.SingleDeviceSharding(chip)
@@ -68,10 +68,8 @@ class PlannedEngine(JaxEngine):
     def _lists(self, optimizer_variables: Any) -> list[list[Any]]:
         model = self.model
         lists = (model.trainable_variables, model.non_trainable_variables, optimizer_variables, metric_variables(model))
-        shaped = [[self._shaped(v.shape, v.dtype) for v in variables] for variables in lists]
-        shaped[2] = [self._shaped(v.shape, v.dtype, place) for v, place in
-                     zip(optimizer_variables, self.slot_places(optimizer_variables), strict=True)]  # fmt: skip
-        return shaped
+        return [[self._shaped(v.shape, v.dtype, place) for v, place in zip(variables, places, strict=True)]
+                for variables, places in zip(lists, self.places(), strict=True)]  # fmt: skip
 
     def _shaped(self, shape: Any, dtype: Any, place: Any = None) -> Any:
         kind = jax.dtypes.canonicalize_dtype(np.dtype(dtype))

@@ -12,7 +12,16 @@ from typing import Any
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.device import Device, load_device
 from mpt_cli.plan.hlo import Computation, Module, parse_module
-from mpt_cli.plan.program import Compiled, CompileTarget, Memory, Planned, assemble_for, check_plan, prepare_compiler
+from mpt_cli.plan.program import (
+    Compiled,
+    CompileTarget,
+    Memory,
+    Planned,
+    assemble_for,
+    batch_parts,
+    check_plan,
+    prepare_compiler,
+)
 from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, is_mixed
@@ -189,7 +198,8 @@ def _plan_one(
         again = assemble_for(larger, target, platform)
         return read_plan(again, again.compile(), None).fits
 
-    return replace(found, largest_batch=largest_batch(compiled, settings.trainer.batch_size, found.fits, target.count))
+    parts = batch_parts(settings, target.count)
+    return replace(found, largest_batch=largest_batch(compiled, settings.trainer.batch_size, found.fits, parts))
 
 
 def largest_batch(fits: Callable[[int], bool], start: int, start_fits: bool, multiple: int) -> int | None:
@@ -255,7 +265,7 @@ def bound_of(step: Step, device: Device, devices: int) -> Bound:
     for kernel in step.kernels:
         arithmetic, moving = arithmetic_seconds(kernel, device), kernel.bytes / device.bytes_per_second
         compute, memory = (compute + arithmetic, memory) if arithmetic > moving else (compute, memory + moving)
-    sent = sum(_sent(each.opcode, each.bytes, devices) for each in step.collectives)
+    sent = sum(_sent(each.opcode, each.bytes, each.devices or devices) for each in step.collectives)
     return Bound(compute, memory, len(step.kernels) * LAUNCH_SECONDS, sent / device.link_bytes_per_second)
 
 
@@ -266,12 +276,16 @@ def arithmetic_seconds(kernel: Kernel, device: Device) -> float:
 
 
 def _sent(opcode: str, count: int, devices: int) -> float:
-    """Bytes that each device of a ring sends: a sum takes two rounds of the ring, a gathering or scattering one.
+    """Bytes that each device of a ring sends for a result of `count` bytes: a sum takes two rounds of the ring, a
+    gathering or scattering one.
 
-    >>> _sent("all-reduce", 800, 8), _sent("all-gather", 800, 8)
-    (1400.0, 700.0)
+    >>> _sent("all-reduce", 800, 8), _sent("all-gather", 800, 8), _sent("reduce-scatter", 100, 8)
+    (1400.0, 700.0, 700.0)
     """
-    return (2 if opcode == "all-reduce" else 1) * count * (devices - 1) / devices
+    if opcode == "collective-permute":
+        return count
+    whole = count * devices if opcode == "reduce-scatter" else count
+    return (2 if opcode == "all-reduce" else 1) * whole * (devices - 1) / devices
 
 
 def _moves(step: Step) -> list[PlanShare]:

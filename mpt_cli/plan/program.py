@@ -18,7 +18,7 @@ from mpt_cli.engine.backend import Platform, prepare_backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, summarise_error
 from mpt_cli.plan.device import Device, check_compiler
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings
 from mpt_cli.training.program import SettingsProgram
 
 if TYPE_CHECKING:
@@ -61,18 +61,30 @@ class CompileTarget:
         """JAX's name for it."""
         return CPU if self.device is None else "gpu"
 
-    def distribution(self) -> Distribution:
-        """A batch is split over them, all else is on each."""
+    def distribution(self, wanted: DistributeSettings) -> Distribution:
+        """A batch is split over them, and as far as `wanted` says so what belongs to the model; all else is on each."""
         import jax
         import numpy as np
 
-        chips = jax.devices(CPU)[: self.count] if self.device is None else self.device.chips(self.count)
-        return Distribution(self.count, mesh=jax.sharding.Mesh(np.array(chips), ("batch",)))
+        from mpt_cli.engine.layout import build_layout
+
+        chips = np.array(jax.devices(CPU)[: self.count] if self.device is None else self.device.chips(self.count))
+        if wanted.name == MODEL_PARALLEL:
+            mesh = jax.sharding.Mesh(chips.reshape([*wanted.mesh.values()]), tuple(wanted.mesh))
+            return Distribution(wanted.mesh[BATCH_AXIS], mesh=mesh, layout=build_layout(wanted))
+        shards = wanted.shard_optimizer_state and self.count > 1
+        return Distribution(self.count, mesh=jax.sharding.Mesh(chips, ("batch",)), shards_slots=shards)
+
+
+def batch_parts(settings: Settings, devices: int) -> int:
+    """Over how many of the `devices` of a plan a batch is split."""
+    return settings.distribute.mesh[BATCH_AXIS] if settings.distribute.name == MODEL_PARALLEL else devices
 
 
 def check_plan(settings: Settings, devices: int) -> None:
     """ConfigError, with all problems, for settings of which no GPU program can be compiled here."""
-    problems, batch = [], settings.trainer.batch_size
+    problems, batch, parts = [], settings.trainer.batch_size, batch_parts(settings, devices)
+    in_mesh = settings.distribute.device_count if settings.distribute.name == MODEL_PARALLEL else devices
     if settings.backend.name != "jax":
         rule = "TensorFlow compiles for a GPU only where one is; JAX does so anywhere."
         problems.append(Problem("backend.name", rule, settings.backend.name, "Use backend=jax, which trains the same "
@@ -82,8 +94,11 @@ def check_plan(settings: Settings, devices: int) -> None:
         problems.append(Problem("trainer.jit_compile", rule, False))
     if devices < 1:
         problems.append(Problem("--devices", "must be at least 1.", devices))
-    elif batch % devices:
-        problems.append(Problem("trainer.batch_size", f"must be a multiple of the {devices} devices it is split over.",
+    elif in_mesh != devices:
+        rule = f"must be {in_mesh}, the devices of distribute.mesh={settings.distribute.mesh}."
+        problems.append(Problem("--devices", rule, devices))
+    elif batch % parts:
+        problems.append(Problem("trainer.batch_size", f"must be a multiple of the {parts} devices it is split over.",
                                 batch))  # fmt: skip
     if problems:
         raise ConfigError(problems)
@@ -149,8 +164,7 @@ def assemble_for(settings: Settings, target: CompileTarget, platform: Platform) 
     program = SettingsProgram(undistributed(settings))
     data = program.load_data()
     with large_variables_without_values(MOST_REAL_ELEMENTS), answering_for(target), tracing_errors():
-        shards = settings.distribute.shard_optimizer_state and target.count > 1
-        distribution = replace(target.distribution(), shards_slots=shards)
+        distribution = target.distribution(settings.distribute)
         parts = assemble(program, platform, data, Hardware(distribution, PlannedEngine))
     return Planned(target, parts)
 

@@ -70,13 +70,14 @@ class Product:
 
 @dataclass(frozen=True)
 class Collective:
-    """Something summed or gathered over the devices: bytes of one device's part."""
+    """Something summed or gathered over so many `devices`, all of them where None: bytes of one device's part."""
 
     opcode: str
     dtype: str
     elements: int
     bytes: int
     layer: Layer
+    devices: int | None = None
 
 
 @dataclass(frozen=True)
@@ -188,8 +189,8 @@ class _Reader:
         opcode = each.opcode.removesuffix("-start")
         if opcode in COLLECTIVES:
             shapes = each.shapes[len(each.shapes) // 2 :] if each.opcode == "all-gather-start" else each.shapes
-            self.step.collectives += [Collective(opcode, shape.dtype or shape.kind, shape.elements, shape.bytes, layer)
-                                      for shape in shapes] * times  # fmt: skip
+            self.step.collectives += [Collective(opcode, shape.dtype or shape.kind, shape.elements, shape.bytes, layer,
+                                                 _group_size(each.attributes)) for shape in shapes] * times  # fmt: skip
         products = tuple(self._products(computation, each))
         moved = _bytes_of(self.computations, computation, each)
         kernel = Kernel(layer, products, self._arithmetic(computation, each), moved, self._move(each))
@@ -233,6 +234,18 @@ class _Reader:
             return
         for one in self.computations[each.called["calls"]]:
             yield from self._opcodes(one)
+
+
+def _group_size(attributes: str) -> int | None:
+    """Devices that a collective is among; None where it does not say.
+
+    >>> _group_size("replica_groups={{0,1},{2,3}}, to_apply=%add"), _group_size("replica_groups=[2,4]<=[8]")
+    (2, 4)
+    """
+    if found := re.search(r"replica_groups=\{\{([\d,]+)\}", attributes):
+        return len(found[1].split(","))
+    found = re.search(r"replica_groups=\[\d+,(\d+)\]", attributes)
+    return int(found[1]) if found else None
 
 
 def _host_transfer(each: Instruction) -> str | None:

@@ -306,7 +306,7 @@ def float32_stand_in(variable: Any) -> Any:
     wide = keras.Variable(lambda shape, dtype: keras.ops.cast(variable.value, dtype), tuple(variable.shape), "float32",
                           name=variable.name)  # fmt: skip
     wide._path, wide.constraint = variable.path, variable.constraint
-    wide._layout = getattr(variable, "_layout", None)
+    wide._layout = layout_given(variable)
     return wide
 
 
@@ -321,6 +321,18 @@ def layouts_for_slots(variables: list[Any], layout: Callable[[Any], Any]) -> Ite
     finally:
         for variable, own in zip(variables, kept, strict=True):
             variable._layout = own
+
+
+def slots_through(
+    optimizer: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> AbstractContextManager[None]:
+    """Inside, what an optimizer makes for a weight (moments, averages, sums) is made by `wrap` of its own method."""
+    return _methods_through([(optimizer, "add_variable_from_reference")], lambda _, add: wrap(add))
+
+
+def layout_given(variable: Any) -> Any:
+    """The place on the devices that a variable was given, None where it has none."""
+    return getattr(variable, "_layout", None)
 
 
 def give_layout(variable: Any, layout: Any) -> None:

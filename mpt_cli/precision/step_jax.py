@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import keras
-from jax.sharding import Mesh
 
 from mpt_cli.precision.finite import Measured, describe_gradients, is_large, unscale
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
@@ -25,7 +24,7 @@ from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import TRACE_START, applies, follow_scale, next_trace, next_values, scaled_statistics
 from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
-from mpt_cli.precision.sums_jax import sum_in_float32
+from mpt_cli.precision.sums_jax import BatchSplit, sum_in_float32
 
 if TYPE_CHECKING:
     from mpt_cli.precision.optimizer import LossScaleOptimizer
@@ -199,9 +198,9 @@ class TrainState(NamedTuple):
 
 
 def train_step(
-    model: Any, state: TrainState, data: Any, mesh: Mesh | None = None
+    model: Any, state: TrainState, data: Any, split: BatchSplit | None = None
 ) -> tuple[dict[str, Tensor], TrainState, StepRecord]:
-    """Metrics so far, new state and record of one batch, whose examples may be split over the devices of a `mesh`."""
+    """Metrics so far, new state and record of one batch, whose examples may be split over several devices."""
     steps = own_steps(model)
     if steps is not None and steps.optimizers:
         return _own_train_step(model, steps, state, data)
@@ -215,8 +214,8 @@ def train_step(
         return model.compute_loss_and_updates(weights, frozen, metrics, *data, training=True, optimizer_variables=own)
 
     gradient = jax.value_and_grad(scaled_loss, has_aux=True)
-    if mesh is not None:
-        gradient = sum_in_float32(gradient, mesh)
+    if split is not None:
+        gradient = sum_in_float32(gradient, split, model.trainable_variables)
     order = ForwardOrder(model)
     with order.noted(), at_layer_scales(model):
         (_, (loss, y_pred, new_frozen, new_metrics)), grads = gradient(weights, frozen, metrics, own, (x, y, weight))

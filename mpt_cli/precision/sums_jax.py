@@ -34,8 +34,30 @@ REMAT = ("remat2", "checkpoint", "remat")
 DRAWS = ("random_", "threefry", "rng_")  # names begin so of what makes random numbers, perhaps as many as examples
 
 
-def sum_in_float32(function: Callable[..., Any], mesh: Mesh) -> Callable[..., Any]:
-    """`function(weights, *others, batch)` as `jax.value_and_grad` gives it, with gradients that are summed in float32.
+@dataclass(frozen=True)
+class BatchSplit:
+    """The devices of a `mesh` along whose `axis` a batch is split. `axes_of` gives for a variable the axis of the mesh
+    that divides each axis of it, None for one that is not divided; without it each device has all of each variable."""
+
+    mesh: Mesh
+    axis: str
+    axes_of: Callable[[Any], Sequence[str | None]] = lambda variable: ()
+
+    @property
+    def size(self) -> int:
+        """How many parts a batch has."""
+        return int(self.mesh.shape[self.axis])
+
+    def gradient_place(self, variable: Any) -> NamedSharding:
+        """Where the gradient of a variable is added up: divided as that is, but not along the axis of the batch, by
+        which products would be divided before their sum as well."""
+        axes = [None if axis == self.axis else axis for axis in self.axes_of(variable)]
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+
+def sum_in_float32(function: Callable[..., Any], split: BatchSplit, variables: Sequence[Any]) -> Callable[..., Any]:
+    """`function(weights, *others, batch)` as `jax.value_and_grad` gives it, with gradients that are summed in float32;
+    `weights` are the values of `variables`.
 
     Those of weights in half precision come in float32 as well, where they are not rounded once more.
     """
@@ -44,11 +66,10 @@ def sum_in_float32(function: Callable[..., Any], mesh: Mesh) -> Callable[..., An
         traced, shapes = jax.make_jaxpr(function, return_shape=True)(*given)
         data = [index == len(given) - 1 for index, part in enumerate(given) for _ in jax.tree.leaves(part)]
         wanted = [place == 1 for place, part in enumerate(shapes) for _ in jax.tree.leaves(part)]
-        values = _Rewriter(mesh).evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
-                                          [False] * len(traced.consts) + data, wanted)  # fmt: skip
-        # whole on each device: what divides them later would divide the products before the sum as well
-        whole = NamedSharding(mesh, PartitionSpec())
-        values = [jax.lax.with_sharding_constraint(value, whole) if flag else value
+        values = _Rewriter(split).evaluate(traced.jaxpr, [*traced.consts, *jax.tree.leaves(given)],
+                                           [False] * len(traced.consts) + data, wanted)  # fmt: skip
+        places = map(split.gradient_place, variables)
+        values = [jax.lax.with_sharding_constraint(value, next(places)) if flag else value
                   for value, flag in zip(values, wanted, strict=True)]  # fmt: skip
         return jax.tree.unflatten(jax.tree.structure(shapes), values)
 
@@ -72,7 +93,7 @@ class _Rewriter:
     """Evaluates a jaxpr with the values that it is given, of which those on the way to a gradient may be float32 where
     the jaxpr has half precision; what is not on the way gets them rounded as ever."""
 
-    mesh: Mesh
+    split: BatchSplit
 
     def evaluate(
         self, jaxpr: Any, values: Sequence[Tensor], data: Sequence[bool], wanted: Sequence[bool]
@@ -131,19 +152,21 @@ class _Rewriter:
 
     def _convolution(self, each: Equation, given: list[Tensor]) -> list[Tensor]:
         """cuDNN's convolutions give what they are given, and XLA would cast images to float32 for another result: so
-        each device convolves its own examples, and casts what it made."""
+        each device convolves its own examples, and casts what it made. Along other axes of the mesh XLA divides it."""
         left, right, _ = each.params["dimension_numbers"]
-        axis, places = self.mesh.axis_names[0], (left[1], right[1])  # where a gradient's convolution has the examples
-        if any(value.shape[place] % self.mesh.size for value, place in zip(given, places, strict=True)):
+        axis, places = self.split.axis, (left[1], right[1])  # where a gradient's convolution has the examples
+        uneven = any(value.shape[place] % self.split.size for value, place in zip(given, places, strict=True))
+        if uneven or self.split.size == 1:
             return _as_it_is(each, given)
-        split = tuple(PartitionSpec(*[None] * place, axis) for place in places)
+        parts_of = tuple(PartitionSpec(*[None] * place, axis) for place in places)
 
         def convolve(*parts: Tensor) -> Tensor:
             made = _as_it_is(each, list(parts))[0]
             with _named(each):
                 return jax.lax.psum(jnp.asarray(made, jnp.float32), axis)
 
-        return [jax.shard_map(convolve, mesh=self.mesh, in_specs=split, out_specs=PartitionSpec())(*given)]
+        return [jax.shard_map(convolve, mesh=self.split.mesh, in_specs=parts_of, out_specs=PartitionSpec(),
+                              axis_names={axis})(*given)]  # fmt: skip
 
     def _scan(self, each: Equation, given: list[Tensor], data: list[bool], wanted: list[bool]) -> list[Tensor]:
         """Where gradients are added up from step to step, that is in float32 too."""

@@ -16,7 +16,7 @@ from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.references import is_same_function
-from mpt_cli.settings.schema import PolicySettings, Settings
+from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Builder, DataSettings, Loader, ModelSettings
 from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
@@ -147,8 +147,14 @@ def forbidden_changes(before: Settings, now: Settings) -> list[Problem]:
         Problem(key, "can't change in the middle of a run.", new, f"The run was started with {old!r}; give that, or "
                 "start a new run.")
         for key, (old, new) in changed_settings(before, now).items()
-        if key.startswith(FIXED_KEYS) or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
+        if (key.startswith(FIXED_KEYS) and not (key.startswith("distribute.") and _may_be_divided_anew(before, now)))
+        or (_LAYERS_OF_PHASE.fullmatch(key) and not _is_added(key, before))
     ]  # fmt: skip
+
+
+def _may_be_divided_anew(before: Settings, now: Settings) -> bool:
+    """Whether a run may go on over other devices: its checkpoints are whole, and what it trains is the same on one."""
+    return {before.distribute.name, now.distribute.name} <= {"none", MODEL_PARALLEL}
 
 
 _LAYERS_OF_PHASE = re.compile(r"phases\.(\d+)\.(freeze|unfreeze)")

@@ -1,6 +1,7 @@
 """Combinations of keys that cannot work, or in which a key would be accepted and ignored. All are collected."""
 
 import math
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -11,7 +12,7 @@ from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
 from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
-from mpt_cli.settings.schema import Settings, is_mixed
+from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, is_mixed
 from mpt_cli.settings.variants import (
     PYTHON,
     Builder,
@@ -339,23 +340,79 @@ def check_half_variables(settings: Settings) -> Iterator[Problem]:
 
 def check_distribution(settings: Settings) -> Iterator[Problem]:
     chosen, backend = settings.distribute, settings.backend.name
-    needed = {"mirrored": "tensorflow", "data_parallel": "jax"}.get(chosen.name, backend)
-    other = {"mirrored": "data_parallel", "data_parallel": "mirrored"}.get(chosen.name)
+    needed = {"mirrored": "tensorflow", "data_parallel": "jax", MODEL_PARALLEL: "jax"}.get(chosen.name, backend)
+    other = {"mirrored": " or distribute=data_parallel", "data_parallel": " or distribute=mirrored"}
     if backend != needed:
         rule = f"{chosen.name} must have backend={needed}, here it is {backend}."
-        yield Problem("distribute.name", rule, chosen.name, f"Use backend={needed} or distribute={other}.")
+        yield Problem("distribute.name", rule, chosen.name, f"Use backend={needed}{other.get(chosen.name, '')}.")
     if chosen.name == "none" and chosen.devices is not None:
         rule = "must be left out with distribute=none."
         yield Problem("distribute.devices", rule, chosen.devices, "Use distribute=mirrored or data_parallel.")
+    if chosen.name == MODEL_PARALLEL:
+        yield from _check_mesh(chosen)
+        yield from _check_layout(chosen)
+    else:
+        yield from _check_unused_mesh(chosen)
     if chosen.name != "data_parallel" and chosen.processes is not None:
         rule = f"must be left out with distribute={chosen.name}."
         yield Problem("distribute.processes", rule, chosen.processes, "Use distribute=data_parallel backend=jax.")
     if chosen.name != "data_parallel" and chosen.shard_optimizer_state:
-        why = ": TensorFlow's MirroredStrategy keeps all of it on each GPU" if chosen.name == "mirrored" else ""
-        rule = f"must be false with distribute={chosen.name}{why}."
+        why = {"mirrored": ": TensorFlow's MirroredStrategy keeps all of it on each GPU",
+               MODEL_PARALLEL: ": it is divided as the weights are"}  # fmt: skip
+        rule = f"must be false with distribute={chosen.name}{why.get(chosen.name, '')}."
         yield Problem("distribute.shard_optimizer_state", rule, True, "Use distribute=data_parallel backend=jax.")
     if (chosen.processes or 1) > 1:
         yield from check_several_processes(settings)
+
+
+def _check_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
+    text = " x ".join(f"{axis} {count}" for axis, count in chosen.mesh.items())
+    if not chosen.mesh:
+        yield Problem("distribute.mesh", "must be given with distribute=model_parallel.", None,
+                      "For example distribute.mesh={data: 1, model: 2}.")  # fmt: skip
+    elif BATCH_AXIS not in chosen.mesh:
+        yield Problem("distribute.mesh", f"must have an axis {BATCH_AXIS}, along which each batch is split.",
+                      chosen.mesh, f"{BATCH_AXIS}: 1 splits none.")  # fmt: skip
+    elif chosen.devices not in (None, chosen.device_count):
+        rule = f"must be null or {chosen.device_count}, the devices of distribute.mesh ({text})."
+        yield Problem("distribute.devices", rule, chosen.devices, "Leave it out.")
+
+
+def _check_layout(chosen: DistributeSettings) -> Iterator[Problem]:
+    """The patterns by themselves; what they match is known once the model is built (`engine.layout`)."""
+    if not chosen.layout:
+        yield Problem("distribute.layout", "must have a pattern with distribute=model_parallel: else no variable is "
+                      "divided.", None, "For example distribute.layout={.*kernel: [null, model]}; or use "
+                      "distribute=data_parallel.")  # fmt: skip
+    for pattern, axes in chosen.layout.items():
+        key = f"distribute.layout.{pattern}"
+        if not isinstance(axes, list) or not all(axis is None or isinstance(axis, str) for axis in axes):
+            yield Problem(key, "must be a list with an axis of distribute.mesh or null for each axis of the variable.",
+                          axes)  # fmt: skip
+            continue
+        for axis in axes:
+            if axis is not None and axis not in chosen.mesh and chosen.mesh:
+                rule = f"must name axes of distribute.mesh ({', '.join(chosen.mesh)}) or null."
+                yield Problem(key, rule, axis, did_you_mean(str(axis), chosen.mesh))
+        if len(named := [str(axis) for axis in axes if axis is not None]) > len({*named}):
+            yield Problem(key, "must name an axis of distribute.mesh once.", axes)
+        if (why := _pattern_fault(pattern)) is not None:
+            yield Problem("distribute.layout", f"its patterns must be regular expressions: {why}.", pattern)
+
+
+def _pattern_fault(pattern: str) -> str | None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        return str(error)
+    return None
+
+
+def _check_unused_mesh(chosen: DistributeSettings) -> Iterator[Problem]:
+    for name in ("mesh", "layout"):
+        if value := getattr(chosen, name):
+            rule = f"must be left out with distribute={chosen.name}: nothing uses it."
+            yield Problem(f"distribute.{name}", rule, value, "Use distribute=model_parallel backend=jax.")
 
 
 def check_several_processes(settings: Settings) -> Iterator[Problem]:
@@ -435,11 +492,11 @@ def check_fault_replica(settings: "Settings") -> Iterator[Problem]:
     fault, distribute = settings.fault, settings.distribute
     if fault.replica is None:
         return
-    if distribute.name == "none" or (distribute.devices is not None and fault.replica >= distribute.devices):
+    if distribute.name == "none" or (distribute.batch_parts is not None and fault.replica >= distribute.batch_parts):
         rule = f"must be one of the devices a batch is split over (distribute={distribute.name})."
         yield Problem("fault.replica", rule, fault.replica, "Leave it out, or use distribute.devices.")
-    elif distribute.name == "data_parallel" and fault.place != "data":
-        rule = "must be left out with distribute=data_parallel unless fault.place=data: there is one loss for all."
+    elif distribute.name != "mirrored" and fault.place != "data":
+        rule = f"must be left out with distribute={distribute.name} unless fault.place=data: there is one loss for all."
         yield Problem("fault.replica", rule, fault.replica)
 
 

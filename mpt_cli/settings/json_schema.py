@@ -259,8 +259,8 @@ def _value(key: Key) -> Schema:
     if key.takes_objects:
         return {}
     if key.is_mapping:
-        values = get_args(key.options[0])[1:]
-        numbers = {"additionalProperties": _any_of(_scalar(key, float))} if values == (float,) else {}
+        kind = get_args(key.options[0])[1]
+        numbers = {"additionalProperties": _any_of(_scalar(key, kind))} if kind in (int, float) else {}
         return {"type": ["object", "null"] if key.is_optional else "object", **numbers}
     if (section := section_of_list(key.type)) is not None:
         return {"type": "array", "items": _section(section, key.path)}

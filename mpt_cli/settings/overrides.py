@@ -27,15 +27,23 @@ _BORDERS = (OverrideLexer.EQUAL, OverrideLexer.COMMA, OverrideLexer.BRACKET_OPEN
 
 
 def parse_override(text: str) -> Override:
-    """The override, with numbers and truth values as the text they were written as where its key takes text.
+    """The override, with numbers and truth values as the text they were written as where its key takes text, and names
+    of a mapping in quotes or not.
 
     Raises HydraException for what Hydra can't read.
 
     >>> parse_override("run_dir=2024_11_21").value(), parse_override("seed=2024_11_21").value()
     ('2024_11_21', 20241121)
+    >>> parse_override("policy.overrides={'conv(1)*': float32}").value()
+    {'conv(1)*': 'float32'}
     """
     parser = OverridesParser.create()
-    override = parser.parse_override(text)
+    try:
+        override = parser.parse_override(text)
+    except HydraException:
+        if (plain := _names_unquoted(text)) == text:
+            raise
+        return parse_override(plain)
     key = find_key(override.key_or_group)
     return parser.parse_override(_numbers_quoted(text)) if key is not None and _takes_text(key) else override
 
@@ -54,6 +62,15 @@ def format_override(key: str, text: str) -> str:
 def without_quotes(text: str) -> str:
     """Without quotes around all of it."""
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text
+
+
+def _names_unquoted(text: str) -> str:
+    """The names of a mapping without quotes, which Hydra's grammar has around values alone, their signs escaped."""
+
+    def escaped(found: "re.Match[str]") -> str:
+        return found[1] + re.sub(r"[\\()\[\]{}:=,]", r"\\\g<0>", found[3]) + found[4]
+
+    return re.sub(r"""([{,]\s*)(['"])([^'"]+)\2(\s*:)""", escaped, text)
 
 
 def _takes_text(key: Key) -> bool:

@@ -581,10 +581,10 @@ def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_stated(part: dict[str, Any], stated: dict[str, Any]) -> dict[str, Any]:
-    """Without the keys that `stated` has; of a mapping that both have, without those inside."""
+    """Without the keys that `stated` has; of a mapping that both have, without those inside; {} means to be empty."""
     left = {}
     for name, value in part.items():
-        if isinstance(value, dict) and isinstance(stated.get(name), dict):
+        if isinstance(value, dict) and isinstance(stated.get(name), dict) and stated[name]:
             left[name] = _without_stated(value, stated[name])
         elif name not in stated:
             left[name] = value

@@ -400,7 +400,7 @@ def wanted_gpus(settings: Settings) -> int:
     wanted = settings.distribute
     if wanted.name == "none":
         return 1
-    return wanted.devices * (wanted.processes or 1) if wanted.devices else 1_000  # all there are
+    return (wanted.device_count or 1_000) * (wanted.processes or 1)  # null: all there are
 
 
 def job_name(number: int, overrides: dict[str, str]) -> str:

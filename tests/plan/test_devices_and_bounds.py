@@ -122,6 +122,25 @@ def test_all_that_keeps_a_run_from_being_planned_is_said_at_once():
         check_plan(load_settings(["conf=digits_mlp", "backend=jax"]), 0)
 
 
+@pytest.mark.slow
+def test_a_plan_is_for_the_devices_of_the_mesh_over_which_a_model_is_divided():
+    words = ["conf=digits_mlp", "backend=jax", "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
+             "distribute.layout={.*kernel: [null, model]}"]  # fmt: skip
+    check_plan(load_settings([*words, "trainer.batch_size=6"]), 8)
+    with pytest.raises(ConfigError, match=r"--devices: must be 8, the devices of distribute.mesh=.* Received: 4"):
+        check_plan(load_settings(words), 4)
+    with pytest.raises(ConfigError, match=r"trainer\.batch_size: must be a multiple of the 2 devices it is split over"):
+        check_plan(load_settings([*words, "trainer.batch_size=7"]), 8)
+
+
+def test_what_goes_between_devices_counts_the_group_that_it_is_among():
+    device = load_device("h100")
+    whole, pair = (Step([kernel(1.0, 8)], [Collective("all-reduce", "float32", 10**9, 4 * 10**9, LAYER, devices)])
+                   for devices in (None, 2))  # fmt: skip
+    assert bound_of(whole, device, 8).links == pytest.approx(2 * 4e9 * 7 / 8 / device.link_bytes_per_second)
+    assert bound_of(pair, device, 8).links == pytest.approx(4e9 / device.link_bytes_per_second)
+
+
 def test_the_commands_of_the_guide_can_be_planned():
     text = (Path(__file__).parents[2] / "docs" / "guides" / "plan.md").read_text()
     lines = re.findall(r"^mpt plan (.*)$", text, re.M)

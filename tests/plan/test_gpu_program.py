@@ -69,3 +69,20 @@ def test_eight_devices_sum_every_gradient_once_and_in_float32(recipe):
     assert found.product_flops["float16"] > 0.5 * sum(found.product_flops.values())
     elements = sum(traffic.elements for traffic in found.traffic if traffic.opcode == "all-reduce")
     assert elements == pytest.approx(found.parameters - 0, abs=64) and not found.host_transfers
+
+
+def test_a_divided_transformer_has_a_share_on_each_device_and_sums_its_gradients_in_float32():
+    """Between the 4 devices of a group go 4 sums of activations a block, as Megatron-LM has them (Shoeybi et al. 2019,
+    arXiv:1909.08053), and one for the head, in float16; gradients are added up over the halves of the batch."""
+    words = [*GPT, "model.layers=2", "data.num_classes=50304"]
+    layout = {".*(query|key|value)/kernel": "[null, model, null]", ".*(query|key|value)/bias": "[model, null]",
+              ".*attention_output/kernel": "[model, null, null]", ".*mlp_1/kernel": "[null, model]",
+              ".*mlp_1/bias": "[model]", ".*mlp_2/kernel": "[model, null]", ".*embedding/embeddings": "[model, null]",
+              ".*head/kernel": "[null, model]"}  # fmt: skip
+    patterns = ", ".join(f"'{pattern}': {axes}" for pattern, axes in layout.items())
+    found = plans_of(*words, "distribute=model_parallel", "distribute.mesh={data: 2, model: 4}",
+                     f"distribute.layout={{{patterns}}}", devices=8)[0]  # fmt: skip
+    sums = {each.dtype: each.elements for each in found.traffic if each.opcode == "all-reduce"}
+    assert sums["float16"] == (4 * 2 + 1) * 4 * 1024 * 768
+    assert sums["float32"] >= found.parameters / 4 and not found.host_transfers
+    assert found.memory.arguments == pytest.approx(found.parameters / 4 * 3 * 4, rel=0.05)  # with two moments

@@ -18,12 +18,13 @@ from mpt_cli.runs.resume import (
     check_resumable,
     find_run,
     finished_summary,
+    forbidden_changes,
     stored_settings,
     truncate_telemetry,
     with_stored_choices,
 )
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.schema import DistributeSettings, Settings
 from mpt_cli.verbs.train import with_configuration_of_run
 
 WORDS = ["conf=digits_mlp", "trainer.epochs=3"]
@@ -240,3 +241,13 @@ def test_resume_of_a_run_alone_takes_its_configuration() -> None:
         assert with_configuration_of_run(words) == words
     with pytest.raises(DataError, match="run directory nowhere does not exist"):
         with_configuration_of_run(["resume=nowhere"])
+
+
+def test_the_devices_of_a_divided_model_may_change_and_those_of_replicas_may_not() -> None:
+    one, replicas = Settings(), Settings(distribute=DistributeSettings("data_parallel", 2))
+    pair, square = (Settings(distribute=DistributeSettings("model_parallel", mesh=mesh, layout={"k": ["model"]}))
+                    for mesh in ({"data": 1, "model": 2}, {"data": 2, "model": 2}))  # fmt: skip
+    for before, now in ((pair, square), (pair, one), (one, square)):
+        assert not forbidden_changes(before, now)
+    for before, now in ((replicas, pair), (pair, replicas), (replicas, one)):
+        assert "distribute.name" in [problem.key for problem in forbidden_changes(before, now)]

@@ -5,12 +5,13 @@ import pytest
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.settings.load import load_settings, resolved_yaml
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.schema import VARIANTS, FaultSettings, PolicySettings
+from mpt_cli.settings.schema import VARIANTS, DistributeSettings, FaultSettings, PolicySettings
 from mpt_cli.settings.search_path import group_choices, group_names
 from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],
-           "bfloat16": ["optimizer=sgd"]}  # fmt: skip
+           "bfloat16": ["optimizer=sgd"], "model_parallel": ["backend=jax", "distribute.mesh={data: 2}",
+                                                            "distribute.layout={.*kernel: [data]}"]}  # fmt: skip
 _AFTER_ANOTHER = [
     (group, *pair)
     for group in group_names() if group not in VARIANTS or group == "loss_scale"
@@ -32,6 +33,13 @@ def test_a_mode_wins_over_the_recipes_and_only_the_keys_it_has_stay(word, write_
     recipe = write_recipe("loss_scale: {mode: fixed, initial_scale: 1024, on_overflow: apply, max_skip_rate: 0.25}\n")
     scale = load_settings([recipe, word]).loss_scale
     assert scale == LossScaleSettings(mode="dynamic", initial_scale=1024.0, max_skip_rate=0.25)
+
+
+def test_a_mapping_that_the_chosen_file_has_empty_is_empty(write_recipe) -> None:
+    divided = "distribute: {name: model_parallel, mesh: {data: 2}, layout: {k: [data]}}\n"
+    recipe = write_recipe(f"{divided}backend: {{name: jax}}\n")
+    assert load_settings([recipe]).distribute.mesh == {"data": 2}
+    assert load_settings([recipe, "distribute=none"]).distribute == DistributeSettings()
 
 
 def test_a_file_that_is_about_some_keys_leaves_the_recipes_others(write_recipe) -> None:

@@ -68,6 +68,8 @@ def test_what_a_job_wants_of_the_gpus():
     of_processes = "backend=jax", "distribute=data_parallel", "distribute.processes=3"
     assert wanted(*of_processes, "distribute.devices=2") == 6
     assert wanted("distribute=mirrored") > 100
+    assert wanted("backend=jax", "distribute=model_parallel", "distribute.mesh={data: 2, model: 3}",
+                  "distribute.layout={.*kernel: [null, model]}") == 6  # fmt: skip
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 float16 has no room for. For any number of devices."""
 
 import re
-from functools import partial
 
 import keras
 import numpy as np
@@ -21,6 +20,7 @@ if keras.backend.backend() == "jax":
     from jax.sharding import NamedSharding, PartitionSpec
 
     from mpt_cli.precision.step_jax import TrainState, train_step
+    from mpt_cli.precision.sums_jax import BatchSplit
 
 
 @pytest.fixture(autouse=True)
@@ -106,7 +106,7 @@ def stepped(model, batch, mesh):
         if mesh is not None:
             split = NamedSharding(mesh, PartitionSpec("batch"))
             batch = jax.tree.map(lambda part: jax.lax.with_sharding_constraint(part, split), batch)
-        return partial(train_step, mesh=mesh)(model, state, batch)[1:]
+        return train_step(model, state, batch, None if mesh is None else BatchSplit(mesh, "batch"))[1:]
 
     lists = model.trainable_variables, model.non_trainable_variables, model.optimizer.variables, model.metrics_variables
     state = TrainState(*([np.asarray(v.value) for v in variables] for variables in lists))

@@ -1,0 +1,129 @@
+"""Which variables of a model are divided over the devices of a mesh, and along which of their axes, on JAX.
+
+Patterns of paths say it, as in Keras's `LayoutMap`; what none of them matches is whole on each device. Variables of the
+optimizer are divided as the weight that they belong to. Keras divides variables as it makes them, so that none is ever
+whole on one device where it would not fit; a pattern that can't be followed leaves its variables whole until the model
+is built, when `divide_model` says what is wrong with all of them.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import keras
+
+from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.precision.keras_internals import give_layout, layout_given
+from mpt_cli.settings.schema import BATCH_AXIS, DistributeSettings
+
+Axes = tuple[str | None, ...]
+_AXES = "_mpt_mesh_axes"  # of a variable of an optimizer: those of its weight
+
+
+@dataclass(frozen=True)
+class VariableLayout:
+    """Sizes of the axes of a mesh by their names, and for each pattern the axis of the mesh that divides each axis of a
+    variable, None for one that is not divided."""
+
+    mesh: Mapping[str, int]
+    patterns: Mapping[str, Axes]
+
+    def axes_of(self, variable: Any) -> Axes:
+        """One entry for each axis of `variable`, of a model or an optimizer: all None where it is whole.
+
+        >>> layout = VariableLayout({"data": 1, "model": 2}, {".*kernel": (None, "model")})
+        >>> layout.axes_of(keras.Variable("zeros", (3, 4), name="kernel"))
+        (None, 'model')
+        >>> layout.axes_of(keras.Variable("zeros", (4, 3), name="kernel"))
+        (None, None)
+        """
+        own: Axes | None = getattr(variable, _AXES, None)
+        found = [own] if own is not None else [self.patterns[pattern] for pattern in self._matching(variable)]
+        fits = len(found) == 1 and self._fault(found[0], variable.shape) is None
+        return found[0] if fits else (None,) * len(variable.shape)
+
+    def describe(self, model: Any) -> str:
+        """How much of a model is divided, and over which mesh."""
+        sizes = [(math.prod(v.shape), any(axis is not None for axis in self.axes_of(v))) for v in model.weights]
+        divided, of_all = sum(size for size, is_divided in sizes if is_divided), sum(size for size, _ in sizes)
+        mesh = " x ".join(f"{axis} {count}" for axis, count in self.mesh.items())
+        return f"{divided:,} of {of_all:,} parameters divided over a mesh of {mesh}"
+
+    def following(self, add_variable: Callable[..., Any]) -> Callable[..., Any]:
+        """`add_variable` of an optimizer, which makes a variable for a weight, with that divided as the weight is."""
+
+        def add(reference_variable: Any, *arguments: Any, **named: Any) -> Any:
+            variable = add_variable(reference_variable, *arguments, **named)
+            setattr(variable, _AXES, self.axes_of(reference_variable))
+            return variable
+
+        return add
+
+    def problems(self, variables: Sequence[Any]) -> Iterator[Problem]:
+        """What is wrong with the patterns for a model of these `variables`, one for each pattern, and for each pair of
+        patterns that match the same one."""
+        for pattern, axes in self.patterns.items():
+            matched = [variable for variable in variables if re.fullmatch(pattern, variable.path)]
+            if not matched:
+                yield Problem("distribute.layout", "its patterns must match whole paths of variables of the model.",
+                              pattern, _nearest_paths(pattern, variables))  # fmt: skip
+            faults = [(v, fault) for v in matched if (fault := self._fault(axes, v.shape)) is not None]
+            for variable, fault in faults[:1]:
+                rule = f"{fault} of {variable.path}, whose shape is {tuple(variable.shape)}."
+                yield Problem(f"distribute.layout.{pattern}", rule, list(axes))
+        doubled = {tuple(found): v.path for v in variables if len(found := self._matching(v)) > 1}
+        for patterns, path in doubled.items():
+            rule = f"must match each variable by one pattern; {path} is matched by {' and by '.join(patterns)}."
+            yield Problem("distribute.layout", rule, None, "Write them so that they exclude each other.")
+
+    def _matching(self, variable: Any) -> list[str]:
+        return [pattern for pattern in self.patterns if re.fullmatch(pattern, variable.path)]
+
+    def _fault(self, axes: Axes, shape: Sequence[int]) -> str | None:
+        if len(axes) != len(shape):
+            return "must have an entry for each axis"
+        for size, axis in zip(shape, axes, strict=True):
+            if axis is not None and size % self.mesh[axis]:
+                return f"must divide by {axis}, of {self.mesh[axis]} devices, no axis of {size}"
+        return None
+
+
+def _nearest_paths(pattern: str, variables: Sequence[Any]) -> str:
+    paths = [variable.path for variable in variables]
+    near = get_close_matches(re.sub(r"[^\w/]", "", pattern), paths, 3, 0.0)
+    return f"The nearest paths are {', '.join(near)}."
+
+
+def build_layout(settings: DistributeSettings) -> VariableLayout:
+    """What the settings say."""
+    return VariableLayout(settings.mesh, {pattern: tuple(axes) for pattern, axes in settings.layout.items()})
+
+
+class DividedModel(keras.distribution.ModelParallel):  # type: ignore[misc]
+    """Keras's `ModelParallel` of a layout: variables that are made while it is in force are divided as that says."""
+
+    def __init__(self, layout: VariableLayout, devices: list[str]) -> None:
+        mesh = keras.distribution.DeviceMesh(tuple(layout.mesh.values()), tuple(layout.mesh), devices)
+        super().__init__(layout_map=keras.distribution.LayoutMap(mesh), batch_dim_name=BATCH_AXIS)
+        self.layout = layout
+
+    def get_variable_layout(self, variable: Any) -> Any:
+        """Where Keras places a variable; one that has a place keeps it."""
+        given = layout_given(variable)
+        if given is not None:
+            return given
+        return keras.distribution.TensorLayout(self.layout.axes_of(variable), self.device_mesh)
+
+
+def divide_model(layout: VariableLayout, model: Any) -> None:
+    """Place the variables of a built `model` that were made before its layout was in force; what is only planned, for
+    devices that are not here, is placed nowhere. ConfigError, with all problems, where patterns do not fit."""
+    if problems := list(layout.problems(model.variables)):
+        raise ConfigError(problems)
+    present = keras.distribution.distribution()
+    if isinstance(present, DividedModel):
+        for variable in model.variables:
+            give_layout(variable, present.get_variable_layout(variable))

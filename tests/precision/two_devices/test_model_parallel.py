@@ -1,0 +1,234 @@
+"""Variables divided over the devices of a mesh by patterns of their paths: the training, skips and checkpoints of one
+device, a share of the memory. For an even number of devices."""
+
+import math
+from contextlib import contextmanager
+
+import keras
+import numpy as np
+import pytest
+from backends import only_on
+
+from mpt_cli.data.examples import Examples
+from mpt_cli.engine.distribution import Distribution, build_distribution
+from mpt_cli.engine.feed import BatchPlan, build_feed
+from mpt_cli.engine.loop import build_engine
+from mpt_cli.plan.plan import read_plan
+from mpt_cli.plan.program import CompileTarget, assemble_for, prepare_compiler
+from mpt_cli.precision import LossScaleOptimizer, Policy
+from mpt_cli.settings import load_settings
+from mpt_cli.settings.schema import DistributeSettings, Settings, TrainerSettings
+from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
+from mpt_cli.training.assembly import build_metrics
+from mpt_cli.training.checkpoint import collect_state, restore_state
+
+pytestmark = only_on("jax")
+DEVICES = 1
+if keras.backend.backend() == "jax":
+    import jax
+
+    DEVICES = len(jax.devices())
+STEPS, BATCH, BAD = 8, 16, 3
+MESHES = [{"data": 1, "model": DEVICES}, {"data": 2, "model": DEVICES // 2}]
+ALONG_OUTPUTS = {".*up.*/kernel": [None, "model"], ".*up.*/bias": ["model"], ".*down/kernel": ["model", None]}
+ALONG_BATCH = {".*(up|down)/kernel": ["data", None]}  # nothing is divided along model
+OPTIMIZERS = {
+    "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.5,
+                                            ema_overwrite_frequency=3),
+    "accumulated": lambda: keras.optimizers.SGD(0.1, momentum=0.9, gradient_accumulation_steps=2),
+    "adafactor": lambda: keras.optimizers.Adafactor(0.01),
+}  # fmt: skip
+L = keras.layers
+
+
+def dense_layers():
+    return (16,), [L.Dense(64, "relu", name="up"), L.LayerNormalization(name="norm"), L.Dense(32, name="down")]
+
+
+def convolutions():
+    """Without a bias before the normalization, whose gradient is rounding alone."""
+    return (8, 8, 3), [L.Conv2D(8, 3, use_bias=False, name="up_conv"), L.BatchNormalization(name="norm"), L.Flatten(),
+                       L.Dense(32, name="down")]  # fmt: skip
+
+
+@contextmanager
+def over(mesh, layout):
+    """The distribution that a run of these settings has; over one device where `mesh` is None."""
+    before = keras.distribution.distribution()
+    wanted = DistributeSettings() if mesh is None else DistributeSettings("model_parallel", mesh=mesh, layout=layout)
+    try:
+        yield build_distribution(Settings(distribute=wanted, trainer=TrainerSettings(batch_size=BATCH)), gpus=0)
+    finally:
+        keras.distribution.set_distribution(before)
+
+
+class Trained:
+    """A run of `STEPS` batches, the third of which is bad in its last example."""
+
+    def __init__(self, distribution: Distribution, kind: str = "adamw", policy: str = "float32", layers=dense_layers):
+        keras.utils.set_random_seed(0)
+        with Policy(policy).scope():
+            shape, inner_layers = layers()
+            head = L.Dense(3, dtype="float32", name="head")
+            self.model = keras.Sequential([keras.Input(shape), *inner_layers, head])
+        distribution.divide(self.model)
+        self.optimizer = LossScaleOptimizer(OPTIMIZERS[kind](), initial_scale=2.0**10)
+        self.optimizer.making_slots = distribution.making_slots
+        self.model.compile(self.optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+                           auto_scale_loss=False)  # fmt: skip
+        self.optimizer.build(self.model.trainable_variables)
+        random = np.random.default_rng(0)
+        x = random.normal(size=(STEPS * BATCH, *shape)).astype("float32")
+        x[BAD * BATCH - 1] = np.inf
+        data = Examples(x, random.integers(0, 3, STEPS * BATCH).astype("int32"), None)
+        build_metrics(self.model, data, BATCH)
+        self.engine = build_engine(self.model, True, distribution)
+        plan = BatchPlan(BATCH, 4, shuffle=False, devices=distribution.replicas)
+        self.feed = build_feed(data, self.engine, plan, True)
+        self.ledger = Ledger(LedgerOptions(tuple(v.path for v in self.model.trainable_variables)))
+        self.skipped: list[int] = []
+
+    def epoch(self, number: int = 1) -> "Trained":
+        self.feed.start(number)
+        while (piece := self.feed.take(4)) is not None:
+            records = self.engine.train(piece.source, piece.batch_indices, piece.count).wait()
+            self.skipped += [event.step for event in self.ledger.absorb(records, number) if event.kind == "overflow"]
+        return self
+
+    def shares(self) -> dict[str, float]:
+        """By path, what each device has of a variable of the model or of its inner optimizer."""
+        variables = [*self.model.variables, *self.optimizer.inner_optimizer.variables]
+        return {variable.path: share(variable) for variable in variables}
+
+
+def share(variable) -> float:
+    sizes = {shard.data.size for shard in variable.value.addressable_shards}
+    assert len(sizes) == 1
+    return sizes.pop() / math.prod(variable.shape)
+
+
+def assert_same(found, expected, policy: str = "float32") -> None:
+    """Products of divided weights are added up in another order: 1e-7 a step in float32. Activations and their
+    gradients in float16 are rounded before parts of them are added up: 2**-11 of gradients of about 0.1, in each of 7
+    steps at a rate of 0.1."""
+    least = 3e-4 if policy == "mixed_float16" else 2e-5
+    assert found.keys() == expected.keys()
+    for name, value in found.items():
+        value, other = np.asarray(value, "float32"), np.asarray(expected[name], "float32")
+        np.testing.assert_allclose(value, other, rtol=1e-3, atol=least * max(1.0, np.abs(other).max()), err_msg=name)
+
+
+KINDS = [pytest.param("adamw", "float32", dense_layers), pytest.param("accumulated", "mixed_float16", dense_layers),
+         pytest.param("adafactor", "float32", dense_layers, marks=pytest.mark.long),
+         pytest.param("accumulated", "mixed_float16", convolutions, marks=pytest.mark.long)]  # fmt: skip
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize(("kind", "policy", "layers"), KINDS)
+def test_training_is_that_of_one_device_with_its_skips(mesh, kind, policy, layers):
+    with over(None, {}) as distribution:
+        alone = Trained(distribution, kind, policy, layers).epoch()
+    layout = ALONG_OUTPUTS if layers is dense_layers else {".*up_conv/kernel": [None, None, None, "model"]}
+    with over(mesh, layout) as distribution:
+        divided = Trained(distribution, kind, policy, layers).epoch()
+    assert divided.skipped == alone.skipped == [BAD]
+    assert (divided.ledger.seen, divided.ledger.skipped) == (alone.ledger.seen, alone.ledger.skipped) == (STEPS, 1)
+    assert_same(collect_state(divided.model), collect_state(alone.model), policy)
+    scale = divided.optimizer.scale_state.by_name["scale"]
+    assert {float(shard.data) for shard in scale.value.addressable_shards} == {float(alone.optimizer.loss_scale)}
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_each_device_has_a_share_of_what_is_divided_and_of_its_slots(mesh):
+    with over(mesh, ALONG_OUTPUTS) as distribution:
+        run = Trained(distribution)
+        before = run.shares()
+        assert run.epoch().shares() == before
+    names = ("up_kernel", "up_bias", "down_kernel")
+    for path, found in before.items():
+        divided = any(name in path.replace("/", "_") for name in names)
+        assert found == (1 / mesh["model"] if divided else 1.0), path
+    slots = [v.path for v in run.optimizer.inner_optimizer.variables if any(name in v.path for name in names)]
+    assert len(slots) == 9  # two moments and an average of each
+
+
+def test_weights_divided_along_the_batch_train_to_the_same(monkeypatch):
+    """Fully sharded: each device has a share of weights and slots, which XLA gathers where they are used."""
+    with over(None, {}) as distribution:
+        alone = Trained(distribution).epoch()
+    with over({"data": DEVICES}, ALONG_BATCH) as distribution:
+        divided = Trained(distribution).epoch()
+    assert divided.skipped == [BAD] and divided.shares()[divided.model.layers[0].kernel.path] == 1 / DEVICES
+    assert_same(collect_state(divided.model), collect_state(alone.model))
+
+
+@pytest.mark.parametrize("mesh", [None, MESHES[1]], ids=str)
+def test_a_checkpoint_is_whole_and_goes_on_over_another_mesh_and_on_one_device(mesh):
+    with over(MESHES[0], ALONG_OUTPUTS) as distribution:
+        first = Trained(distribution).epoch()
+        saved = collect_state(first.model)
+        expected = collect_state(first.epoch(2).model)
+    with over(mesh, ALONG_OUTPUTS) as distribution:
+        again = Trained(distribution)
+        restore_state(again.model, saved)
+        for name, value in collect_state(again.model).items():
+            np.testing.assert_array_equal(value, saved[name])
+        assert_same(collect_state(again.epoch(2).model), expected)
+    assert again.ledger.skipped == 1
+
+
+def one_step(mesh, coefficients, x, policy="mixed_float16", scale=1.0):
+    """A step of gradient descent of a layer without bias whose outputs have these coefficients in the loss."""
+    with over(mesh, {".*kernel": [None, "model"]}) as distribution:
+        layer = L.Dense(len(coefficients), use_bias=False, kernel_initializer="zeros", dtype=policy)
+        model = keras.Sequential([keras.Input((1,), dtype="float32"), layer])
+        distribution.divide(model)
+        optimizer = LossScaleOptimizer(keras.optimizers.SGD(2.0**-4), False, scale)
+        model.compile(optimizer, lambda y, out: keras.ops.sum(y * keras.ops.cast(out, "float32"), axis=-1),
+                      auto_scale_loss=False)  # fmt: skip
+        optimizer.build(model.trainable_variables)
+        data = Examples(x, np.tile(np.float32(coefficients), (len(x), 1)), None)
+        build_metrics(model, data, len(x))
+        engine = build_engine(model, True, distribution)
+        feed = build_feed(data, engine, BatchPlan(len(x), 1, devices=distribution.replicas), True)
+        feed.start(1)
+        piece = feed.take(1)
+        engine.train(piece.source, piece.batch_indices, 1).wait()
+    assert share(layer.kernel) == (1.0 if mesh is None else 1 / mesh["model"])
+    return optimizer, np.asarray(layer.kernel.value, "float32")[0]
+
+
+def test_a_gradient_that_overflows_on_one_device_alone_skips_the_step_on_all():
+    """The last column, of the last device, has a slope of 1e6, which is inf in float16; the others are 1."""
+    mesh, slopes = {"data": 1, "model": DEVICES}, [1.0] * (DEVICES - 1)
+    ones = np.ones((2, 1), "float32")
+    optimizer, kernel = one_step(mesh, [*slopes, 1e6], ones, scale=2.0)
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (0, 1) and not kernel.any()
+    optimizer, kernel = one_step(mesh, [*slopes, 1.0], ones, scale=2.0)
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (1, 0)
+    np.testing.assert_array_equal(kernel, [-(2.0**-4)] * DEVICES)
+
+
+@pytest.mark.parametrize(("numbers", "expected"), [((40000, 40000), 80000), ((2048, 1), 2049)])
+def test_gradients_of_divided_weights_are_added_up_over_batches_in_float32(numbers, expected):
+    """80000 is inf in float16, and 2049 is 2048. A scale of as many as there are examples makes slopes 1."""
+    optimizer, kernel = one_step(MESHES[1], [1.0] * DEVICES, np.float32(numbers)[:, None], scale=2.0)
+    assert (int(optimizer.applied_steps), int(optimizer.skipped_steps)) == (1, 0)
+    np.testing.assert_array_equal(kernel, [-expected * 2.0**-4 / 2] * DEVICES)
+
+
+def test_a_plan_has_a_share_of_what_is_divided_and_the_traffic_of_its_products():
+    words = ["conf=digits_mlp", "backend=jax", "policy=mixed_float16", "trainer.batch_size=32", "optimizer=adamw",
+             "model.hidden_units=[256,256]"]  # fmt: skip
+    divided = ["distribute=model_parallel", f"distribute.mesh={{data: 1, model: {DEVICES}}}",
+               "distribute.layout={.*hidden_.*/kernel: [null, model]}"]  # fmt: skip
+    plans = []
+    for given in (words, [*words, *divided]):
+        settings, target = load_settings(given), CompileTarget(None, DEVICES)
+        planned = assemble_for(settings, target, prepare_compiler(settings, target))
+        plans.append(read_plan(planned, planned.compile(), None))
+    whole, shared = plans
+    kernels = (64 * 256 + 256 * 256) * 3 * 4  # bytes in float32, with two moments
+    spared = whole.memory.arguments - shared.memory.arguments
+    assert spared == pytest.approx(kernels * (1 - 1 / DEVICES), rel=0.05)
+    assert {each.opcode for each in shared.traffic} & {"all-gather", "all-reduce"}

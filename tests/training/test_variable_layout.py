@@ -1,0 +1,70 @@
+"""Patterns of paths against the variables of a model: which are divided, and what is said where they can't be."""
+
+import keras
+import pytest
+
+from mpt_cli.engine.layout import VariableLayout, divide_model
+from mpt_cli.errors import ConfigError
+from mpt_cli.precision.keras_internals import slots_through
+
+MESH = {"data": 1, "model": 4}
+
+
+def net():
+    layers = [keras.layers.Dense(8, name="first"), keras.layers.Dense(6, name="second")]
+    return keras.Sequential([keras.Input((5,)), *layers], name="net")
+
+
+def layout(**patterns):
+    return VariableLayout(MESH, {pattern: tuple(axes) for pattern, axes in patterns.items()})
+
+
+def axes(found, model):
+    return {variable.path.removeprefix("net/"): found.axes_of(variable) for variable in model.variables}
+
+
+def test_a_pattern_divides_the_variables_whose_whole_path_it_matches():
+    found = axes(layout(**{".*first/kernel": [None, "model"], "kernel": ["model", None]}), net())
+    assert found == {"first/kernel": (None, "model"), "first/bias": (None,), "second/kernel": (None, None),
+                     "second/bias": (None,)}  # fmt: skip
+
+
+def test_what_an_optimizer_makes_for_a_weight_is_divided_as_that_is():
+    model, found = net(), layout(**{".*first/kernel": [None, "model"]})
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    with slots_through(optimizer, found.following):
+        optimizer.build(model.trainable_variables)
+    kernel, bias = (next(v for v in optimizer.variables if name in v.path) for name in ("first_kernel", "first_bias"))
+    assert (found.axes_of(kernel), found.axes_of(bias)) == ((None, "model"), (None,))
+    assert found.axes_of(optimizer.iterations) == ()
+
+
+@pytest.mark.parametrize(("patterns", "message"), [
+    ({".*frist/kernel": [None, "model"]},
+     r"distribute.layout: its patterns must match whole paths of variables of the model\. Received: "
+     r"'\.\*frist/kernel'\. The nearest paths are \S*first/kernel, "),
+    ({"first/ker": [None, "model"]}, "must match whole paths of variables"),
+    ({".*first/.*": [None, "model"]},
+     r"distribute.layout\.\.\*first/\.\*: must have an entry for each axis of \S*first/bias, whose shape is \(8,\)\. "
+     r"Received: \[None, 'model'\]"),
+    ({".*second/kernel": [None, "model"]},
+     r"must divide by model, of 4 devices, no axis of 6 of \S*second/kernel, whose shape is \(8, 6\)\."),
+    ({".*first/kernel": [None, "model"], ".*kernel": [None, None]},
+     r"must match each variable by one pattern; \S*first/kernel is matched by \.\*first/kernel and by \.\*kernel\."),
+], ids=["unknown", "part", "rank", "size", "two"])  # fmt: skip
+def test_what_is_wrong_with_a_pattern_is_said(patterns, message):
+    with pytest.raises(ConfigError, match=message):
+        divide_model(layout(**patterns), net())
+
+
+def test_what_a_pattern_can_not_divide_is_whole_until_that_is_said():
+    found = axes(layout(**{".*second/.*": [None, "model"], ".*first/kernel": [None, "model"], ".*kernel": ["model"]}),
+                 net())  # fmt: skip
+    assert {axis for entry in found.values() for axis in entry} == {None}
+
+
+def test_all_patterns_that_are_wrong_are_said_at_once():
+    with pytest.raises(ConfigError) as caught:
+        divide_model(layout(a=["model"], **{".*second/bias": ["model"]}), net())
+    keys = [problem.key for problem in caught.value.problems]
+    assert keys == ["distribute.layout", "distribute.layout..*second/bias"]
