@@ -29,6 +29,7 @@ from mpt_cli.settings.recipes import (
     GroupChoice,
     Recipe,
     applicable_bodies,
+    bodies_of_groups,
     default_choices,
     is_meant_instead,
     read_recipe,
@@ -298,7 +299,8 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     choices, unsure = _sound_choices(recipe, given, problems)
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    tree = compose_tree(choices, applicable_bodies(recipe, choices, given.choices), given.overrides, problems)
+    bodies = [*bodies_of_groups(choices, recipe.notes), *applicable_bodies(recipe, choices, given.choices)]
+    tree = compose_tree(choices, bodies, given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     redaction.note_settings(tree)
     problems += _redacted(tree, "")
