@@ -94,8 +94,10 @@ def measure_short_jobs(folder: Path, backend: str, jobs: int, repeats: int, hydr
 
 def with_joblib_launcher(python: str | None) -> str | None:
     """That Python, where it has Hydra's launcher; else None, after saying what it lacks."""
-    looked_up = [python, "-c", "import hydra_plugins.hydra_joblib_launcher"] if python else ["false"]
-    if python is None or subprocess.run(looked_up, capture_output=True, check=False).returncode == 0:
+    if python is None:
+        return None
+    looked_up = [python, "-c", "import hydra_plugins.hydra_joblib_launcher"]
+    if subprocess.run(looked_up, capture_output=True, check=False).returncode == 0:
         return python
     print(f"Hydra's multirun is left out: {python} lacks a package (pip install hydra-joblib-launcher).")
     return None
