@@ -76,7 +76,8 @@ def _escape_texts(value: Any) -> Any:
 
 
 _PRIMARY = "mpt_run"
-_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError)  # the last of a key into a list
+# TypeError of a key into a list, RecursionError of files that start from one another
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
 
 def compose_tree(
@@ -182,6 +183,8 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it starts from a file that starts from it"
     return str(error).strip().splitlines()[0].rstrip(".")
 
 

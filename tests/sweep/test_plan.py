@@ -121,7 +121,7 @@ def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monke
         (["optimizer.weight_decay"], ["0.1", "0.2", "0.3"]),
         (["trainer.max_steps"], ["3", "4", "5", "6.0"]),
         (["trainer.steps_per_execution"], ["3", "4", "5"]),
-        (["optimizer.schedule=cosine", "optimizer.schedule.warmup_steps"], ["3", "4", "5"]),
+        (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps"], ["3", "4", "5"]),
         (["data=synthetic", "data.limit=7", "data.limit"], ["1", "2", "3"]),
     ],
 )
