@@ -291,7 +291,7 @@ def _child(node: Node | None, name: str | int) -> Node | None:
         return entry
     pairs = node.value if isinstance(node, MappingNode) else []
     own = next((value for key, value in pairs if key.value == name), None)
-    return own if own is not None else dict(_merged(node)).get(name)
+    return own if own is not None else dict(_merged(node)).get(str(name))
 
 
 def _merged(node: Node | None) -> list[tuple[str, Node]]:

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
@@ -350,7 +350,7 @@ def _read_numbers(settings: Settings, numbers: Iterable[Sequence[str]]) -> dict[
     """The keys that get another number than they have, with that; None where one is not of the same type, or wrong."""
     changed = {}
     for path, text in numbers:
-        key, known = find_key(path), settings
+        key, known = find_key(path), cast(Any, settings)
         for name in path.split("."):
             known = getattr(known, name, None)
         try:
