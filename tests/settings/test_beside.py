@@ -216,6 +216,7 @@ def test_a_copy_of_a_recipe_of_the_projects_own_means_the_same(folder, capsys) -
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_a_project_s_model_is_trained_from_another_folder_and_its_diagnosis_from_a_third(folder) -> None:
     project, words = folder / "project", ["data=synthetic", "trainer.max_steps=2", "policy=mixed_float16"]
     write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
