@@ -116,9 +116,9 @@ def run_multirun(folder: Path, python: str, backend: str, jobs: int) -> None:
     """Every job of it must take the 23 steps of an epoch."""
     variables = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
                  "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
-    launcher = ["--multirun", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={folder}"]
-    program = [python, str(ROOT / "benchmarks" / "multirun_app.py"), f"backend={backend}", f"seed=range({jobs})"]
-    done = subprocess.run([*program, *launcher], env=variables, capture_output=True, text=True, check=False)
+    program = [python, str(ROOT / "benchmarks" / "multirun_app.py"), "--multirun", "hydra/launcher=joblib"]
+    words = ["hydra.launcher.n_jobs=2", f"hydra.sweep.dir={folder}", f"backend={backend}", f"seed=range({jobs})"]
+    done = subprocess.run([*program, *words], env=variables, capture_output=True, text=True, check=False)
     steps = [json.loads(path.read_text())["steps"] for path in folder.glob("*/summary.json")]
     if done.returncode != 0 or steps != [23] * jobs:
         raise SystemExit(f"Hydra's multirun took {steps} steps in its {jobs} jobs:\n{done.stderr}")
