@@ -1,14 +1,15 @@
 """What a sweep costs beyond the training of its jobs.
 
-    python -m benchmarks.sweep [--repeats 3] [--quick] [--short-jobs] [--hydra PYTHON]
+    python -m benchmarks.sweep [--repeats 3] [--quick] [--short-jobs] [--hydra-multirun [PYTHON]]
 
 1. Eight short jobs with `-j 1` and `-j 2`: the ratio of their times (target 0.65 on two cores).
 2. What a job takes beyond its own training (start, imports, compilation, saving): without the compile cache, with an
    empty one and with a full one.
 3. 200 queued jobs of a second each: memory, open files and children of the parent, and its CPU time per poll.
 4. 24 short jobs with `-j 2`, forked from a process that holds Keras and each a Python of its own, in turns: the ratio
-   of their times and of their CPU times (target a third); with `--hydra` also the same jobs by Hydra itself, with
-   joblib's launcher, which that Python must have beside all that this one has.
+   of their times and of their CPU times (target a third); with `--hydra-multirun` also the same training by Hydra's own
+   multirun with joblib's launcher (`benchmarks/multirun_app.py`: Keras's `fit`), in two processes that take one job
+   after the other, for which PYTHON (default: this one) must have the package hydra-joblib-launcher.
 
 Writes results/sweep.json. `--quick` runs a small case of each and writes nothing, `--short-jobs` the fourth alone.
 """
@@ -87,41 +88,40 @@ def measure_short_jobs(folder: Path, backend: str, jobs: int, repeats: int, hydr
         "ratio": medians["forked"] / medians["fresh"], "cpu_ratio": cpu["forked"] / cpu["fresh"],
     }  # fmt: skip
     if hydra is not None:
-        used, began = children_seconds(), time.perf_counter()
-        run_multirun(folder / f"hydra-{backend}", hydra, words[:-1], jobs)
-        found["hydra"] = {"seconds": time.perf_counter() - began, "cpu_seconds": children_seconds() - used}
+        found["hydra"] = measure_multirun(folder / f"hydra-{backend}", hydra, backend, jobs)
     return found
 
 
-MULTIRUN = """
-import sys
-import hydra
-from omegaconf import DictConfig, OmegaConf
-from mpt_cli.cli import main
-
-@hydra.main(version_base=None, config_path=None)
-def job(config: DictConfig) -> None:
-    words = [f"{name}={value}" for name, value in OmegaConf.to_container(config.words).items()]
-    place = hydra.core.hydra_config.HydraConfig.get().runtime.output_dir
-    if main(["train", "conf=digits_mlp", "logger.console=quiet", *words, f"run_dir={place}/run"]) != 0:
-        raise SystemExit(1)
-
-job()
-"""
+def with_joblib_launcher(python: str | None) -> str | None:
+    """That Python, where it has Hydra's launcher; else None, after saying what it lacks."""
+    if python is None:
+        return None
+    looked_up = [python, "-c", "import hydra_plugins.hydra_joblib_launcher"]
+    if subprocess.run(looked_up, capture_output=True, check=False).returncode == 0:
+        return python
+    print(f"Hydra's multirun is left out: {python} lacks a package (pip install hydra-joblib-launcher).")
+    return None
 
 
-def run_multirun(folder: Path, python: str, words: Sequence[str], jobs: int) -> None:
-    """The same training from a program with Hydra's decorator, two at a time, each finished."""
-    folder.mkdir()
-    (folder / "program.py").write_text(MULTIRUN)
-    own = [f"+words.{word}" for word in [*words, "seed=" + ",".join(map(str, range(jobs)))]]
-    launcher = ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", f"hydra.sweep.dir={folder / 'runs'}"]
-    command = [python, "program.py", "--multirun", *launcher, *own]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    finished = [path for path in (folder / "runs").glob("*/run/summary.json")
-                if json.loads(path.read_text())["status"] == "finished"]  # fmt: skip
-    if done.returncode != 0 or len(finished) != jobs:
-        raise SystemExit(f"Hydra's multirun finished {len(finished)} of {jobs} jobs:\n{done.stderr}")
+def measure_multirun(folder: Path, python: str, backend: str, jobs: int) -> dict[str, float]:
+    """Wall and CPU seconds of the same training from a program with Hydra's decorator, two jobs at a time; what JAX
+    compiles is in a cache that was filled before, as that of the others is."""
+    run_multirun(folder / "filling", python, backend, 1)
+    used, began = children_seconds(), time.perf_counter()
+    run_multirun(folder / "runs", python, backend, jobs)
+    return {"seconds": time.perf_counter() - began, "cpu_seconds": children_seconds() - used}
+
+
+def run_multirun(folder: Path, python: str, backend: str, jobs: int) -> None:
+    """Every job of it must take the 23 steps of an epoch."""
+    variables = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(folder.parent / "cache"),
+                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}  # fmt: skip
+    program = [python, str(ROOT / "benchmarks" / "multirun_app.py"), "--multirun", "hydra/launcher=joblib"]
+    words = ["hydra.launcher.n_jobs=2", f"hydra.sweep.dir={folder}", f"backend={backend}", f"seed=range({jobs})"]
+    done = subprocess.run([*program, *words], env=variables, capture_output=True, text=True, check=False)
+    steps = [json.loads(path.read_text())["steps"] for path in folder.glob("*/summary.json")]
+    if done.returncode != 0 or steps != [23] * jobs:
+        raise SystemExit(f"Hydra's multirun took {steps} steps in its {jobs} jobs:\n{done.stderr}")
 
 
 def children_seconds() -> float:
@@ -235,13 +235,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--short-jobs", action="store_true", help="these alone; nothing is written")
     parser.add_argument("--jobs", type=int, default=24, help="how many short jobs; default: 24")
-    parser.add_argument("--hydra", metavar="PYTHON")
+    parser.add_argument("--hydra-multirun", metavar="PYTHON", nargs="?", const=sys.executable)
     words = parser.parse_args()
+    hydra = with_joblib_launcher(words.hydra_multirun)
     backends = ["jax"] if words.quick else ["tensorflow", "jax"]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         short_jobs = {backend: measure_short_jobs(folder, backend, 2 if words.quick else words.jobs,
-                                                  1 if words.quick or words.short_jobs else words.repeats, words.hydra)
+                                                  1 if words.quick or words.short_jobs else words.repeats, hydra)
                       for backend in backends}  # fmt: skip
         if words.short_jobs:
             report_short_jobs(short_jobs)

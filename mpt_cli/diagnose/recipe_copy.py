@@ -9,6 +9,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.precision.scale_rules.dynamic import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.beside import Moved, move_recipe
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.recipes import keys_left
 from mpt_cli.settings.schema import choosing_key
@@ -18,7 +19,8 @@ OF_ONE_RUN = ("conf", "run_dir", "resume")
 
 
 def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> None:
-    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads.
+    """The recipe that `overrides` name, changed by them and by the recommendation, as a file that loads and means the
+    same modules, recipes and folders, wherever it lies.
 
     A loss scale that they turn off is left out, as the recommendation replaces it.
     """
@@ -26,14 +28,17 @@ def write_recipe_copy(target: str, overrides: list[str], found: Diagnosis) -> No
 
     given = parse_overrides(overrides)
     assert given.conf is not None, "settings were loaded from it"
-    recipe = RecipeText(find_recipe(given.conf).read_text(encoding="utf-8"))
+    source, path = find_recipe(given.conf), expanded(target)
+    recipe = RecipeText(source.read_text(encoding="utf-8"))
+    move_recipe(recipe, source, path)
     for group, choice in given.choices.items():
         if group != "loss_scale" or found.settings.loss_scale.rule_class.scales:
             choose_with_keys(recipe, group, str(choice.name), found)
+    moved = Moved(None, path)
     for key, value in _changed_keys(given.overrides, found).items():
-        recipe.set(key, value)
+        recipe.set(key, moved.override(key, value))
     recipe.text = _headline(found) + recipe.text
-    _write_checked(expanded(target), recipe, found)
+    _write_checked(path, recipe, found)
 
 
 def choose_with_keys(recipe: RecipeText, group: str, name: str, found: Diagnosis) -> None:

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mpt_cli.data.examples import DataSet, Examples
 from mpt_cli.engine.loop import BatchIndices, LoopControl, LoopResult
 from mpt_cli.engine.loop_jax import JaxEngine
 from mpt_cli.precision.own_step import metric_variables, own_steps
@@ -90,6 +91,7 @@ class Ensemble:
     at_once: bool | None = None
     leader: JaxEngine | None = None
     _kept: list[tuple[Any, Any]] = field(default_factory=list)  # arrays of the host, and the same on the device
+    _data: tuple[int | None, DataSet] | None = None  # of the run that loaded it last, and its seed
     _turn: Turn | None = None
     _together: Any = None  # the compiled program of steps at once
 
@@ -130,6 +132,14 @@ class Ensemble:
         if self.leader is not None and _form(engine.model) != _form(self.leader.model):
             return "its variables have not the names, shapes and dtypes of those of the first"
         return ""
+
+    def data_of(self, seed: int | None, load: Callable[[], DataSet]) -> DataSet:
+        """What was loaded for this seed; a stream is read anew by each run."""
+        if self._data is None or self._data[0] != seed:
+            data = load()
+            self._data = (seed, data) if isinstance(data.train, Examples) else None
+            return data
+        return self._data[1]
 
     def keep(self, arrays: Any, to_device: Callable[[Any], Any]) -> Any:
         """`arrays` on the device, where runs have the same ones once for all."""

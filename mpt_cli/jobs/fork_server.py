@@ -301,10 +301,12 @@ def _become(descriptors: Sequence[int]) -> None:
 
 def main(backend: str, control: int) -> None:
     from mpt_cli.engine.backend import import_ahead
+    from mpt_cli.runs.provenance import installed_packages
 
     import_ahead(backend)
     for module in _PRELOADED:
         importlib.import_module(module.format(backend=backend))
+    installed_packages()  # of which each job makes a note, and reads what has changed
     gc.collect()
     gc.freeze()
     if not _is_fit():

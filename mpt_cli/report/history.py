@@ -16,7 +16,7 @@ import yaml
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings.limits import open_file, read_yaml_text
+from mpt_cli.settings.limits import open_file, quick_loader, read_yaml_text
 from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
@@ -269,7 +269,7 @@ def _read_config(story: RunHistory) -> None:
     path = story.run.config_yaml
     try:
         story.config_text = printable(read_yaml_text(path))
-        story.config = flatten(yaml.safe_load(story.config_text) or {})
+        story.config = flatten(yaml.load(story.config_text, quick_loader()) or {})
     except (ConfigError, ValueError, yaml.YAMLError, AttributeError, RecursionError) as error:
         story.gaps.append(f"{path.name} is damaged: {str(error).splitlines()[0]}.")
 

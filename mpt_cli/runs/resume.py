@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
+from mpt_cli.settings.beside import is_same_function
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
-from mpt_cli.settings.references import is_same_function
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Builder, DataSettings, Loader, ModelSettings

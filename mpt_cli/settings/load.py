@@ -29,6 +29,7 @@ from mpt_cli.settings.recipes import (
     GroupChoice,
     Recipe,
     applicable_bodies,
+    bodies_of_groups,
     default_choices,
     is_meant_instead,
     read_recipe,
@@ -75,7 +76,8 @@ def _escape_texts(value: Any) -> Any:
 
 
 _PRIMARY = "mpt_run"
-_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError)  # the last of a key into a list
+# TypeError of a key into a list, RecursionError of files that start from one another
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
 
 
 def compose_tree(
@@ -181,6 +183,8 @@ def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: lis
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it starts from a file that starts from it"
     return str(error).strip().splitlines()[0].rstrip(".")
 
 
@@ -298,7 +302,8 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     choices, unsure = _sound_choices(recipe, given, problems)
     if recipe.unreadable:
         unsure |= set(VARIANTS)  # whether a key fits depends on what the recipe would have chosen
-    tree = compose_tree(choices, applicable_bodies(recipe, choices, given.choices), given.overrides, problems)
+    bodies = [*bodies_of_groups(choices, recipe.notes), *applicable_bodies(recipe, choices, given.choices)]
+    tree = compose_tree(choices, bodies, given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
     redaction.note_settings(tree)
     problems += _redacted(tree, "")

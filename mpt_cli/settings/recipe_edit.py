@@ -39,9 +39,14 @@ class RecipeText:
     def __init__(self, text: str) -> None:
         self.text = text
 
+    def content(self) -> dict[str, Any]:
+        """All keys with their values, those of merge keys too."""
+        found = yaml.safe_load(self.text)
+        return found if isinstance(found, dict) else {}
+
     def section(self, name: str) -> dict[str, Any]:
-        """The keys of a section with their values, those of merge keys too; none where it has no such section."""
-        found = (yaml.safe_load(self.text) or {}).get(name)
+        """The keys of a section, as those of `content`; none where it has no such section."""
+        found = self.content().get(name)
         return found if isinstance(found, dict) else {}
 
     def has(self, path: Sequence[str]) -> bool:
@@ -54,8 +59,8 @@ class RecipeText:
             node = _child(node, name)
         return node is not None
 
-    def set(self, path: Sequence[str], value: Any) -> None:
-        """`value` at `path`, in place of the old one or as a new key.
+    def set(self, path: Sequence[str | int], value: Any) -> None:
+        """`value` at `path`, in place of the old one or as a new key; a number is the index of a list's entry.
 
         >>> recipe = RecipeText("seed: 1")
         >>> recipe.set(["a", "b"], 2)
@@ -173,19 +178,22 @@ def _value_node(value: Any) -> Any:
     return YAML().compose(format_yaml_value(value))
 
 
-def _set(root: MappingNode, path: Sequence[str], value: Any) -> None:
+def _set(root: MappingNode, path: Sequence[str | int], value: Any) -> None:
     *sections, name = path
     section = root
-    for above in sections:
+    for above, below in zip(sections, path[1:], strict=True):
         child = _own_child(root, section, above)
-        if not isinstance(child, MappingNode):
+        if not isinstance(child, SequenceNode if isinstance(below, int) else MappingNode):
             child = MappingNode("tag:yaml.org,2002:map", [], flow_style=False)
             _put(section, above, child, at_end=section is root)
         section = child
     _put(section, name, _value_node(value), at_end=section is root)
 
 
-def _put(section: MappingNode, name: str, value: Node, at_end: bool = False) -> None:
+def _put(section: MappingNode | SequenceNode, name: str | int, value: Node, at_end: bool = False) -> None:
+    if isinstance(section, SequenceNode):
+        section.value[name] = value
+        return
     for index, (key, _) in enumerate(section.value):
         if key.value == name:
             section.value[index] = (key, value)
@@ -232,12 +240,12 @@ def _write_merges_out(section: MappingNode) -> None:
     section.value = [*bases, *own]
 
 
-def _own_child(root: MappingNode, section: MappingNode, name: str) -> Any:
+def _own_child(root: MappingNode, section: MappingNode | SequenceNode, name: str | int) -> Any:
     """The value of a key, fit to be changed: a copy in its place where other places share it."""
     child = _child(section, name)
     if not isinstance(child, MappingNode | SequenceNode):
         return child
-    is_merged = name not in [key.value for key, _ in section.value]
+    is_merged = isinstance(section, MappingNode) and name not in [key.value for key, _ in section.value]
     own = _anew(child) if is_merged else _unshared(root, child)
     if own is not child:
         _put(section, name, own)
@@ -276,11 +284,14 @@ def _walk(node: Any, seen: set[int]) -> Iterator[Any]:
                 yield from _walk(child, seen)
 
 
-def _child(node: Node | None, name: str) -> Node | None:
-    """The value of a key, its own or that of a merge key; none where it has no such key."""
+def _child(node: Node | None, name: str | int) -> Node | None:
+    """The value of a key, its own or that of a merge key, or an entry of a list; none where it has no such key."""
+    if isinstance(node, SequenceNode) and isinstance(name, int):
+        entry: Node = node.value[name]
+        return entry
     pairs = node.value if isinstance(node, MappingNode) else []
     own = next((value for key, value in pairs if key.value == name), None)
-    return own if own is not None else dict(_merged(node)).get(name)
+    return own if own is not None else dict(_merged(node)).get(str(name))
 
 
 def _merged(node: Node | None) -> list[tuple[str, Node]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
+from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.references import Beside
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -31,7 +31,6 @@ from mpt_cli.settings.schema import (
     variant_class,
 )
 from mpt_cli.settings.search_path import (
-    SUFFIXES,
     conf_directory,
     find_folder,
     find_recipe,
@@ -261,7 +260,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
             recipe.parts += [] if None in recipe.parts else [None]
             for group in list(here.chosen):
                 _add_packaged(recipe, _Entry(group, [here.chosen.pop(group)]), here)
-    beside = Beside(path.parent)
+    beside = Beside(path)
     recipe.sweep = beside.sweep(recipe.sweep)
     for name in reversed([part for part in reading.package.split(".") if part]):
         content = {name: content}
@@ -429,14 +428,7 @@ def _find_base(folder: Path, name_or_path: str) -> Path:
     """`./base.yaml` lies beside the recipe; a bare name is a recipe's, or else as in Hydra that of a file beside it."""
     if name_or_path.startswith("."):
         return find_recipe(str(folder / name_or_path))
-    beside = [folder / f"{name_or_path.removeprefix('/')}{suffix}" for suffix in ("", *SUFFIXES)]
-    try:
-        return find_recipe(name_or_path)
-    except ConfigError:
-        found = next((path for path in beside if path.is_file()), None)
-        if found is None:
-            raise
-        return found
+    return file_beside(folder, name_or_path) or find_recipe(name_or_path)
 
 
 def _add_read(recipe: Recipe, path: Path, reading: _Reading, name: str) -> None:
@@ -563,15 +555,50 @@ def keys_left(group: str, choice: str, part: dict[str, Any]) -> dict[str, Any]:
 
 def _stated(group: str, choice: str, own_only: bool = False) -> dict[str, Any]:
     """What a file of a group and those of the group that it starts from state; `own_only`, without shipped files."""
-    path = group_files(group).get(choice)
-    if path is None or (own_only and is_shipped(path)):
-        return {}
     stated: dict[str, Any] = {}
+    for _, content in _files_of(group, choice, own_only):
+        stated = _merged(stated, content)
+    return stated
+
+
+def _files_of(
+    group: str, choice: str, own_only: bool = False, seen: tuple[str, ...] = ()
+) -> Iterator[tuple[Path, dict[str, Any]]]:  # fmt: skip
+    """A file of a group and those of the group that it starts from, in the order of composition, with their keys."""
+    path = group_files(group).get(choice)
+    if path is None or choice in seen or (own_only and is_shipped(path)):
+        return
     content = load_mapping(path)
-    for entry in content.pop("defaults", None) or []:
-        if isinstance(entry, str) and entry not in ("_self_", choice):
-            stated = _merged(stated, _stated(group, entry.removeprefix(f"/{group}/"), own_only))
-    return _merged(stated, content)
+    entries = content.pop("defaults", None) or []
+    for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+        if entry == "_self_":
+            yield path, content
+        elif isinstance(entry, str):
+            yield from _files_of(group, entry.removeprefix(f"/{group}/"), own_only, (*seen, choice))
+
+
+def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str, Any]]:
+    """What the project's files of these groups mean by the modules they name, where that is not what they write: to be
+    composed after these files and before the recipes. What is to be said of it is added to `notes`.
+    """
+    bodies = []
+    for group in [group for group in choices if group in NAMING]:
+        written, meant = dict[str, Any](), dict[str, Any]()
+        for path, content in _readable_files_of(group, choices[group]):
+            beside = Beside(path)
+            written = _merged(written, content)
+            meant = _merged(meant, {**content, **beside.section(group, content)})
+            notes += beside.notes
+        if changed := {key: value for key, value in meant.items() if value != written[key]}:
+            bodies.append({group: changed})
+    return bodies
+
+
+def _readable_files_of(group: str, choice: str) -> list[tuple[Path, dict[str, Any]]]:
+    """None where one can't be read, which is said where it is composed."""
+    with suppress(ConfigError):
+        return list(_files_of(group, choice, own_only=True))
+    return []
 
 
 def _merged(first: dict[str, Any], second: dict[str, Any]) -> dict[str, Any]:

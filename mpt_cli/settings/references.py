@@ -6,7 +6,6 @@ The names of Keras come from the listing in its files: importing Keras takes sec
 
 import importlib.util
 import inspect
-import os
 import re
 import sys
 import sysconfig
@@ -22,7 +21,7 @@ from typing import Any
 
 import mpt_cli
 from mpt_cli.errors import ConfigError, MptError, Problem, UserCodeError, did_you_mean, summarise_error
-from mpt_cli.settings.search_path import expanded, has_working_directory
+from mpt_cli.settings.search_path import expanded
 
 SHORT_NAMES = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "kld": "kl_divergence"}
@@ -292,91 +291,6 @@ def missing_problem(reference: str, key: str) -> Problem | None:
     if place.endswith(".py"):
         return None if _path_of(place).is_file() else _no_file(place, reference, key)
     return None if _is_importable(package) else _no_module(package, reference, key)
-
-
-# what names Python objects in a recipe: by section, the keys whose values are names or hold them
-NAMING = {"model": ("builder",), "data": ("loader",), "optimizer": ("name", "object", "kwargs", "schedule"),
-          "trainer": ("loss", "metrics", "weighted_metrics", "callbacks")}  # fmt: skip
-_NAMING_KEYS = frozenset(f"{section}.{key}" for section, keys in NAMING.items() for key in keys)
-
-
-@dataclass
-class Beside:
-    """What a recipe in `folder` means by the functions it names: those of the modules beside it where there are such,
-    written as the path of the file, which is found from everywhere. `notes` say which of two was taken.
-    """
-
-    folder: Path
-    notes: list[str] = field(default_factory=list)
-
-    def body(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The keys of a recipe, with the names of objects located."""
-        located = dict(content)
-        for section, keys in NAMING.items():
-            if isinstance(content.get(section), dict):
-                named = {key: part for key, part in content[section].items() if key in keys}
-                located[section] = {**content[section], **self.value(section, named)}
-        return located
-
-    def sweep(self, content: Any) -> Any:
-        """A `sweep:` block, in which keys are dotted and a text may be several values with commas between them."""
-        if isinstance(content, list):
-            return [self.sweep(part) for part in content]
-        if not isinstance(content, dict):
-            return content
-        return {key: self._values(key, part) if key in _NAMING_KEYS else self.sweep(part)
-                for key, part in content.items()}  # fmt: skip
-
-    def _values(self, key: str, value: Any) -> Any:
-        parts = value.split(",") if isinstance(value, str) else []
-        located = [self.value(key, part) for part in parts]
-        if located == parts:
-            return value if parts else self.value(key, value)
-        return located if len(located) > 1 else located[0]
-
-    def value(self, key: str, value: Any) -> Any:
-        """Names, lists and mappings of them; of what an object is called with, only other objects."""
-        if isinstance(value, list):
-            return [self.value(key, part) for part in value]
-        if isinstance(value, dict):
-            return {name: self._arguments(key, part) if name == "kwargs" and isinstance(part, dict) else
-                    self.value(f"{key}.{name}", part) for name, part in value.items()}  # fmt: skip
-        return self.name(key, value) if isinstance(value, str) else value
-
-    def _arguments(self, key: str, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {name: self.value(f"{key}.kwargs.{name}", part) if isinstance(part, dict) and "object" in part else part
-                for name, part in kwargs.items()}  # fmt: skip
-
-    def name(self, key: str, reference: str) -> str:
-        theirs = file_of(reference, self.folder)
-        if theirs is None or (has_working_directory() and self.folder.resolve() == Path.cwd()):
-            return reference
-        here = file_of(reference, Path.cwd()) if has_working_directory() else None
-        if here is not None and here.read_bytes() != theirs.read_bytes():
-            self.notes.append(f"{key}: {reference} is {theirs}, beside the recipe; {here}, in the working directory, "
-                              "is another one and is not taken")  # fmt: skip
-        return f"{theirs}:{reference.rpartition(':')[2]}"
-
-
-def file_of(reference: str, folder: Path) -> Path | None:
-    """The file that `path/to/file.py:name` or `package.module:name` means in this folder; None where there is none."""
-    place, _, name = reference.rpartition(":")
-    if not name or form_problem(reference, "") or "${" in f"{reference}{folder}":
-        return None
-    if place.endswith(".py"):
-        files = [folder / expanded(place)]
-    else:
-        *packages, module = place.split(".")
-        inside = folder.joinpath(*packages)
-        files = [inside / module / "__init__.py", inside / f"{module}.py"]
-    return next((file.resolve() for file in files if os.path.isfile(file)), None)
-
-
-def is_same_function(one: str, other: str) -> bool:
-    """Whether two references mean a name of the same file, by whatever path."""
-    names = {reference.rpartition(":")[2] for reference in (one, other)}
-    files = {file_of(reference, Path.cwd()) for reference in (one, other)}
-    return len(names) == len(files) == 1 and None not in files
 
 
 def call_user(

@@ -7,16 +7,17 @@ import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from mpt_cli.data.paths import check_run_present
 from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.checks import object_keys
-from mpt_cli.settings.key import read_number
-from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.checks import check_combinations, object_keys
+from mpt_cli.settings.key import BadValue, read_number, read_value
+from mpt_cli.settings.overrides import parse_override
+from mpt_cli.settings.schema import Settings, find_key
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.block import Block, Point, check_known, first_seed
 from mpt_cli.sweep.search_space import Grid, Words, read_grid
@@ -145,7 +146,7 @@ _NAME_LENGTH = 80
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
 # none changed a bit.
 _OF_THE_RESULT = "TF_NUM_INTRAOP_THREADS"
-_PLAIN_SEED = re.compile(r"seed=\d{1,9}")  # so that it surely is in range
+_PLAIN_NUMBER = re.compile(r"([a-z_]+(?:\.[a-z_]+)*)=(-?\d[\d.]{0,9}(?:e-?\d{1,2})?|2\*\*-?\d{1,3})")
 
 
 @dataclass(frozen=True)
@@ -227,12 +228,13 @@ def make_plan(
 
 def grow_plan(plan: SweepPlan, more: SweepPlan) -> SweepPlan:
     """The plan with those jobs of `more` whose configuration none of its own has."""
-    known = {_configuration(load_settings(job.words)) for job in plan.jobs}
+    load = SettingsLoader()
+    known = {_configuration(load(job.words)) for job in plan.jobs}
     varied = joint_keys([plan, more])
     old = [replace(job, overrides=overrides_of(job, varied)) for job in plan.jobs]
     new: list[Job] = []
     for job in more.jobs:
-        if _configuration(load_settings(job.words)) not in known:
+        if _configuration(load(job.words)) not in known:
             number, overrides = len(old) + len(new) + 1, overrides_of(job, varied)
             new.append(replace(job, number=number, name=job_name(number, overrides), overrides=overrides))
     return replace(plan, varied=varied, jobs=[*old, *new])
@@ -301,7 +303,7 @@ def _problems_of_the_rest(grid: Grid) -> list[Problem]:
 def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
     loaded: list[tuple[list[str], Settings]] = []
     met: dict[str, tuple[Problem, list[int]]] = {}
-    load = _SeedLoader()
+    load = SettingsLoader()
     for number, words in enumerate(jobs, 1):
         try:
             loaded.append(_with_seed(words, load(words)))
@@ -313,27 +315,70 @@ def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
     return loaded
 
 
-class _SeedLoader:
-    """Loads the settings of jobs. Those that differ only in a plain seed are composed twice, which takes Hydra 0.1 s
-    each; where these two differ in nothing else, the others are the same with their own seed.
+class SettingsLoader:
+    """Loads the settings of jobs. Hydra takes 0.1 s to compose those of one; where jobs differ in plain numbers alone,
+    and two that differ in a key were composed and differ in nothing else, others have their own number under that key.
     """
 
     def __init__(self) -> None:
         self._first: dict[Words, Settings] = {}
-        self._is_same: dict[Words, bool] = {}
+        self._independent: dict[Words, set[str]] = {}  # keys of which an interpolation makes no other
 
-    def __call__(self, words: list[str]) -> Settings:
-        seeds = [word for word in words if _PLAIN_SEED.fullmatch(word)]
-        if len(seeds) != 1 or sum(word.lstrip("+~").startswith("seed=") for word in words) > 1:
-            return load_settings(words)
-        rest, seed = tuple(word for word in words if word != seeds[0]), int(seeds[0][len("seed="):])
-        if self._is_same.get(rest):
-            return replace(self._first[rest], seed=seed)
-        settings = load_settings(words)
-        if rest in self._first:  # an interpolation may make other keys of the seed
-            self._is_same[rest] = replace(self._first[rest], seed=seed) == settings
-        self._first.setdefault(rest, settings)
+    def __call__(self, words: Sequence[str]) -> Settings:
+        """ConfigError with the problems of these words."""
+        found = {word: match for word in words if (match := _PLAIN_NUMBER.fullmatch(word))}
+        alike = tuple(found[word][1] if word in found else word for word in words)
+        first = self._first.get(alike)
+        changed = {} if first is None else _read_numbers(first, [match.groups() for match in found.values()])
+        if first is None or changed is None or _given_twice(words):
+            settings = load_settings([*words])
+            self._first.setdefault(alike, settings)
+            return settings
+        expected, independent = _with_values(first, changed), self._independent.setdefault(alike, set())
+        if changed.keys() <= independent and not check_combinations(expected, set()):
+            return expected
+        settings = load_settings([*words])
+        independent.update(changed if settings == expected else ())
         return settings
+
+
+def _given_twice(words: Sequence[str]) -> bool:
+    keys = [word.partition("=")[0].lstrip("+~") for word in words]
+    return len(set(keys)) < len(keys)
+
+
+def _read_numbers(settings: Settings, numbers: Iterable[Sequence[str]]) -> dict[str, Any] | None:
+    """The keys that get another number than they have, with that; None where one is not of the same type, or wrong."""
+    changed = {}
+    for path, text in numbers:
+        key, known = find_key(path), cast(Any, settings)
+        for name in path.split("."):
+            known = getattr(known, name, None)
+        try:
+            value = None if key is None else read_value(key, parse_override(f"{path}={text}").value())
+        except BadValue:
+            return None
+        if type(value) is not type(known):
+            return None
+        if value != known:
+            changed[path] = value
+    return changed
+
+
+def _with_values(settings: Settings, values: Mapping[str, Any]) -> Settings:
+    for path, value in values.items():
+        settings = with_value(settings, path.split("."), value)
+    return settings
+
+
+def with_value(section: Any, path: Sequence[str], value: Any) -> Any:
+    """The settings, or a section of theirs, with another value under the key at `path`.
+
+    >>> with_value(Settings(), ["optimizer", "learning_rate"], 0.5).optimizer.learning_rate
+    0.5
+    """
+    name, *inside = path
+    return replace(section, **{name: with_value(getattr(section, name), inside, value) if inside else value})
 
 
 def _with_jobs(problem: Problem, numbers: list[int], count: int) -> Problem:

@@ -16,7 +16,6 @@ from mpt_cli.jobs.executor import Command, mpt_command
 from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
@@ -34,7 +33,16 @@ from mpt_cli.sweep.directory import (
     wanted_runs,
 )
 from mpt_cli.sweep.median_stopping import MedianStopping
-from mpt_cli.sweep.plan import Job, SweepPlan, choose_objectives, grow_plan, job_count, plan_dict, plan_lines
+from mpt_cli.sweep.plan import (
+    Job,
+    SettingsLoader,
+    SweepPlan,
+    choose_objectives,
+    grow_plan,
+    job_count,
+    plan_dict,
+    plan_lines,
+)
 from mpt_cli.sweep.progress import Screen, SweepProgress
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import (
@@ -375,7 +383,8 @@ def _commands(
 
 def _grouped(groups: Groups, commands: Sequence[Command[Job]], most: int, screen: Screen) -> list[Command[Job]]:
     by_name = {command.name: command for command in commands}
-    settings = {command.name: load_settings(command.subject.words) for command in commands}
+    load = SettingsLoader()
+    settings = {command.name: load(command.subject.words) for command in commands}
     found, lines = group_jobs([(command.subject, settings[command.name]) for command in commands], most)
     for line in lines:
         screen.say(line)

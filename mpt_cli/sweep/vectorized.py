@@ -12,12 +12,11 @@ from mpt_cli.errors import DataError
 from mpt_cli.jobs.executor import Command, module_command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.runs.directory import read_json, write_json
-from mpt_cli.settings import load_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import Schedule
 from mpt_cli.sweep.directory import SweepDirectory
-from mpt_cli.sweep.plan import Job
+from mpt_cli.sweep.plan import Job, SettingsLoader, with_value
 
 SEED, RATE, SCALE, GROWTH = "seed", "optimizer.learning_rate", "loss_scale.initial_scale", "loss_scale.growth_steps"
 _MODES = ("auto", "dynamic", "fixed", "none")  # what another mode computes with is not known
@@ -43,9 +42,7 @@ def numbers_of(settings: Settings) -> dict[str, Any]:
 def with_numbers(settings: Settings, numbers: Mapping[str, Any]) -> Settings:
     """`settings` with other `numbers_of` them."""
     for key, value in numbers.items():
-        section, _, name = key.rpartition(".")
-        changed = replace(getattr(settings, section), **{name: value}) if section else value
-        settings = replace(settings, **{section or name: changed})
+        settings = with_value(settings, key.split("."), value)
     return settings
 
 
@@ -96,7 +93,8 @@ def _listed(jobs: Sequence[Job]) -> str:
 
 def group_lines(jobs: Sequence[Job], most: int) -> list[str]:
     """Which of them would train together, and why others would not, for --dry-run."""
-    groups, lines = group_jobs([(job, load_settings(job.words)) for job in jobs], most)
+    load = SettingsLoader()
+    groups, lines = group_jobs([(job, load(job.words)) for job in jobs], most)
     shared = [f"--vectorize: {_listed(group)} in one process" for group in groups if len(group) > 1]
     return [*shared, *lines]
 

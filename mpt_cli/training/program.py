@@ -157,3 +157,11 @@ class MemberProgram(SettingsProgram):
 
     ensemble: "Ensemble | None" = None
     companions: Sequence[str] = ()
+
+    def load_data(self) -> "DataSet":
+        """As the run before has loaded it, where it had the same seed: all else that decides the data is the same."""
+        from mpt_cli.data.load import is_read_alike
+
+        if self.ensemble is None or not is_read_alike(self.settings.data):
+            return super().load_data()
+        return self.ensemble.data_of(self.settings.seed, super().load_data)

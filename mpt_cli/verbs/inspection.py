@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli import plugins
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.redaction import watched_environment
+from mpt_cli.settings.beside import move_recipe
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
 from mpt_cli.settings.limits import read_file
-from mpt_cli.settings.recipes import read_recipe
+from mpt_cli.settings.recipes import load_mapping, read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
     VARIANTS,
@@ -203,9 +204,22 @@ def run_copy(arguments: argparse.Namespace) -> int:
         remedy = recipe_remedy(arguments.recipe)
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
-    lines = _write_copy(target, source.read_bytes(), arguments.schema)
+    lines = _write_copy(target, _content_for(target, source), arguments.schema)
     say("\n".join([f"{target}: {shell_command('train', conf_override(target))}", *lines]))
     return OK
+
+
+def _content_for(target: Path, source: Path) -> bytes:
+    """That of a recipe; one of the project's names what lies beside it from where the copy is."""
+    if is_shipped(source):
+        return source.read_bytes()
+    from mpt_cli.settings.recipe_edit import RecipeText
+
+    load_mapping(source)  # which says what is wrong with it
+    recipe = RecipeText(source.read_text(encoding="utf-8"))
+    before = recipe.text
+    move_recipe(recipe, source, target)
+    return recipe.text.encode() if recipe.text != before else source.read_bytes()
 
 
 def _destination_file(destination: str | None, name: str) -> Path:

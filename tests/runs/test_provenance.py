@@ -1,10 +1,18 @@
 import subprocess
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from mpt_cli import machine
-from mpt_cli.runs.provenance import FrameworkFacts, collect_environment, git_state, recorded_variables
+from mpt_cli.runs.provenance import (
+    FrameworkFacts,
+    collect_environment,
+    git_state,
+    installed_packages,
+    recorded_variables,
+)
 from mpt_cli.telemetry.format import strict_json
 
 FACTS = FrameworkFacts("tensorflow", "auto", ["cpu:0"], 0, "abc", "mixed_float16")
@@ -19,6 +27,24 @@ def test_the_environment_holds_what_a_result_depends_on() -> None:
     assert found["packages"]["keras"] == found["versions"]["keras"]
     assert {"os", "cpu", "cpu_cores", "memory_bytes", "gpus"} <= set(found["machine"])
     strict_json(found)
+
+
+def test_packages_are_read_once_and_anew_where_one_was_installed(tmp_path, monkeypatch) -> None:
+    def install(name: str, version: str) -> None:
+        (place := tmp_path / f"{name}-{version}.dist-info").mkdir()
+        (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path / "not_there")])
+    install("First_One", "1.2")
+    before = installed_packages()
+    assert before["first-one"] == "1.2" and {"keras", "numpy"} <= before.keys()
+    monkeypatch.setattr(metadata, "distributions", lambda path: pytest.fail(f"{path} was read again"))
+    assert installed_packages() == before
+    monkeypatch.undo()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    install("second", "3")
+    assert installed_packages() == {**before, "second": "3"}
 
 
 @pytest.mark.parametrize(

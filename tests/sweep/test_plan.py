@@ -83,11 +83,53 @@ def test_a_path_in_a_name_is_its_stem_and_a_name_is_never_too_long(tmp_path):
     assert (long[:22], long[-9:], len(long)) == ("003-description-xxxxxx", "x_seed-22", 80)
 
 
-@pytest.mark.slow
-def test_jobs_that_differ_in_their_seed_are_composed_twice_at_most_and_checked_all_the_same(monkeypatch):
+@pytest.fixture
+def composed(monkeypatch):
+    """The words of each configuration that is composed."""
     calls = []
     monkeypatch.setattr(plan, "load_settings", lambda words: calls.append(words) or load_settings(words))
+    return calls
+
+
+@pytest.mark.slow
+def test_of_jobs_that_differ_in_numbers_two_are_composed_for_each_and_all_are_checked(composed):
     assert len(make_plan(["conf=digits_mlp", "trainer.epochs=1,2", "seed=range(5)"]).jobs) == 10
-    assert len(calls) == 4  # two seeds of each show whether anything is made of them
+    assert len(composed) == 3  # two seeds and two epochs show whether anything is made of them
     with pytest.raises(ConfigError, match=r"seed: must be >= 0 .* Received: 9999999999\. \(job 2 of 2\)"):
         make_plan(["conf=digits_mlp", "seed=1,9999999999"])
+    with pytest.raises(ConfigError, match=r"loss_scale.initial_scale: .* \(job 4 of 4\)"):
+        make_plan(["conf=digits_mlp", "loss_scale=dynamic", "loss_scale.max_scale=2**9",
+                   "loss_scale.initial_scale=2**7,2**8,2**9,2**10"])  # fmt: skip
+
+
+@pytest.mark.slow
+def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("optimizer: {epsilon: '${optimizer.learning_rate}'}\n")
+    load = plan.SettingsLoader()
+    for rate in (0.1, 0.2, 0.3):
+        found = load(["conf=./own.yaml", f"optimizer.learning_rate={rate}"]).optimizer
+        assert (found.learning_rate, found.epsilon) == (rate, rate)
+    assert len(composed) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "values"),
+    [
+        (["loss_scale.initial_scale"], ["2**8", "512", "1024.0", "1e3", "2**-3"]),
+        (["optimizer.learning_rate"], ["1e-3", "0.5", "1", "2e-5"]),
+        (["optimizer=sgd", "optimizer.momentum"], ["0.5", "0.9", "0", "0.25"]),
+        (["optimizer.weight_decay"], ["0.1", "0.2", "0.3"]),
+        (["trainer.max_steps"], ["3", "4", "5", "6.0"]),
+        (["trainer.steps_per_execution"], ["3", "4", "5"]),
+        (["optimizer.schedule.name=cosine", "optimizer.schedule.warmup_steps"], ["3", "4", "5"]),
+        (["data=synthetic", "data.limit=7", "data.limit"], ["1", "2", "3"]),
+    ],
+)
+def test_settings_of_many_jobs_are_those_of_each(words, values):
+    *others, key = words
+    load = plan.SettingsLoader()
+    for value in values:
+        job = ["conf=digits_mlp", *others, f"{key}={value}"]
+        assert load(job) == load_settings(job)

@@ -1,0 +1,237 @@
+"""Modules, recipes and folders that a recipe or a group file names relative to itself: found from everywhere, and still
+meant where the recipe is written to another folder."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mpt_cli.cli import main
+from mpt_cli.settings.beside import Moved, module_folders, move_recipe
+from mpt_cli.settings.load import load_settings, load_with_recipe
+from mpt_cli.settings.recipe_edit import RecipeText
+from mpt_cli.settings.schema import Settings
+from mpt_cli.settings.search_path import CONFIG_DIR
+from tests.preloaded import ENVIRONMENT, mpt
+
+NET = """\
+import keras
+
+
+def build(input_shape, num_classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+"""
+TEXT = """\
+# what it is for
+defaults:
+  - ./base.yaml  # all else
+  - plain
+  - optional ./no_such.yaml
+  - trainer: ours
+hydra: {searchpath: [../shared, 'file://../shared', 'pkg://mpt_cli']}
+model:
+  builder: net:build  # beside
+trainer:
+  loss: keras.losses:MeanSquaredError
+  callbacks:
+    # why
+    - object: parts/slow.py:Slow  # and this
+      kwargs: {inner: {object: net:build}, text: net:build}
+    - terminate_on_nan
+sweep:
+  grid: {trainer.loss: 'net:one,net:two', seed: [1, 2]}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """One to work in, beside others; nothing is named by the environment."""
+    monkeypatch.delenv(CONFIG_DIR, raising=False)
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    return tmp_path
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def builder(*words: str) -> str:
+    return load_settings(["conf=digits_mlp", *words]).model.builder  # type: ignore[attr-defined]
+
+
+def test_the_project_of_a_file_has_its_conf_or_recipes(folder, monkeypatch) -> None:
+    project = folder / "project"
+    for name in ("conf/model/x.yaml", "recipes/x.yaml", "recipes/deep/x.yaml"):
+        assert module_folders(project / name) == [(project / name).parent, project]
+    assert module_folders(project / "x.yaml") == [project]
+    write(project / "model" / "x.yaml")
+    monkeypatch.setenv(CONFIG_DIR, str(project))  # which has the groups itself
+    assert module_folders(project / "model" / "x.yaml") == [project / "model", project]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("inside", ["", "conf/"])
+def test_a_group_file_means_the_modules_of_its_project(inside, folder, monkeypatch) -> None:
+    project = folder / "project"
+    write(project / inside / "model" / "mine.yaml", "builder: net:build\n")
+    write(project / inside / "model" / "narrow.yaml", "defaults: [mine]\nkwargs: {width: 4}\n")
+    write(project / inside / "model" / "deep.yaml", "defaults: [mine]\nbuilder: nets.deep:build\n")
+    write(project / inside / "model" / "other.yaml", "builder: keras.applications:ResNet50\n")
+    net, deep = write(project / "net.py"), write(project / "nets" / "deep.py")
+    monkeypatch.setenv(CONFIG_DIR, str(project))
+    assert builder("model=mine") == builder("model=narrow") == f"{net}:build"
+    assert builder("model=deep") == f"{deep}:build"
+    assert builder("model=other") == "keras.applications:ResNet50"
+    assert builder("model=mine", "model.builder=net:build") == "net:build"  # the words mean the working directory
+    assert builder("model=narrow", "model.builder=other:build") == "other:build"
+    write(folder / "work" / "r.yaml", "defaults: [{model: mine}]\nmodel: {builder: mine:build}\n")
+    assert load_settings(["conf=r.yaml"]).model.builder == "mine:build"  # as does a recipe without such a module
+    monkeypatch.chdir(project)
+    assert builder("model=mine") == "net:build"
+
+
+@pytest.mark.slow
+def test_a_group_of_the_projects_own_and_each_section_are_looked_after(folder, monkeypatch) -> None:
+    project = folder / "project"
+    write(project / "conf" / "experiment" / "one.yaml", "# @package _global_\nmodel: {builder: net:build}\n")
+    write(project / "conf" / "data" / "mine.yaml", "loader: net:load\nkwargs: {name: net:load}\n")
+    write(
+        project / "conf" / "optimizer" / "mine.yaml", "object: net:Slow\nkwargs: {inner: {object: net:Inner}, b: 2}\n"
+    )
+    write(project / "conf" / "trainer" / "mine.yaml", "callbacks: [net:Call, terminate_on_nan]\n")
+    net = write(project / "net.py")
+    monkeypatch.setenv(CONFIG_DIR, str(project))
+    groups = ["experiment=one", "data=mine", "optimizer=mine", "trainer=mine"]
+    settings = load_settings(["conf=digits_mlp", *groups, "optimizer.kwargs.b=3"])
+    assert (settings.model.builder, settings.data.loader) == (f"{net}:build", f"{net}:load")
+    assert settings.data.kwargs == {"name": "net:load"}  # what is no object is passed as it is
+    assert settings.optimizer.object == f"{net}:Slow"
+    assert settings.optimizer.kwargs == {"inner": {"object": f"{net}:Inner"}, "b": 3}
+    assert settings.trainer.callbacks == [f"{net}:Call", "terminate_on_nan"]
+
+
+def test_where_the_working_directory_has_another_it_is_said(folder, monkeypatch, capsys) -> None:
+    project = folder / "project"
+    write(project / "conf" / "model" / "mine.yaml", "builder: here:build\n")
+    here = write(project / "here.py", "def build(): ...\n")
+    write(folder / "work" / "here.py")
+    monkeypatch.setenv(CONFIG_DIR, str(project))
+    assert builder("model=mine") == f"{here}:build"
+    assert capsys.readouterr().err == (
+        f"mpt: model.builder: here:build is {here}, in the project of the recipe; {folder / 'work' / 'here.py'}, in "
+        "the working directory, is another one and is not taken\n"
+    )
+
+
+@pytest.mark.slow
+def test_group_files_that_start_from_one_another_are_refused_in_a_sentence(folder, messages) -> None:
+    for one, other in (("a", "b"), ("b", "a")):
+        write(folder / "work" / "conf" / "trainer" / f"{one}.yaml", f"defaults: [{other}]\nepochs: 1\n")
+    said = "trainer: a cannot be composed: it starts from a file that starts from it."
+    assert messages("conf=digits_mlp", "trainer=a") == [said]
+
+
+@pytest.fixture
+def project(folder: Path) -> Path:
+    """A recipe with all that is meant relative to it."""
+    project = folder / "project"
+    write(project / "mine.yaml", TEXT)
+    write(project / "base.yaml", "data: {loader: net:load}\n")
+    write(project / "plain.yaml", "seed: 3\n")
+    write(project / "net.py", NET)
+    write(project / "parts" / "slow.py")
+    write(folder / "shared" / "trainer" / "ours.yaml", "epochs: 2\n")
+    return project
+
+
+def moved(source: Path, target: Path) -> str:
+    recipe = RecipeText(source.read_text())
+    move_recipe(recipe, source, target)
+    target.parent.mkdir(exist_ok=True)
+    return write(target, recipe.text).read_text()
+
+
+def meant(path: Path) -> tuple[Settings, object]:
+    settings, recipe = load_with_recipe([f"conf={path}"])
+    return replace(settings, recipe=""), recipe.sweep_block()
+
+
+@pytest.mark.slow
+def test_a_recipe_in_another_folder_means_the_same(project, folder) -> None:
+    text = moved(project / "mine.yaml", folder / "tuned" / "deep.yaml")
+    assert meant(folder / "tuned" / "deep.yaml") == meant(project / "mine.yaml")
+    changed = {"- ./base.yaml": "- ../project/base.yaml", "- plain": "- ../project/plain.yaml",
+               "optional ./no_such.yaml": "optional ../project/no_such.yaml",
+               "builder: net:build": "builder: ../project/net.py:build",
+               "object: parts/slow.py:Slow": "object: ../project/parts/slow.py:Slow",
+               "{object: net:build}": "{object: ../project/net.py:build}",
+               "'net:one,net:two'": "['../project/net.py:one', '../project/net.py:two']"}  # fmt: skip
+    expected = TEXT
+    for old, new in changed.items():
+        expected = expected.replace(old, new)
+    assert text == expected  # comments and all else as they were
+
+
+@pytest.mark.slow
+def test_a_recipe_a_folder_deeper_names_the_folders_above(project) -> None:
+    text = moved(project / "mine.yaml", project / "tuned" / "deep.yaml")
+    assert meant(project / "tuned" / "deep.yaml") == meant(project / "mine.yaml")
+    written = yaml.safe_load(text)
+    assert written["hydra"]["searchpath"] == ["../../shared", "file://../../shared", "pkg://mpt_cli"]
+    assert written["model"]["builder"] == "../net.py:build"
+    assert moved(project / "mine.yaml", project / "again.yaml") == TEXT  # in the same folder nothing changes
+
+
+def test_a_module_of_the_working_directory_keeps_its_name_unless_another_hides_it(folder) -> None:
+    source = write(folder / "project" / "mine.yaml", "model: {builder: own:build}\n")
+    own = write(folder / "work" / "own.py")
+    assert "builder: own:build" in moved(source, folder / "tuned" / "mine.yaml")
+    write(folder / "tuned" / "own.py", "# another\n")
+    assert "builder: ../work/own.py:build" in moved(source, folder / "tuned" / "mine.yaml")
+    words = Moved(None, folder / "tuned" / "mine.yaml")
+    assert words.override(["model", "builder"], "own:build") == "../work/own.py:build"
+    assert words.override(["trainer", "loss", "price"], "own:f") == "../work/own.py:f"
+    assert words.override(["optimizer", "kwargs", "inner"], "own:f") == "own:f"  # a text
+    assert words.override(["optimizer", "kwargs", "inner", "object"], "own:f") == "../work/own.py:f"
+    assert words.override(["data", "path"], "own:f") == "own:f"
+    assert own.is_file()
+
+
+@pytest.mark.slow
+def test_a_copy_of_a_recipe_of_the_projects_own_means_the_same(folder, capsys) -> None:
+    work = folder / "work"
+    write(work / "recipes" / "mine.yaml", "defaults: [./base.yaml]  # more\nmodel: {builder: net:build}\n")
+    write(work / "recipes" / "base.yaml", "seed: 3\n")
+    write(work / "recipes" / "net.py")
+    assert main(["copy", "mine", ".", "--no-schema"]) == 0 and capsys.readouterr().out
+    assert Path("mine.yaml").read_text() == (
+        "defaults: [./recipes/base.yaml]  # more\nmodel: {builder: ./recipes/net.py:build}\n"
+    )
+    settings = load_settings(["conf=./mine.yaml"])
+    assert (settings.seed, settings.model.builder) == (3, "./recipes/net.py:build")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_a_project_s_model_is_trained_from_another_folder_and_its_diagnosis_from_a_third(folder) -> None:
+    project, words = folder / "project", ["data=synthetic", "trainer.max_steps=2", "policy=mixed_float16"]
+    write(project / "conf" / "model" / "mine.yaml", "builder: net:build\n")
+    write(project / "mine.yaml", "defaults: [{data: synthetic}]\nmodel: {builder: net:build}\n")
+    write(project / "net.py", NET)
+    done = mpt("train", "conf=digits_mlp", "model=mine", *words, "run_dir=run", cwd=folder / "work",
+               env={**ENVIRONMENT, CONFIG_DIR: "../project"})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    stored = yaml.safe_load((folder / "work" / "run" / "config.yaml").read_text())
+    assert stored["model"]["builder"] == f"{project / 'net.py'}:build"
+    (folder / "tuned").mkdir()
+    done = mpt("diagnose", "conf=./mine.yaml", *words[2:], "--batches", "1", "--out", "d", "--write",
+               "../tuned/x.yaml", cwd=project)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    done = mpt("train", "conf=../tuned/x.yaml", "trainer.max_steps=2", "run_dir=tuned", cwd=folder / "work")
+    assert done.returncode == 0, done.stderr
+    summary = yaml.safe_load((folder / "work" / "tuned" / "summary.json").read_text())
+    assert summary["applied_steps"] == summary["steps_seen"] == 2
