@@ -38,7 +38,7 @@ _OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what it could offer
+    if {"_ARGCOMPLETE", "COMP_LINE"} <= os.environ.keys():  # a shell asks what it could offer
         from mpt_cli.verbs.completion import complete
 
         complete()

@@ -71,6 +71,7 @@ def fit(
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 
     check_trainable(model)
+    _check_arguments(settings, callbacks)
     tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
     tree |= _epochs(epochs, settings)
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
@@ -81,6 +82,18 @@ def fit(
         check_callback(callback, "callbacks")
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
+
+
+def _check_arguments(settings: Any, callbacks: Any) -> None:
+    """ConfigError for what is no mapping by paths, or no list; what is in them is checked where it is read."""
+    problems = []
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(path, str) for path in settings)):
+        rule = 'must be a mapping from paths of keys, as in {"trainer.log_every_steps": 10}.'
+        problems.append(Problem("settings", rule, settings))
+    if not isinstance(callbacks, (list, tuple)):
+        problems.append(Problem("callbacks", "must be a list of Keras callbacks.", callbacks))
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -158,7 +171,7 @@ def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
     if isinstance(given, Mapping):
         return {"mode": AUTO, **given}
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return {"mode": "fixed", "initial_scale": float(given)}
+        return {"mode": "fixed", "initial_scale": given}
     return {"mode": AUTO if given is None else given}
 
 
@@ -220,6 +233,9 @@ def _as_words(words: Sequence[Any]) -> list[str]:
     >>> _as_words(["conf=digits_mlp", {"seed": 1}])
     ['conf=digits_mlp', 'seed=1']
     """
+    for word in words:
+        if not isinstance(word, (str, Mapping)):
+            raise ConfigError(Problem("overrides", 'must be texts or mappings, as in "seed=1" or {"seed": 1}.', word))
     found: list[str] = []
     for word in words:
         found += [word] if isinstance(word, str) else [_as_word(name, value) for name, value in word.items()]

@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar, Self, TextIO, get_type_hints
 from mpt_cli.errors import DataError
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
-from mpt_cli.settings.limits import read_file, remove_file
+from mpt_cli.settings.limits import open_to_append, read_file, remove_file
 from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
@@ -219,7 +219,7 @@ class RunDirectory:
 
     def _open_lock(self, key: str) -> TextIO:
         try:
-            return self.lock_file.open("a", encoding="utf-8")  # whoever holds it has written its name there
+            return open_to_append(self.lock_file)  # whoever holds it has written its name there
         except OSError as error:
             raise _cannot_create(self.path, error, key) from error
 

@@ -423,7 +423,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def _path_of(place: str) -> Path:
-    return expanded(place).resolve()
+    return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
 
 
 def _is_importable(package: str) -> bool:

@@ -15,7 +15,7 @@ from mpt_cli.redaction import watched_environment
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
-from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
@@ -150,7 +150,11 @@ def _groups() -> list[dict[str, str]]:
 def _heading(path: Path) -> str:
     """The comment a group file opens with, to the first line that ends a sentence."""
     words = list[str]()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        lines = read_file(path, MOST_BYTES, errors="replace").splitlines()
+    except OSError as error:
+        return f"(unreadable: {error.strerror})"
+    for line in lines:
         if not line.startswith("#") or "@package" in line or (words and words[-1].endswith((".", "!", "?"))):
             break
         words.append(line.removeprefix("#").strip())
@@ -203,9 +207,17 @@ def run_copy(arguments: argparse.Namespace) -> int:
         remedy = recipe_remedy(arguments.recipe)
         raise ConfigError(Problem("RECIPE", "no recipe has this name.", arguments.recipe, remedy))
     target = _destination_file(arguments.destination, source.name)
-    lines = _write_copy(target, source.read_bytes(), arguments.schema)
+    lines = _write_copy(target, _content(source), arguments.schema)
     say("\n".join([f"{target}: {shell_command('train', conf_override(target))}", *lines]))
     return OK
+
+
+def _content(recipe: Path) -> bytes:
+    try:
+        with open_file(recipe) as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{recipe} cannot be read: {error.strerror}.") from error
 
 
 def _destination_file(destination: str | None, name: str) -> Path:
@@ -379,13 +391,12 @@ def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from mpt_cli.doctor import doctor, print_doctor_report
+    from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
     report = doctor(measure=not arguments.no_measure)
     if arguments.json:
         print_json(report.as_dict())
     else:
-        print_doctor_report(report, Console(file=sys.stdout, highlight=False))
+        print_doctor_report(report, PrintableConsole(sys.stdout))
     return report.exit_code
