@@ -77,7 +77,12 @@ def explain(error: Exception, arguments: list[str]) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
+    if _is_short_of_processes(error):
+        _say(f"mpt {arguments[0]}: the system starts no more threads or processes: {error}. `ulimit -u` shows how many "
+             "there may be.")  # fmt: skip
+        return BAD_DATA
+    # of a file, or of what standard output leads to: a full disk, a pipe that is not to be waited for
+    if isinstance(error, OSError) and (error.errno in _NO_ROOM or isinstance(error, BlockingIOError)):
         _silence_stdout()
         _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
         return BAD_DATA
@@ -93,6 +98,11 @@ def explain(error: Exception, arguments: list[str]) -> int:
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
+
+
+def _is_short_of_processes(error: Exception) -> bool:
+    is_fork = isinstance(error, BlockingIOError) and not hasattr(error, "characters_written")  # which writing leaves
+    return is_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
 
 
 def _say(text: str) -> None:

@@ -106,6 +106,15 @@ def test_two_processes_never_write_in_one_run() -> None:
         pass
 
 
+def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
+    run = _run(Path("here"))
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null")):
+        run.lock_file.unlink(missing_ok=True)
+        make(run.lock_file)
+        with pytest.raises(DataError, match="here can't be written: it is no regular file"), run.lock():
+            pass
+
+
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])
 def test_without_locks_the_name_in_the_file_says_who_writes(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def no_locks(*_: object) -> None:
