@@ -154,4 +154,3 @@ def test_a_pipe_that_is_not_to_be_waited_for_is_no_bug(tmp_path) -> None:
     os.close(writing)
     assert done.returncode == 3
     assert done.stderr == "mpt list: what it has to say can't be written: write could not complete without blocking\n"
-

@@ -1,5 +1,8 @@
 """Folders of images."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -111,7 +114,16 @@ def _truncate(folder):
     (folder / "cats" / "1.png").write_bytes((folder / "cats" / "1.png").read_bytes()[:900])
 
 
+def _bomb(folder):
+    """A kilobyte that says it has ten billion pixels."""
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+    chunk = b"IHDR" + header
+    png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    (folder / "cats" / "2.png").write_bytes(png + bytes(1000))
+
+
 @pytest.mark.parametrize(("spoil", "message"), [
+    (_bomb, r"cats/2\.png can't be read as an image: Image size \(10000000000 pixels\) exceeds limit"),
     (_one_class, r"needs a sub-folder of images for each class, two or more\. Received: cats\."),
     (_truncate, r"data\.path: .*cats/1\.png can't be read as an image: .*truncated"),
     (lambda folder: (folder / "birds").mkdir(), r"no images in .*birds\. Known are \.bmp, "),
