@@ -85,7 +85,7 @@ DAMAGES = {
 READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metrics.jsonl", "events.jsonl",
         "preprocessing.json"]  # fmt: skip
 RESUMED = ["config.yaml", "environment.json", "console.log", "summary.json", "metrics.jsonl", "events.jsonl",
-           "metrics.csv", "spikes.jsonl", "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]  # fmt: skip
+           "metrics.csv", "spikes.jsonl", "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe", "unreadable"]
 
 
