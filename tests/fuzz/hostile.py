@@ -163,7 +163,7 @@ CORPUS = (
         "trainer.metrics.x=mse", "model.kwargs.a.b=1", "~phases.0")),
     *(Case(tuple(words.split()), {"recipes/digits_mlp.yaml": kind, "conf/policy/odd.yaml": kind})
       for kind in (FIFO, LOOP, FOLDER) for words in ("list", "list groups", "list policies", "check conf=digits_mlp",
-          "check conf=digits_cnn policy=odd", "copy digits_mlp", "check conf=digits_cnn model.builder=./recipes/x.py:f")),
+          "check conf=digits_cnn policy=odd", "copy digits_mlp")),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
     of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
