@@ -63,7 +63,7 @@ def prepare_backend(settings: Settings) -> Platform:
     check_installed(name)
     not_kept = _set_variables(settings)
     with unheard(f"importing {name}", may_raise=False):
-        with _import_explained(name), _quiet_import():
+        with keras_import(name), _quiet_import():
             import keras
         with _quiet_import():
             found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
@@ -166,8 +166,9 @@ def _quiet_import() -> Iterator[None]:
 
 
 @contextmanager
-def _import_explained(name: str) -> Iterator[None]:
-    """What an installation, a variable or Keras's own file of settings makes of the import is no bug of ours."""
+def keras_import(name: str) -> Iterator[None]:
+    """Around the first import of Keras: UserCodeError for what an installation, a variable or Keras's own file of
+    settings makes of it."""
     try:
         yield
     except Exception as error:

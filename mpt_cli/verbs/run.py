@@ -29,6 +29,10 @@ def run_run(arguments: argparse.Namespace) -> int:
         return OK
     if backend is not None:
         _choose_backend(backend)
+    from mpt_cli.engine.backend import keras_import
+
+    with keras_import(backend or os.environ.get("KERAS_BACKEND") or "the backend that it chooses"):
+        import keras  # noqa: F401
     from mpt_cli.script import run_script
 
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then

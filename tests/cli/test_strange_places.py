@@ -52,6 +52,13 @@ def test_settings_of_keras_that_it_can_not_read_are_no_bug_of_ours(settings, sai
     assert not (tmp_path / "r").exists()
 
 
+def test_a_backend_that_keras_does_not_have_is_said_of_a_script(tmp_path) -> None:
+    (tmp_path / "script.py").write_text("import keras\n")
+    done = mpt("run", "script.py", cwd=tmp_path, env={**ENVIRONMENT, "KERAS_BACKEND": "nosuch"}, fresh=True)
+    assert done.returncode == 2 and "This is a bug" not in done.stderr
+    assert "mpt run: backend.name: Keras can't be imported on nosuch: " in done.stderr
+
+
 @pytest.mark.long
 def test_without_a_home_and_with_a_locale_of_ascii_a_run_is_whole(tmp_path) -> None:
     bare = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
