@@ -63,7 +63,7 @@ def open_file(path: Path) -> BufferedReader:
 
 def open_to_append(path: Path) -> TextIO:
     """The file, made where there is none. OSError as `open_file`: with a pipe it would wait until somebody reads it."""
-    return open(path, "a", encoding="utf-8", opener=_open_regular)
+    return open(str(path), "a", encoding="utf-8", opener=_open_regular)
 
 
 def _open_regular(path: str, flags: int) -> int:
