@@ -159,8 +159,8 @@ CORPUS = (
     Case(("reproduce", "--dry-run", "./x.yaml", "--junit", "./x.xml"), {"x.yaml": f"seed: '{TAKEN}'\n".encode()}),
     of_run("environment.json", b'{"schema_version": 1, "versions": {"keras": "\\ud800"}}', "report", RUN),
     recipe("trainer.epochs: 5\n"), Case(("check", "conf=/etc/passwd")), Case(("show", "conf=/etc/passwd")),
-    *(Case(("check", "conf=digits_mlp", word)) for word in ("~trainer.metrics.x", "~trainer.metrics.0",
-        "trainer.metrics.x=mse", "model.kwargs.a.b=1", "~phases.0")),
+    *(Case(("check", "conf=digits_mlp", "trainer.metrics=[mae]", word)) for word in ("~trainer.metrics.x",
+        "~trainer.metrics.0", "trainer.metrics.x=mse", "model.kwargs.a.b=1", "~phases.0")),
     *(Case(tuple(words.split()), {"recipes/digits_mlp.yaml": kind, "conf/policy/odd.yaml": kind})
       for kind in (FIFO, LOOP, FOLDER) for words in ("list", "list groups", "list policies", "check conf=digits_mlp",
           "check conf=digits_cnn policy=odd", "copy digits_mlp")),

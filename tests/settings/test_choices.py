@@ -118,7 +118,8 @@ def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
      "model.kwargs.sizes.0 for the first, or give the whole list."),
 ])  # fmt: skip
 def test_a_word_that_names_a_part_of_a_list_as_one_of_a_mapping(word, sentence, own, messages) -> None:
-    assert messages(own, "model.builder=nets:build", "model.kwargs={sizes: [1, 2]}", word) == [sentence]
+    before = ["trainer.metrics=[mae, mse]", "model.builder=nets:build", "model.kwargs={sizes: [1, 2]}"]
+    assert messages(own, *before, word) == [sentence]
 
 
 def test_a_part_of_a_list_is_set_by_its_number(own) -> None:
