@@ -115,11 +115,12 @@ def _truncate(folder):
 
 
 def _bomb(folder):
-    """A kilobyte that says it has ten billion pixels."""
+    """Some bytes that say they have ten billion pixels."""
+    png = b"\x89PNG\r\n\x1a\n"
     header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
-    chunk = b"IHDR" + header
-    png = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    (folder / "cats" / "2.png").write_bytes(png + bytes(1000))
+    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(100)))):
+        png += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    (folder / "cats" / "2.png").write_bytes(png)
 
 
 @pytest.mark.parametrize(("spoil", "message"), [
