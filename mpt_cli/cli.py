@@ -81,8 +81,7 @@ def explain(error: Exception, arguments: list[str]) -> int:
         _say(f"mpt {arguments[0]}: the system starts no more threads or processes: {error}. `ulimit -u` shows how many "
              "there may be.")  # fmt: skip
         return BAD_DATA
-    # of a file, or of what standard output leads to: a full disk, a pipe that is not to be waited for
-    if isinstance(error, OSError) and (error.errno in _NO_ROOM or isinstance(error, BlockingIOError)):
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
         _silence_stdout()
         _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
         return BAD_DATA
@@ -101,8 +100,8 @@ def explain(error: Exception, arguments: list[str]) -> int:
 
 
 def _is_short_of_processes(error: Exception) -> bool:
-    is_fork = isinstance(error, BlockingIOError) and not hasattr(error, "characters_written")  # which writing leaves
-    return is_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
+    is_of_fork = isinstance(error, BlockingIOError) and not error.filename
+    return is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
 
 
 def _say(text: str) -> None:
