@@ -164,6 +164,8 @@ CORPUS = (
     *(Case(tuple(words.split()), {"recipes/digits_mlp.yaml": kind, "conf/policy/odd.yaml": kind})
       for kind in (FIFO, LOOP, FOLDER) for words in ("list", "list groups", "list policies", "check conf=digits_mlp",
           "check conf=digits_cnn policy=odd", "copy digits_mlp")),
+    Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
+        {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
     of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
