@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plan.plan import Plan, PlanRequest
 from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
@@ -20,7 +20,7 @@ from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings, load_settings
 from mpt_cli.settings.loss_scale import AUTO
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.schema import Settings, unknown_key_problem
+from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
 from mpt_cli.settings.variants import GivenData
 from mpt_cli.signals import raise_for
 from mpt_cli.sweep.progress import Screen
@@ -169,10 +169,19 @@ def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
     if isinstance(given, ScaleRule):
         return {"mode": given.mode, **{name: getattr(given, name) for name in given.key_names()}}
     if isinstance(given, Mapping):
-        return {"mode": AUTO, **given}
+        return {"mode": _known_mode(given.get("mode", AUTO)), **given}
     if isinstance(given, (int, float)) and not isinstance(given, bool):
         return {"mode": "fixed", "initial_scale": given}
-    return {"mode": AUTO if given is None else given}
+    return {"mode": AUTO if given is None else _known_mode(given)}
+
+
+def _known_mode(name: Any) -> str:
+    """ConfigError where no mode has this name."""
+    modes = variants_of("loss_scale")
+    if isinstance(name, str) and name in modes:
+        return name
+    rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
+    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(str(name), modes)))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
