@@ -478,6 +478,11 @@ HEADER = {  # the types of what stands in header.json
 }  # fmt: skip
 
 
+_SCALING: dict[str, Any] = {
+    "mode": str, "numbers": dict[str, Any], "on_overflow": str, "is_needed": bool, "largest_factor": float,
+}  # fmt: skip
+
+
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
     known = {declared.name for declared in fields(RunHeader)}
@@ -488,8 +493,10 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
         name: tuple(value) if isinstance(value, list) else value for name, value in tree.items() if name in known
     }
     scaling: dict[str, Any] = tree.get("scaling") or {}
+    if (wrong := misfit(_SCALING, scaling)) is not None:
+        raise DataError(f"header.json is damaged: scaling.{wrong}.")
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    others = scaling.get("is_needed", False), scaling.get("largest_factor", 1.0)
+    others = scaling.get("is_needed", False), float(scaling.get("largest_factor", 1.0))
     return RunHeader(**{**found, "scaling": Scaling(rule, scaling.get("on_overflow", "skip"), *others)})
 
 

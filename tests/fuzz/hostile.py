@@ -164,6 +164,10 @@ CORPUS = (
     *(Case(tuple(words.split()), {"recipes/digits_mlp.yaml": kind, "conf/policy/odd.yaml": kind})
       for kind in (FIFO, LOOP, FOLDER) for words in ("list", "list groups", "list policies", "check conf=digits_mlp",
           "check conf=digits_cnn policy=odd", "copy digits_mlp")),
+    *(of_run("header.json", json.dumps({"schema_version": 1, **dict.fromkeys(("recipe", "description", "run_dir",
+        "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution"), "x"), "epochs": 5,
+        "steps_per_epoch": 18, "total_steps": 90, "scaling": {"mode": "dynamic", **scaling}}).encode(), "watch", RUN)
+      for scaling in ({"largest_factor": "2**9"}, {"mode": 3}, {"numbers": []})),
     Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
         {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
