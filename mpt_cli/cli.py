@@ -38,7 +38,7 @@ _OF_A_PATH = (errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES, errno.EPERM, errno.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs `mpt` with these arguments and returns the exit code; the one place where errors become codes."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks what it could offer
+    if {"_ARGCOMPLETE", "COMP_LINE"} <= os.environ.keys():  # a shell asks what it could offer
         from mpt_cli.verbs.completion import complete
 
         complete()
@@ -77,6 +77,10 @@ def explain(error: Exception, arguments: list[str]) -> int:
         if "--json" in arguments:
             _print_json(error)
         return error.exit_code
+    if _is_short_of_processes(error):
+        _say(f"mpt {arguments[0]}: the system starts no more threads or processes: {error}. `ulimit -u` shows how many "
+             "there may be.")  # fmt: skip
+        return BAD_DATA
     if isinstance(error, OSError) and error.errno in _NO_ROOM:  # of a file, or of what standard output leads to
         _silence_stdout()
         _say(f"mpt {arguments[0]}: what it has to say can't be written: {error.strerror}")
@@ -93,6 +97,11 @@ def explain(error: Exception, arguments: list[str]) -> int:
     _say("".join(traceback.format_exception(error)))
     _say(f"This is a bug in mpt {__version__}: please report it with the lines above.")
     return BUG
+
+
+def _is_short_of_processes(error: Exception) -> bool:
+    is_of_fork = isinstance(error, BlockingIOError) and not error.filename
+    return is_of_fork or (isinstance(error, RuntimeError) and "can't start new thread" in str(error))
 
 
 def _say(text: str) -> None:

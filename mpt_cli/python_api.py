@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpt_cli.compare.run import CompareSettings, start_compare
 from mpt_cli.diagnose.preparation import on_one_device
-from mpt_cli.errors import ConfigError, Problem
+from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plan.plan import Plan, PlanRequest
 from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
@@ -20,7 +20,7 @@ from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings, load_settings
 from mpt_cli.settings.loss_scale import AUTO
 from mpt_cli.settings.overrides import format_override
-from mpt_cli.settings.schema import Settings, unknown_key_problem
+from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
 from mpt_cli.settings.variants import GivenData
 from mpt_cli.signals import raise_for
 from mpt_cli.sweep.progress import Screen
@@ -71,6 +71,7 @@ def fit(
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 
     check_trainable(model)
+    _check_arguments(settings, callbacks)
     tree = {"batch_size": _batch_size(batch_size, x), "shuffle": shuffle and not is_tf_dataset(x)}
     tree |= _epochs(epochs, settings)
     given = DataArguments(x, y, sample_weight, class_weight, validation_data, validation_split)
@@ -81,6 +82,18 @@ def fit(
         check_callback(callback, "callbacks")
     program = ModelProgram(given_settings(model, asked), model, data, policy, tuple(callbacks))
     return _run(program)
+
+
+def _check_arguments(settings: Any, callbacks: Any) -> None:
+    """ConfigError for what is no mapping by paths, or no list; what is in them is checked where it is read."""
+    problems = []
+    if settings is not None and not (isinstance(settings, Mapping) and all(isinstance(path, str) for path in settings)):
+        rule = 'must be a mapping from paths of keys, as in {"trainer.log_every_steps": 10}.'
+        problems.append(Problem("settings", rule, settings))
+    if not isinstance(callbacks, (list, tuple)):
+        problems.append(Problem("callbacks", "must be a list of Keras callbacks.", callbacks))
+    if problems:
+        raise ConfigError(problems)
 
 
 @dataclass(frozen=True)
@@ -156,10 +169,19 @@ def _loss_scale(model: Any, given: Any) -> dict[str, Any]:
     if isinstance(given, ScaleRule):
         return {"mode": given.mode, **{name: getattr(given, name) for name in given.key_names()}}
     if isinstance(given, Mapping):
-        return {"mode": AUTO, **given}
+        return {"mode": _known_mode(given.get("mode", AUTO)), **given}
     if isinstance(given, (int, float)) and not isinstance(given, bool):
-        return {"mode": "fixed", "initial_scale": float(given)}
-    return {"mode": AUTO if given is None else given}
+        return {"mode": "fixed", "initial_scale": given}
+    return {"mode": AUTO if given is None else _known_mode(given)}
+
+
+def _known_mode(name: Any) -> str:
+    """ConfigError where no mode has this name."""
+    modes = variants_of("loss_scale")
+    if isinstance(name, str) and name in modes:
+        return name
+    rule = f"must be one of {', '.join(modes)}, a number or a ScaleRule."
+    raise ConfigError(Problem("loss_scale.mode", rule, name, did_you_mean(str(name), modes)))
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> Problem | None:
@@ -220,6 +242,9 @@ def _as_words(words: Sequence[Any]) -> list[str]:
     >>> _as_words(["conf=digits_mlp", {"seed": 1}])
     ['conf=digits_mlp', 'seed=1']
     """
+    for word in words:
+        if not isinstance(word, (str, Mapping)):
+            raise ConfigError(Problem("overrides", 'must be texts or mappings, as in "seed=1" or {"seed": 1}.', word))
     found: list[str] = []
     for word in words:
         found += [word] if isinstance(word, str) else [_as_word(name, value) for name, value in word.items()]

@@ -1,5 +1,5 @@
 """What must not be written or printed: values that a configuration takes from the environment under the name of a
-secret, and texts under keys that are named like one.
+secret, texts under keys that are named like one, and passwords in addresses (`https://name:password@host`).
 
 A value of the environment is put back as the interpolation that read it, so that whoever has the variable can run the
 record again. All that is written or printed goes through `without_secrets` or `split`.
@@ -20,6 +20,7 @@ _SECRET_KEY = re.compile(
     r"(^|_)(secret|password|passwd|passphrase|credentials?|(api|access|secret|private)_?key|(auth|access|api)_?token)s?$",
     re.IGNORECASE,
 )
+_ACCESS = re.compile(r"\w://([^/\s:@]*):([^/\s@]+)@")  # name and password in an address
 LEAST_LENGTH = 4  # a shorter text stands in too many others
 
 
@@ -43,13 +44,22 @@ def note_variable(name: str, value: Any) -> None:
 
 
 def note_settings(tree: Any) -> None:
-    """The texts in a tree of settings that stand under keys that are named like secrets."""
+    """The texts in a tree of settings that stand under keys that are named like secrets, or are passwords."""
+    if isinstance(tree, str):
+        note_passwords(tree)
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
     for name, value in parts:
         is_secret = isinstance(name, str) and _SECRET_KEY.search(name) is not None
         if is_secret and isinstance(value, str) and len(value) >= LEAST_LENGTH:
             _known.replacements.setdefault(value, REDACTED)
         note_settings(value)
+
+
+def note_passwords(text: str) -> None:
+    """Those of the addresses in it, but for one that is a secret of the environment, which is known as that."""
+    for name, password in _ACCESS.findall(text):
+        if not any(secret in password for secret in _known.replacements):
+            _known.replacements[f"{name}:{password}@"] = f"{name}:{REDACTED}@"
 
 
 @contextmanager

@@ -100,8 +100,11 @@ def plan_of(target: ScriptTarget, settings: Settings, backend: str | None = None
         seen.add(path)
         try:
             source = SourceFile(path, ast.parse(path.read_bytes()))
-        except (OSError, SyntaxError, ValueError, RecursionError) as error:
+        except (OSError, SyntaxError, ValueError) as error:
             lines.append(f"{path}: can't be read: {error}")
+            continue
+        except (RecursionError, MemoryError):  # the latter is what Python's parser raises
+            lines.append(f"{path}: can't be read: it is nested too deeply")
             continue
         waiting += source.imported(target.folder)
         found = [(f"{path}:{line}: {name}", _change(holder, name, settings, backend))

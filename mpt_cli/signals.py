@@ -19,7 +19,7 @@ from functools import partial
 from types import FrameType
 from typing import Any, NamedTuple, NoReturn, Self
 
-from mpt_cli.errors import INTERRUPTED, TERMINATED
+from mpt_cli.errors import BAD_DATA, INTERRUPTED, TERMINATED
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 SIGNAL_EXIT_CODES: dict[int, int] = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
@@ -207,7 +207,12 @@ class Watch:
 
         sys.unraisablehook = lost
         self._is_urgent = False
-        threading.Thread(target=self._listen, name="mpt-signals", daemon=True).start()
+        try:
+            threading.Thread(target=self._listen, name="mpt-signals", daemon=True).start()
+        except RuntimeError as error:
+            print(f"mpt: {error}. `ulimit -u` shows how many threads and processes this user may have.",
+                  file=sys.stderr)  # fmt: skip
+            self.leave(BAD_DATA)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:

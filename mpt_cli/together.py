@@ -16,6 +16,7 @@ from mpt_cli.errors import OK, DataError
 from mpt_cli.runs.directory import note_holder, read_json, take_lock, write_json
 from mpt_cli.runs.expectations import with_own_expectations
 from mpt_cli.settings import load_settings
+from mpt_cli.settings.limits import open_to_append
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import SIGNAL_EXIT_CODES, Interruption, Watch, signal_of
 from mpt_cli.sweep.vectorized import GroupFile, Member, with_numbers
@@ -79,7 +80,7 @@ def train_together(file: GroupFile) -> int:
 @contextmanager
 def _held(lock: Path) -> Iterator[None]:
     """A sweep that finds it held waits for the end of the job."""
-    with lock.open("a", encoding="utf-8") as file:
+    with open_to_append(lock) as file:
         if not take_lock(file, wait=True):
             raise DataError(f"another process is writing by {lock}. Wait for it, or stop it first.")
         note_holder(file)

@@ -118,11 +118,13 @@ def with_drawn_seed(settings: Settings) -> Settings:
 def with_seed_of_run(settings: Settings) -> Settings:
     """`with_drawn_seed`, but a run that is gone on with keeps the seed that was drawn for it."""
     earlier = find_run(settings) if settings.seed is None else None
-    return with_drawn_seed(settings) if earlier is None else with_stored_choices(settings, stored_settings(earlier))
+    if earlier is None:
+        return with_drawn_seed(settings)
+    return with_stored_choices(settings, stored_settings(earlier, settings))
 
 
 def _continue(run: RunDirectory, program: Program) -> Start:
-    settings = with_stored_choices(program.settings, stored_settings(run))
+    settings = with_stored_choices(program.settings, stored_settings(run, program.settings))
     changes = check_resumable(run, settings)
     notes: list[str] = []
     checkpoint = CheckpointStore(run.checkpoints, 1, notes.append).newest()

@@ -26,7 +26,15 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
-from mpt_cli.errors import ConfigError, DataError, MptError, Problem, UserCodeError, install_command
+from mpt_cli.errors import (
+    ConfigError,
+    DataError,
+    MptError,
+    Problem,
+    UserCodeError,
+    install_command,
+    summarise_error,
+)
 from mpt_cli.machine import cpu_description, cpu_features, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
@@ -57,10 +65,11 @@ def prepare_backend(settings: Settings, in_float16: bool | None = None) -> Platf
     check_installed(name)
     in_float16 = settings.policy.may_compute_in_float16 if in_float16 is None else in_float16
     not_kept = _set_variables(settings, in_float16)
-    with unheard(f"importing {name}", may_raise=False), _quiet_import():
-        import keras
-
-        found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
+    with unheard(f"importing {name}", may_raise=False):
+        with keras_import(name), _quiet_import():
+            import keras
+        with _quiet_import():
+            found = _tensorflow(settings) if name == "tensorflow" else _jax(settings)
     if keras.backend.backend() != name:
         raise ConfigError(Problem("backend.name", f"Keras is loaded with backend {keras.backend.backend()} already.",
                                   name, "Start a new process."))
@@ -212,6 +221,18 @@ def _quiet_import() -> Iterator[None]:
 
 
 @contextmanager
+def keras_import(name: str) -> Iterator[None]:
+    """Around the first import of Keras: UserCodeError for what an installation, a variable or Keras's own file of
+    settings makes of it."""
+    try:
+        yield
+    except Exception as error:
+        raise UserCodeError(f"backend.name: Keras can't be imported on {name}: {summarise_error(error)}. Keras reads "
+                            "keras.json in KERAS_HOME (default: ~/.keras) and the variables KERAS_…; `mpt doctor` "
+                            "shows what is installed.") from error  # fmt: skip
+
+
+@contextmanager
 def _hidden_output() -> Iterator[None]:
     """Keep out of standard output, which may be read by a program, what JAX writes when processes meet."""
     sys.stdout.flush()
@@ -329,11 +350,13 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
     """
     if settings.backend.compile_cache is None:
         return None
-    folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
     try:
+        folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
         obstacle = _prepare_folder(folder)
     except OSError as error:  # whatever is wrong there, a run goes on without
         obstacle = f"{error.strerror or error} ({error.filename or folder})"
+    except RuntimeError:  # there is neither HOME nor an account of this user
+        obstacle = "there is no home directory, and HOME is not set"
     if obstacle is not None:
         return f"Compiled programs are not kept: {obstacle}. backend.compile_cache=FOLDER takes another folder."
     if settings.backend.name == "jax":
@@ -343,9 +366,20 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
         for doing in ("reading", "writing"):  # then JAX compiles, which is all that matters to a run
             warnings.filterwarnings("ignore", message=f"Error {doing} persistent compilation cache entry")
     elif "persistent_cache_directory" not in environment.get("TF_XLA_FLAGS", ""):
-        flag = f"--tf_xla_persistent_cache_directory={folder}"
+        flag = f"--tf_xla_persistent_cache_directory={_quoted_flag(str(folder))}"
         environment["TF_XLA_FLAGS"] = f"{environment.get('TF_XLA_FLAGS', '')} {flag}".strip()
     return None
+
+
+def _quoted_flag(text: str) -> str:
+    """As TensorFlow reads the values of its flags, which end at a space.
+
+    >>> _quoted_flag("/cache"), _quoted_flag("/my cache")
+    ('/cache', '"/my cache"')
+    """
+    if re.fullmatch(r"[^\s'\"\\]+", text):
+        return text
+    return '"' + re.sub(r"([\"\\])", r"\\\1", text) + '"'
 
 
 def _prepare_folder(folder: Path) -> str | None:

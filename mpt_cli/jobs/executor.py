@@ -27,6 +27,7 @@ from mpt_cli.jobs.fork_server import (
 )
 from mpt_cli.machine import visible_gpus
 from mpt_cli.runs.directory import note_holder, read_holder, take_lock
+from mpt_cli.settings.limits import open_to_append
 
 Subject = TypeVar("Subject")
 
@@ -42,8 +43,9 @@ class Standing:
 
     @property
     def is_held(self) -> bool:
-        with ExitStack() as stack:
+        with ExitStack() as stack, suppress(CannotStart):  # which is said where it is started
             return self.lock.exists() and _take(self.lock, stack) is None
+        return False
 
 
 @dataclass(frozen=True)
@@ -342,7 +344,10 @@ def _invocation(command: Command[Any], share: Share) -> Invocation | None:
 
 def _take(lock: Path, stack: ExitStack) -> TextIO | None:
     """The lock file, locked until the stack is closed and whoever was given it has ended; None where it is taken."""
-    file = stack.enter_context(lock.open("a", encoding="utf-8"))
+    try:
+        file = stack.enter_context(open_to_append(lock))
+    except OSError as error:
+        raise CannotStart(f"{lock} can't be written: {error.strerror}") from error
     return file if take_lock(file) else None
 
 

@@ -8,6 +8,7 @@ beside the GPU; what is computed, in which dtype and in how much memory, does no
 import importlib.util
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -18,6 +19,7 @@ from mpt_cli.settings.key import read_number
 from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.search_path import expanded
 
+LARGEST_FIGURE = 1e9  # in the units of a data sheet; far more than any has
 FOLDER = Path(__file__).parent / "devices"
 PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 CUDNN = (9, 10, 0)  # for which XLA chooses among cuDNN's convolutions
@@ -200,6 +202,9 @@ def _problem(path: Path, name: str, kind: Any, value: Any) -> Problem | None:
     else:
         right = _is_positive(value) and (kind is float or isinstance(value, int))
         rule = f"must be a {'number' if kind is float else 'whole number'} above 0."
+    figures = value.values() if isinstance(value, dict) else [value]
+    if right and any(isinstance(each, (int, float)) and each > LARGEST_FIGURE for each in figures):
+        right, rule = False, f"must be at most {LARGEST_FIGURE:,.0f}."
     return None if right else Problem(f"{path}: {name}", rule, value)
 
 
@@ -208,7 +213,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def _is_version(value: Any) -> bool:
-    return isinstance(value, str) and all(part.isdigit() for part in value.split(".")) and value.count(".") == 1
+    return isinstance(value, str) and re.fullmatch(r"[0-9]{1,3}\.[0-9]{1,3}", value) is not None
 
 
 def check_compiler() -> None:

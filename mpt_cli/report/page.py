@@ -16,6 +16,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.report.picture import TABLE_TITLES, Drawing, missing_matplotlib
 from mpt_cli.report.tables import HtmlColumn, HtmlRow, HtmlTable
 from mpt_cli.runs.directory import write_atomic
+from mpt_cli.settings.limits import open_file, read_file
 from mpt_cli.telemetry.palette import DARK_PAGE, LIGHT_PAGE
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def write_page(path: Path, text: str, drawings: Sequence[Drawing]) -> None:
 def _pictures_of(page: Path) -> set[str]:
     """Names of the pictures that the page there shows: whatever else lies in its folder is not ours."""
     try:
-        text = page.read_text(encoding="utf-8", errors="replace")
+        text = read_file(page, None, "replace")
     except FileNotFoundError:
         return set()
     return set(re.findall(r'<svg role="img" aria-labelledby="([^"/]+)-title"', text))
@@ -120,8 +121,8 @@ def check_replaceable(path: Path) -> None:
     if path.is_dir():
         raise DataError(f"{path} is a folder. Give the name of a file, as in --out {path / 'report.html'}")
     try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            is_ours = GENERATOR in file.read(2000)
+        with open_file(path) as file:
+            is_ours = GENERATOR.encode() in file.read(2000)
     except FileNotFoundError:
         return
     except OSError as error:

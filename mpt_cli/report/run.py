@@ -22,6 +22,8 @@ NOT_METRICS = {
 
 def load_run(path: str | Path) -> "Run":
     """The run in this directory, also one that is going on or was killed; DataError where there is none."""
+    if not isinstance(path, (str, Path)):
+        raise ConfigError(Problem("path", "must be the path of a run directory.", path))
     return Run(RunDirectory.open(path).path)
 
 

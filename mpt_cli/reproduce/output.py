@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TextIO
 from xml.etree import ElementTree
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -22,6 +21,7 @@ from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import cores_of, format_environment
 from mpt_cli.settings.limits import read_file
+from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
 MOST_DIFFERENCES = 12
 MOST_LINES = 40  # of what a run that failed had said
@@ -31,12 +31,12 @@ class ResultPrinter:
     """Plain lines that read the same in a terminal, a pipe and a CI log."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.console = Console(file=stream, highlight=False, markup=False)
+        self.console = PrintableConsole(stream, markup=False)
         self.count = self.done = 0
 
     def line(self, text: str) -> None:
         """It stays one line, whatever the width."""
-        self.console.print(printable(text), soft_wrap=True)
+        self.console.print(text, soft_wrap=True)
 
     def start(self, found: Collection) -> None:
         self.count = len(found.targets)

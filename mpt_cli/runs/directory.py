@@ -19,7 +19,7 @@ from typing import IO, Any, ClassVar, Self, TextIO, get_type_hints
 from mpt_cli.errors import DataError
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
-from mpt_cli.settings.limits import read_file, remove_file
+from mpt_cli.settings.limits import open_to_append, read_file, remove_file
 from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
@@ -219,7 +219,7 @@ class RunDirectory:
 
     def _open_lock(self, key: str) -> TextIO:
         try:
-            return self.lock_file.open("a", encoding="utf-8")  # whoever holds it has written its name there
+            return open_to_append(self.lock_file)  # whoever holds it has written its name there
         except OSError as error:
             raise _cannot_create(self.path, error, key) from error
 
@@ -478,6 +478,11 @@ HEADER = {  # the types of what stands in header.json
 }  # fmt: skip
 
 
+_SCALING: dict[str, Any] = {
+    "mode": str, "numbers": dict[str, Any], "on_overflow": str, "is_needed": bool, "largest_factor": float,
+}  # fmt: skip
+
+
 def header_from(tree: Mapping[str, Any]) -> RunHeader:
     """Back from header.json; what a later version may have added is passed over. DataError where a field is missing."""
     known = {declared.name for declared in fields(RunHeader)}
@@ -488,8 +493,10 @@ def header_from(tree: Mapping[str, Any]) -> RunHeader:
         name: tuple(value) if isinstance(value, list) else value for name, value in tree.items() if name in known
     }
     scaling: dict[str, Any] = tree.get("scaling") or {}
+    if (wrong := misfit(_SCALING, scaling)) is not None:
+        raise DataError(f"header.json is damaged: scaling.{wrong}.")
     rule = _rule_from(scaling.get("mode", "none"), scaling.get("numbers", {}))
-    others = scaling.get("is_needed", False), scaling.get("largest_factor", 1.0)
+    others = scaling.get("is_needed", False), float(scaling.get("largest_factor", 1.0))
     return RunHeader(**{**found, "scaling": Scaling(rule, scaling.get("on_overflow", "skip"), *others)})
 
 

@@ -20,6 +20,7 @@ import mpt_cli
 from mpt_cli.errors import DataError
 from mpt_cli.machine import machine_facts
 from mpt_cli.runs.directory import RunDirectory, read_json
+from mpt_cli.telemetry.records import misfit
 
 GIT_SECONDS = 5.0  # a run must not wait for a slow file system
 # A checkout's own configuration may name programs to run; recording a commit must start none of them.
@@ -183,12 +184,19 @@ ENVIRONMENT: dict[str, Any] = {  # the types of what is read of environment.json
 }  # fmt: skip
 
 
+ATTEMPT: dict[str, Any] = {  # and of each of the attempts in it
+    "attempt": int, "started_at": str, "command_line": list[str] | None, "from_step": int, "earlier_seconds": float,
+    "changes": dict[str, Any], "without_effect": list[str],
+}  # fmt: skip
+
+
 def known_environment(run: RunDirectory) -> dict[str, Any]:
     """The content of environment.json; empty where it is missing or damaged."""
     try:
-        return read_json(run.environment_json, ENVIRONMENT)
+        found = read_json(run.environment_json, ENVIRONMENT)
     except DataError:
         return {}
+    return {} if any(misfit(ATTEMPT, attempt) for attempt in found.get("attempts", [])) else found
 
 
 def format_environment(environment: Mapping[str, Any]) -> str:

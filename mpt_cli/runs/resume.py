@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.redaction import REDACTED
 from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, write_atomic
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.beside import is_same_function
 from mpt_cli.settings.limits import read_file
 from mpt_cli.settings.loss_scale import RULES, mode_settings
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.recipes import load_mapping
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.settings.variants import Builder, DataSettings, Loader, ModelSettings
@@ -57,7 +60,7 @@ def find_run(settings: Settings) -> RunDirectory | None:
     for path in sorted(default_parent(settings.recipe).glob("*"), reverse=True):
         if _holds_a_run(path) and not is_recorded(RunDirectory(path)):
             run = RunDirectory(path)
-            if not _is_finished(run) and not forbidden_changes(stored_settings(run), settings):
+            if not _is_finished(run) and not forbidden_changes(stored_settings(run, settings), settings):
                 return run
     return None
 
@@ -74,18 +77,25 @@ def _to_go_on_with(run: RunDirectory) -> RunDirectory:
     return run
 
 
-def stored_settings(run: RunDirectory) -> Settings:
-    """The settings the run was made with.
+def stored_settings(run: RunDirectory, given: Settings | None = None) -> Settings:
+    """The settings the run was made with. Secrets, which its record leaves out, are those of the `given` ones.
 
     Earlier versions wrote `trainer.jit_compile: auto` as it was given; environment.json has what it came to.
     """
     from mpt_cli.settings import load_settings
 
-    settings = load_settings([f"conf={run.config_yaml}"])
+    settings = load_settings([f"conf={run.config_yaml}", *(_given_again(run, given) if given else ())])
     resolved = known_environment(run).get("jit_compile")
     if settings.trainer.jit_compile == "auto" and isinstance(resolved, bool):
         return replace(settings, trainer=replace(settings.trainer, jit_compile=resolved))
     return settings
+
+
+def _given_again(run: RunDirectory, given: Settings) -> list[str]:
+    """What the record leaves out, as words."""
+    now = flatten(asdict(given))
+    left_out = [key for key, value in flatten(load_mapping(run.config_yaml)).items() if REDACTED in str(value)]
+    return [format_override(key, now[key]) for key in left_out if isinstance(now.get(key), str)]
 
 
 def with_stored_choices(settings: Settings, stored: Settings) -> Settings:
@@ -167,7 +177,7 @@ def _is_added(key: str, before: Settings) -> bool:
 
 def check_resumable(run: RunDirectory, settings: Settings) -> dict[str, tuple[Any, Any]]:
     """The allowed changes against the run's own settings; ConfigError with all that are not allowed."""
-    before = stored_settings(run)
+    before = stored_settings(run, settings)
     problems = forbidden_changes(before, settings)
     if problems:
         raise ConfigError(problems)

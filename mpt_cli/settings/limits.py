@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from mpt_cli.errors import ConfigError, DataError, Problem
 
@@ -21,6 +21,7 @@ MOST_VALUES = 20_000  # of a YAML file, each use of an alias counted
 DEEPEST = 50  # lists and mappings within each other
 LONGEST_WORD = 100_000  # characters of a word
 MOST_DIGITS = 400  # a float64 has 309 before its point
+_NO_FILE = "it is no regular file"
 _DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
 
 
@@ -57,14 +58,28 @@ def broken_text_rule(text: str) -> str | None:
 
 def open_file(path: Path) -> BufferedReader:
     """The file, to be read. OSError where something else has its name: a pipe or a device may never answer."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(_open_regular(str(path), os.O_RDONLY | os.O_CLOEXEC), "rb")
+
+
+def open_to_append(path: Path) -> TextIO:
+    """The file, made where there is none. OSError as `open_file`: with a pipe it would wait until somebody reads it."""
+    return open(str(path), "a", encoding="utf-8", opener=_open_regular)
+
+
+def _open_regular(path: str, flags: int) -> int:
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe without a reader, a socket
+            raise OSError(errno.EINVAL, _NO_FILE, path) from error
+        raise
     kind = os.fstat(descriptor).st_mode
     if stat.S_ISREG(kind):
-        return os.fdopen(descriptor, "rb")
+        return descriptor
     os.close(descriptor)
     if stat.S_ISDIR(kind):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    raise OSError(errno.EINVAL, _NO_FILE, path)
 
 
 def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:

@@ -15,6 +15,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -76,8 +77,8 @@ def _escape_texts(value: Any) -> Any:
 
 
 _PRIMARY = "mpt_run"
-# TypeError of a key into a list, RecursionError of files that start from one another
-_FAULTS = (HydraException, OmegaConfBaseException, ValueError, TypeError, RecursionError)
+# RecursionError of files that start from one another
+_FAULTS = (HydraException, OmegaConfBaseException, ValueError, RecursionError)
 
 
 def compose_tree(
@@ -89,7 +90,7 @@ def compose_tree(
     """
     try:
         composed = _compose(choices, bodies, overrides)
-    except _FAULTS:
+    except (*_FAULTS, TypeError):  # the last where a word leads into a list, which is found out by trying each
         choices = {group: name for group, name in choices.items() if _can_be_taken(group, name, problems)}
         sound_bodies = [body for body in bodies if _can_be_composed(choices, body, problems)]
         trial = _compose(choices, sound_bodies, [])
@@ -153,17 +154,35 @@ def _can_be_set(trial: DictConfig, text: str, problems: list[Problem]) -> bool:
     """Whether one override can be applied after those before it: tried out on `trial`, as Hydra would do it."""
     override = OverridesParser.create().parse_override(text)
     key, value = override.key_or_group, override.value()
-    if override.is_delete():
-        if OmegaConf.select(trial, key, throw_on_missing=False) is not None and value is None:
-            return True
-        problems.append(Problem(text, "there is nothing to take back: neither recipe nor group file gives it."))
-        return False
     try:
-        OmegaConf.update(trial, key, value, merge=True, force_add=True)
+        if (problem := _list_problem(trial, override)) is not None:
+            problems.append(problem)
+            return False
+        if not override.is_delete():
+            OmegaConf.update(trial, key, value, merge=True, force_add=True)
+        elif value is not None or OmegaConf.select(trial, key, throw_on_missing=False) is None:
+            problems.append(Problem(text, "there is nothing to take back: neither recipe nor group file gives it."))
+            return False
         return True
     except _FAULTS as error:
         problems.append(Problem(key, f"cannot be set: {_first_line(error)}.", value))
         return False
+
+
+def _list_problem(trial: DictConfig, override: Override) -> Problem | None:
+    """A name where a list has numbers, or a part to be taken out of one: OmegaConf and Hydra end in a TypeError."""
+    names = override.key_or_group.split(".")
+    for count, name in enumerate(names[1:], 1):
+        holder = ".".join(names[:count])
+        if not isinstance(OmegaConf.select(trial, holder, throw_on_missing=False), ListConfig):
+            continue
+        if not name.isdecimal():
+            remedy = f"Write {'.'.join([holder, '0', *names[count + 1 :]])} for the first, or give the whole list."
+            return Problem(override.key_or_group, f"{holder} is a list, whose parts have numbers.", None, remedy)
+        if override.is_delete() and count + 1 == len(names):
+            rule = "a part of a list cannot be taken back."
+            return Problem(str(override.input_line), rule, None, f"Give the whole list: {holder}=[…].")
+    return None
 
 
 def _resolved(node: DictConfig | ListConfig, name: Any, path: str, problems: list[Problem]) -> Any:
@@ -314,7 +333,7 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
 
 def _redacted(tree: Any, path: str) -> Iterator[Problem]:
     """A record that is run again lacks what was no secret of the environment."""
-    if tree == redaction.REDACTED:
+    if isinstance(tree, str) and redaction.REDACTED in tree:
         yield Problem(path, "is not in the record, which holds no secrets.", None,
                       f"Give it again: {path}=…, or {path}='${{oc.env:VARIABLE}}', which is kept as that.")  # fmt: skip
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()

@@ -6,6 +6,7 @@ The names of Keras come from the listing in its files: importing Keras takes sec
 
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -348,7 +349,7 @@ def _is_ours(frame: TracebackType) -> bool:
 
 
 def _path_of(place: str) -> Path:
-    return expanded(place).resolve()
+    return Path(os.path.realpath(expanded(place)))  # pathlib raises for a link to itself
 
 
 def _is_importable(package: str) -> bool:

@@ -17,7 +17,7 @@ import stat
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -26,7 +26,7 @@ from pathlib import Path
 import mpt_cli
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem, did_you_mean
-from mpt_cli.settings.limits import MOST_BYTES
+from mpt_cli.settings.limits import MOST_BYTES, open_file
 
 CONFIG_DIR = "MPT_CONFIG_DIR"  # folders with colons between them
 STDIN = "-"
@@ -160,13 +160,18 @@ def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     """Every recipe of the folders besides the shipped one, by its name there."""
     named = [*_environment_folders(), *_OF_THE_RECIPE.get()]
     for folder in named:
-        yield from ((path.stem, path) for path in sorted(folder.glob("*.yaml")) if path.stem != "config")
+        yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
     here = [Path("recipes")] if has_working_directory() else []
     for root in _distinct([*(folder / "recipes" for folder in named), *here], recipes_directory()):
-        for path in sorted(root.rglob("*.yaml")):
+        for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)
             if not any(part.startswith(".") for part in inside.parts):
                 yield inside.with_suffix("").as_posix(), path
+
+
+def _files(paths: Iterable[Path]) -> list[Path]:
+    """Sorted, without folders that are called like files."""
+    return sorted(path for path in paths if not path.is_dir())
 
 
 def _distinct(folders: Sequence[Path], shipped: Path) -> list[Path]:
@@ -199,12 +204,22 @@ def recipe_paths() -> dict[str, Path]:
 
 
 def _are_equal(first: Path, second: Path) -> bool:
-    return first.samefile(second) or first.read_bytes() == second.read_bytes()
+    """Whether both say the same. What can't be read (a pipe, a device, a link to nowhere) is like no other."""
+    try:
+        return first.samefile(second) or _content(first) == _content(second)
+    except OSError:
+        return False
+
+
+def _content(path: Path) -> bytes:
+    with open_file(path) as file:
+        return file.read(MOST_BYTES + 1)
 
 
 def is_shipped(path: Path) -> bool:
     """Whether a recipe or a group file is one of ours."""
-    return any(path.resolve().is_relative_to(root) for root in (conf_directory(), recipes_directory()))
+    real = Path(os.path.realpath(path))  # pathlib raises for a link to itself
+    return any(real.is_relative_to(root) for root in (conf_directory(), recipes_directory()))
 
 
 def group_names() -> list[str]:
@@ -217,7 +232,7 @@ def group_files(group: str) -> dict[str, Path]:
     first. A group that is no section of the schema may be the project's alone.
     """
     roots = [conf_directory(), *own_conf_directories()]
-    found = [path for root in roots for path in sorted((root / group).glob("*.yaml"))]
+    found = [path for root in roots for path in _files((root / group).glob("*.yaml"))]
     return {path.stem: path for path in reversed(found)}
 
 

@@ -26,6 +26,7 @@ from mpt_cli.signals import SIGNAL_EXIT_CODES, signal_name
 from mpt_cli.sweep.paired import Lead, read_lead
 from mpt_cli.sweep.plan import Job, Objective, SweepPlan, choose_objectives, plan_dict
 from mpt_cli.telemetry.format import format_seconds
+from mpt_cli.telemetry.records import misfit
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ class SweepDirectory:
         """The plan, and what else stands beside it; DataError when it is damaged."""
         facts = read_json(self.plan_json)
         try:
-            jobs = [Job(**{name: value for name, value in job.items() if name != "command"}) for job in facts["jobs"]]
+            jobs = [_read_job(entry) for entry in facts["jobs"]]
             duplicates = [(entry["overrides"], entry["same_as"]) for entry in facts["duplicates"]]
             return SweepPlan(facts["varied"], jobs, facts["recipe"], duplicates, wanted_runs(facts)), facts
         except (KeyError, TypeError, ValueError) as error:
@@ -177,6 +178,17 @@ class SweepDirectory:
             return Ending(**{name: value for name, value in found.items() if name in Ending.__dataclass_fields__})
         except (DataError, TypeError):
             return None
+
+
+def _read_job(entry: Any) -> Job:
+    """ValueError for one that is damaged, or whose runs and logs would lie outside of the directory."""
+    wrong = misfit(Job, entry) if isinstance(entry, dict) else "a job must be an object"
+    if wrong is not None:
+        raise ValueError(wrong)
+    job = Job(**{name: value for name, value in entry.items() if name != "command"})
+    if job.name in ("", ".", "..") or "/" in job.name or "\0" in job.name:
+        raise ValueError(f"the name of a job must be that of a folder in it, not {job.name!r}")
+    return job
 
 
 def wanted_runs(facts: dict[str, Any]) -> int:

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from mpt_cli.errors import printable
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending, Observer, Running
 from mpt_cli.report.history import latest_line
@@ -18,6 +19,7 @@ from mpt_cli.runs.directory import read_holder
 from mpt_cli.sweep.directory import GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
 from mpt_cli.telemetry.console.plain import StreamLines
+from mpt_cli.telemetry.console.rich_console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
 
@@ -31,14 +33,14 @@ class Screen:
     def __init__(self, stream: TextIO | None) -> None:
         """`stream` None is silence."""
         self._lines = None if stream is None else StreamLines(stream)
-        console = Console(file=stream, highlight=False) if stream is not None and stream.isatty() else None
+        console = PrintableConsole(stream) if stream is not None and stream.isatty() else None
         self.live = console if console is not None and not console.is_dumb_terminal else None
 
     def say(self, line: str, style: str = "") -> None:
         if self.live is not None:
             self.live.print(Text(line, style), soft_wrap=True)
         elif self._lines is not None:
-            self._lines(line)
+            self._lines(printable(line))
 
     def show(self, table: RenderableType) -> None:
         """Something rich draws; only in a terminal."""

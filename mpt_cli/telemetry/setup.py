@@ -7,13 +7,12 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TextIO
 
-from rich.console import Console
-
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
 from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
+from mpt_cli.telemetry.console.rich_console import PrintableConsole
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
 from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
 from mpt_cli.telemetry.sinks.trackers import MlflowSink, TensorBoardSink, WandbSink, check_tensorboard, check_tracker
@@ -69,7 +68,7 @@ def console_sinks(mode: str, stream: TextIO, clock: Callable[[], float] = time.m
     if mode == "auto" and stream is sys.stdout and (update := notebook_update()) is not None:
         return [NotebookConsole(update, clock)]
     if mode == "live" or (mode == "auto" and _is_live_terminal(stream)):
-        return [LiveConsole(Console(file=stream, force_terminal=True, highlight=False), clock)]
+        return [LiveConsole(PrintableConsole(stream, force_terminal=True), clock)]
     lines = StreamLines(stream)
     return [PlainConsole(lines, clock, bars=lines.has_bars)]
 

@@ -224,7 +224,7 @@ def under_policy(model: Any, settings: Settings, data: DataSet, everywhere: bool
 
 def read_given(given: DataArguments) -> DataSet:
     """The data as a run takes it; ConfigError or DataError for what Keras's `fit` would not take either."""
-    if not 0 <= given.validation_split < 1:
+    if not (isinstance(given.validation_split, int | float) and 0 <= given.validation_split < 1):
         raise ConfigError(Problem("validation_split", "must be at least 0 and below 1.", given.validation_split))
     if is_batched_source(given.x):
         return _of_batches(given)

@@ -6,6 +6,7 @@ Imports no Hydra, Keras or NumPy: an answer must come while one types.
 
 import argparse
 import os
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -174,7 +175,9 @@ class _Finder(CompletionFinder):
 
 def complete(output: TextIO | None = None, exit_method: Any = os._exit) -> None:
     """Answers the shell, which tells of the line in variables of the environment, and ends the process."""
-    line, cursor = os.environ["COMP_LINE"], int(os.environ["COMP_POINT"])
+    line, point = os.environ["COMP_LINE"], os.environ.get("COMP_POINT", "")
+    cursor = int(point) if re.fullmatch(r"[0-9]{1,6}", point) else len(line)
+    os.environ["COMP_POINT"] = str(cursor)  # argcomplete reads it too
     words = split_line(line, cursor)[3]
     os.environ["_ARGCOMPLETE"] = str(min(len(words), 2))  # argparse's words begin behind the verb, once there is one
     with suppress(ConfigError), config_directories(_config_directories(words[1:])):

@@ -62,11 +62,10 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
     if arguments.json:
         print_json(content)
     else:
-        from rich.console import Console
-
         from mpt_cli.diagnose.display import print_diagnosis
+        from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
-        print_diagnosis(found, files, Console(file=sys.stdout, highlight=False))
+        print_diagnosis(found, files, PrintableConsole(sys.stdout))
     return OK
 
 
@@ -204,12 +203,11 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
     if arguments.json:
         print_json(content)
     else:
-        from rich.console import Console
-
         from mpt_cli.diagnose.display import print_labelled
+        from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
         rows.append(("file", str(directory.diagnosis_json)))
-        print_labelled(rows, Console(file=sys.stdout, highlight=False))
+        print_labelled(rows, PrintableConsole(sys.stdout))
     return OK if content["status"] == "ok" else MISMATCH
 
 

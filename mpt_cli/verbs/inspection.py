@@ -16,7 +16,7 @@ from mpt_cli.settings.beside import move_recipe
 from mpt_cli.settings.checks import object_keys
 from mpt_cli.settings.json_schema import MODELINE, SCHEMA_FILE, TITLE, json_schema, key_fields
 from mpt_cli.settings.key import REQUIRED, Key, class_keys, format_range
-from mpt_cli.settings.limits import read_file
+from mpt_cli.settings.limits import MOST_BYTES, open_file, read_file
 from mpt_cli.settings.recipes import load_mapping, read_recipe
 from mpt_cli.settings.references import imported_names
 from mpt_cli.settings.schema import (
@@ -151,7 +151,11 @@ def _groups() -> list[dict[str, str]]:
 def _heading(path: Path) -> str:
     """The comment a group file opens with, to the first line that ends a sentence."""
     words = list[str]()
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    try:
+        lines = read_file(path, MOST_BYTES, errors="replace").splitlines()
+    except OSError as error:
+        return f"(unreadable: {error.strerror})"
+    for line in lines:
         if not line.startswith("#") or "@package" in line or (words and words[-1].endswith((".", "!", "?"))):
             break
         words.append(line.removeprefix("#").strip())
@@ -211,15 +215,24 @@ def run_copy(arguments: argparse.Namespace) -> int:
 
 def _content_for(target: Path, source: Path) -> bytes:
     """That of a recipe; one of the project's names what lies beside it from where the copy is."""
+    content = _content(source)
     if is_shipped(source):
-        return source.read_bytes()
+        return content
     from mpt_cli.settings.recipe_edit import RecipeText
 
     load_mapping(source)  # which says what is wrong with it
-    recipe = RecipeText(source.read_text(encoding="utf-8"))
+    recipe = RecipeText(content.decode("utf-8"))
     before = recipe.text
     move_recipe(recipe, source, target)
-    return recipe.text.encode() if recipe.text != before else source.read_bytes()
+    return recipe.text.encode() if recipe.text != before else content
+
+
+def _content(recipe: Path) -> bytes:
+    try:
+        with open_file(recipe) as file:
+            return file.read(MOST_BYTES)
+    except OSError as error:
+        raise DataError(f"{recipe} cannot be read: {error.strerror}.") from error
 
 
 def _destination_file(destination: str | None, name: str) -> Path:
@@ -393,13 +406,12 @@ def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
 
 
 def run_doctor(arguments: argparse.Namespace) -> int:
-    from rich.console import Console
-
     from mpt_cli.doctor import doctor, print_doctor_report
+    from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
     report = doctor(measure=not arguments.no_measure)
     if arguments.json:
         print_json(report.as_dict())
     else:
-        print_doctor_report(report, Console(file=sys.stdout, highlight=False))
+        print_doctor_report(report, PrintableConsole(sys.stdout))
     return report.exit_code

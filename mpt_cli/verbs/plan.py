@@ -23,9 +23,8 @@ def run_plan(arguments: argparse.Namespace) -> int:
         content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
         print_json({**content, "plans": [each.as_dict() for each in plans]})
         return OK
-    from rich.console import Console
-
     from mpt_cli.plan.display import print_plans
+    from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
-    print_plans(device, plans, Console(file=sys.stdout, highlight=False))
+    print_plans(device, plans, PrintableConsole(sys.stdout))
     return OK

@@ -1,7 +1,6 @@
 """`report`: one page of a run, of several overlaid, of sweeps or of a comparison."""
 
 import argparse
-import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from mpt_cli.sweep.joint import Joint, read_joint
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
 from mpt_cli.telemetry.console.plain import StreamLines
+from mpt_cli.telemetry.console.rich_console import terminal_columns
 from mpt_cli.verbs.arguments import PAGE
 from mpt_cli.verbs.parser import print_json, say
 
@@ -131,7 +131,7 @@ def _report_runs(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
         say("\n  ".join([f"{story.label}: {headline(story)}", *jumps, *story.gaps, *unseen]))
     if len(stories) == 1 and sys.stdout.isatty():
         shades = BLOCKS if StreamLines(sys.stdout).has_bars else LETTERS
-        for line in exponent_lines(stories[0], shutil.get_terminal_size().columns, shades):
+        for line in exponent_lines(stories[0], terminal_columns(), shades):
             say(line)
     say(f"page  {page}")
 

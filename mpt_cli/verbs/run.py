@@ -3,6 +3,7 @@
 import argparse
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
@@ -29,10 +30,14 @@ def run_run(arguments: argparse.Namespace) -> int:
         return OK
     if backend is not None:
         _choose_backend(backend)
-    from mpt_cli.engine.backend import set_import_variables
-    from mpt_cli.script import run_script
+    from mpt_cli.engine.backend import keras_import, set_import_variables
 
-    set_import_variables(settings, settings.policy.may_compute_in_float16)
+    chosen = backend or os.environ.get("KERAS_BACKEND")
+    on_it = replace(settings, backend=replace(settings.backend, name=chosen or settings.backend.name))
+    set_import_variables(on_it, settings.policy.may_compute_in_float16)
+    with keras_import(chosen or "the backend that it chooses"):
+        import keras  # noqa: F401
+    from mpt_cli.script import run_script
 
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
     seen, error = run_script(target, settings, ["run", *again, *rest])

@@ -1,8 +1,9 @@
 """Kills one run over and over and resumes it each time; a program of its own, because it forks.
 
-`python killed_chain.py BACKEND FOLDER KILLS SEED` leaves FOLDER/whole (uninterrupted) and FOLDER/killed, and prints a
-JSON object that says how. Two more attempts end by SIGTERM and by SIGINT. Each attempt is a process forked after the
-imports and before Keras computes anything, which is what a fork may be, and spares the four seconds of importing.
+`python killed_chain.py BACKEND FOLDER KILLS SEED words…` leaves FOLDER/whole (uninterrupted) and FOLDER/killed, and
+prints a JSON object that says how. Two more attempts end by SIGTERM and by SIGINT. Each attempt is a process forked
+after the imports and before Keras computes anything, which is what a fork may be, and spares the four seconds of
+importing.
 """
 
 import json
@@ -23,7 +24,7 @@ WORDS = [
 PATIENCE_SECONDS = 100.0
 
 
-def main(backend: str, folder: Path, kills: int, seed: int) -> None:
+def main(backend: str, folder: Path, kills: int, seed: int, *more: str) -> None:
     os.environ["KERAS_BACKEND"] = backend
     os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder / "cache")
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
@@ -33,7 +34,7 @@ def main(backend: str, folder: Path, kills: int, seed: int) -> None:
     import mpt_cli.training.session  # noqa: F401
 
     compiled = "trainer.jit_compile=" + ("true" if backend == "jax" else "false")
-    words = [*WORDS, f"backend={backend}", compiled]
+    words = [*WORDS, f"backend={backend}", compiled, *more]
     whole = _wait(_start([*words, f"run_dir={folder}/whole"]))
     chance, moments, during_writes = random.Random(seed), [], 0
     words += [f"run_dir={folder}/killed", "resume=auto"]
@@ -128,4 +129,4 @@ def _wait(process: int) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]), *sys.argv[5:])

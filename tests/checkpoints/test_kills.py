@@ -36,6 +36,33 @@ def test_twenty_kills_two_signals_and_the_same_end(tmp_path: Path, backend: str,
     _check_the_record(whole, killed)
 
 
+MORE = ["optimizer.gradient_accumulation_steps=2", "optimizer.use_ema=true", "optimizer.ema_momentum=0.9",
+        "trainer.feed=stream", "trainer.early_stopping.patience=50", "trainer.callbacks=[terminate_on_nan]"]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize(("backend", "seed"), [("tensorflow", 7), ("jax", 8)])
+def test_so_do_those_that_accumulate_and_average_with_callbacks_and_streamed_data(
+    tmp_path: Path, backend: str, seed: int
+) -> None:
+    program = Path(__file__).with_name("killed_chain.py")
+    done = subprocess.run(
+        [sys.executable, str(program), backend, str(tmp_path), "10", str(seed), *MORE],
+        capture_output=True, text=True, timeout=500, cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["whole"] == told["last"] == 0 and [each["code"] for each in told["moments"]].count(-9) == 10, told
+    whole, killed = RunDirectory(tmp_path / "whole"), RunDirectory(tmp_path / "killed")
+    assert first_difference(whole, killed) is None
+    summary = read_summary(killed.summary_json)
+    assert summary["steps_seen"] == 120 == summary["applied_steps"] + summary["skipped_steps"]
+    assert summary["skipped_steps"] >= 5
+    assert "stream" in (killed.path / "console.log").read_text()
+
+
 def _check_the_record(whole: RunDirectory, killed: RunDirectory) -> None:
     """What the comparison rests on: the run was eventful, and no line is missing or there twice."""
     summary = read_summary(killed.summary_json)

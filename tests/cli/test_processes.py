@@ -1,6 +1,8 @@
 """`mpt` as a real process: exit codes, streams, what it imports, pipes."""
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -95,3 +97,46 @@ def test_a_terminal_that_lacks_a_letter_still_gets_its_text(encoding, tmp_path) 
         done = subprocess.run([*_MPT, *words], cwd=tmp_path, env=environment, capture_output=True, timeout=60)
         assert done.returncode == (2 if "conf=größe" in words else 0), done.stderr
         assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.long
+def test_a_run_whose_standard_streams_are_closed_writes_its_files_and_nothing_else_into_them(tmp_path) -> None:
+    """The files would get the descriptors of the streams, and what TensorFlow and other processes write there."""
+    words = "train conf=digits_mlp trainer.max_steps=3 trainer.log_every_steps=1"
+    for name, closed in (("all", "<&- >&- 2>&-"), ("errors", "2>&-")):
+        command = f"{sys.executable} -m mpt_cli {words} run_dir={name} {closed}"
+        done = subprocess.run(["bash", "-c", command], cwd=tmp_path, stdout=subprocess.DEVNULL, timeout=300)
+        assert done.returncode == 0
+        lines = [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        assert [line["step"] for line in lines] == [1, 2, 3, 3] and (tmp_path / name / "events.jsonl").read_text() == ""
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        assert (summary["status"], summary["applied_steps"], summary["steps_seen"]) == ("finished", 3, 3)
+
+
+@pytest.mark.slow
+def test_closed_streams_lead_to_nowhere(tmp_path) -> None:
+    code = ("import os, sys; from mpt_cli.__main__ import open_closed_streams as opened; opened(); "
+            "print(1, flush=True); print(2, file=sys.stderr, flush=True); os.write(1, b'3'); "
+            "sys.exit(os.open('mine', os.O_CREAT) < 3)")  # fmt: skip
+    for closed in ("<&-", ">&-", "2>&-", "<&- >&- 2>&-"):
+        command = f"{sys.executable} -c {shlex.quote(code)} {closed}"
+        assert subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a limit of Linux")
+def test_where_no_thread_can_be_started_it_says_so(tmp_path) -> None:
+    code = """
+import os, resource, sys
+import mpt_cli.cli
+from mpt_cli.__main__ import main
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if os.geteuid() == 0:  # whom the limit does not hold for
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+sys.argv = ["mpt", "--version"]
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd="/", capture_output=True, text=True, timeout=60)
+    sentence = "mpt: can't start new thread. `ulimit -u` shows how many threads and processes this user may have.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (3, "", sentence)

@@ -197,6 +197,10 @@ def test_a_copy_that_cannot_be_made(mpt) -> None:
         (KeyboardInterrupt(), 130, "\nmpt: interrupted\n"),
         (MemoryError(), 3, "mpt check: there is no memory left: it takes more than there is.\n"),
         (MemoryError("no 8 GiB"), 3, "mpt check: there is no memory left: no 8 GiB.\n"),
+        (RuntimeError("can't start new thread"), 3, "mpt check: the system starts no more threads or processes: can't "
+         "start new thread. `ulimit -u` shows how many there may be.\n"),
+        (BlockingIOError(11, "Resource temporarily unavailable"), 3, "mpt check: the system starts no more threads or "
+         "processes: [Errno 11] Resource temporarily unavailable. `ulimit -u` shows how many there may be.\n"),
     ],
 )
 def test_an_error_becomes_its_exit_code(error, code, words, mpt, monkeypatch) -> None:

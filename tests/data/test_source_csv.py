@@ -108,6 +108,7 @@ def test_a_long_list_of_classes_is_cut(write):
      r"column 'a' has 1,001 different texts, too many to encode"),
     (b"a,kind\n\xff\xfe,cat\n", {}, r"is not UTF-8 text \(invalid start byte at byte \d+\)"),
     ('a,kind\n"1,cat\n2,dog\n', {}, r"line \d, can't be read as CSV: unexpected end of data"),
+    (f"a,kind\n{'x' * 200_000},cat\n2,dog\n", {}, r"line 2, can't be read as CSV: field larger than field limit"),
     ("", {}, r"pets\.csv is empty"),
 ])
 def test_bad_files(write, content, settings, message):

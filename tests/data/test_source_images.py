@@ -1,5 +1,8 @@
 """Folders of images."""
 
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -111,7 +114,17 @@ def _truncate(folder):
     (folder / "cats" / "1.png").write_bytes((folder / "cats" / "1.png").read_bytes()[:900])
 
 
+def _bomb(folder):
+    """Some bytes that say they have ten billion pixels."""
+    png = b"\x89PNG\r\n\x1a\n"
+    header = struct.pack(">IIBBBBB", 100_000, 100_000, 8, 0, 0, 0, 0)
+    for name, content in ((b"IHDR", header), (b"IDAT", zlib.compress(bytes(100)))):
+        png += struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
+    (folder / "cats" / "2.png").write_bytes(png)
+
+
 @pytest.mark.parametrize(("spoil", "message"), [
+    (_bomb, r"cats/2\.png can't be read as an image: Image size \(10000000000 pixels\) exceeds limit"),
     (_one_class, r"needs a sub-folder of images for each class, two or more\. Received: cats\."),
     (_truncate, r"data\.path: .*cats/1\.png can't be read as an image: .*truncated"),
     (lambda folder: (folder / "birds").mkdir(), r"no images in .*birds\. Known are \.bmp, "),

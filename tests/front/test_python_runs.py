@@ -453,6 +453,46 @@ def test_what_fit_can_not_train_is_said():
 
 
 @pytest.mark.slow
+def test_arguments_of_a_wrong_type_are_said(tmp_path):
+    x, y = data(20, bad=())
+
+    def fit(**arguments):
+        return lambda: mpt.fit(net(), x, y, **{"run_dir": tmp_path / "r", "settings": QUIET, **arguments})
+
+    cases = {
+        r"settings: must be a mapping from paths of keys.* Received: \[1\]": fit(settings=[1]),
+        r"settings: must be a mapping from paths of keys.* Received: \{3: 4\}": fit(settings={3: 4}),
+        r"callbacks: must be a list of Keras callbacks\. Received: 3": fit(callbacks=3),
+        r"trainer\.epochs: must be a whole number": fit(epochs="some"),
+        r"trainer\.epochs: must be a whole number. Received: 1.5": fit(epochs=1.5),
+        r"trainer\.batch_size: must be a whole number": fit(batch_size=object()),
+        r"seed: must be a whole number": fit(seed="x"),
+        r"policy": fit(policy=3),
+        r"loss_scale\.mode: must be one of .*, a number or a ScaleRule": fit(loss_scale=object()),
+        r"loss_scale\.mode: must be .* Received: 'dynamik'\. Did you mean dynamic\?": fit(loss_scale="dynamik"),
+        r"loss_scale\.mode: must be .* Received: 3\.": fit(loss_scale={"mode": 3}),
+        r"loss_scale\.initial_scale: must be": fit(loss_scale=10**400),
+        r"loss_scale\.initial_scale: must be a finite number": fit(loss_scale=float("nan")),
+        r"run directory .*none does not exist": fit(resume=tmp_path / "none"),
+        r"run_dir: must hold no NUL": fit(run_dir="a\0b"),
+        r"validation_split: must be": fit(validation_split="x"),
+        r'overrides: must be texts or mappings, as in "seed=1".* Received: 3': lambda: mpt.sweep(3),
+        r"overrides: must be texts": lambda: mpt.compare(None),
+        r"overrides: must be texts or ": lambda: mpt.plan(("seed=1",), device="h100"),
+        r"seed: cannot be read|seed: must be": lambda: mpt.sweep("conf=digits_mlp", {"seed": object()}),
+        r"description: must hold no NUL": lambda: mpt.sweep("conf=digits_mlp", {"description": "a\0b"}),
+        r"there is no such key": lambda: mpt.sweep("conf=digits_mlp", {3: 4}),
+        r"path: must be the path of a run directory. Received: 3": lambda: mpt.load_run(3),
+        r"path: must be the path of a run directory\.$": lambda: mpt.load_run(None),
+        r"does not exist": lambda: mpt.load_run("a\0b"),
+    }  # fmt: skip
+    for words, call in cases.items():
+        with pytest.raises((ConfigError, DataError), match=words):
+            call()
+    assert not (tmp_path / "r").exists()
+
+
+@pytest.mark.slow
 @only_on("tensorflow")
 def test_datasets_and_class_weights_are_taken_as_keras_takes_them(tmp_path):
     import tensorflow as tf

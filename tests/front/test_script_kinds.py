@@ -111,6 +111,10 @@ def test_a_dry_run_names_a_file_that_can_not_be_read_and_goes_on(project, monkey
     assert main(["run", "--dry-run", "parse.py"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == f"helpers.py:4: fit: {RECORDED}" and lines[2].startswith("pkg/nets.py: can't be read: ")
+    for deep in ("-" * 100_000 + "1", "a" + ".b" * 100_000):
+        Path("pkg/nets.py").write_text(deep)
+        assert main(["run", "--dry-run", "parse.py"]) == 0
+        assert "pkg/nets.py: can't be read: it is nested too deeply\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

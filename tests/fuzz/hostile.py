@@ -60,7 +60,7 @@ _MORE_KEYS = ("conf", "resume", "defaults", "vars", "hydra", "hydra.run.dir", "h
               "model.kwargs.api_key", "data.kwargs", "phases.0.epochs", "phases.9.x", "nosuch", "model", "~model",
               "+x", "++seed",
               "~seed", "policy@x", "/policy", "", ".", "a.b.c.d", "\x1b[31m", "trainer..epochs", "description",
-              "tags")  # fmt: skip
+              "tags", "trainer.metrics.0", "trainer.metrics.x", "model.kwargs.a.b")  # fmt: skip
 # `train` and its like go on to where Keras would be imported
 CALLS = ("check", "check --untrusted", "check --json", "show", "show --json", "show --untrusted", "train",
          "sweep --dry-run",
@@ -159,19 +159,32 @@ CORPUS = (
     Case(("reproduce", "--dry-run", "./x.yaml", "--junit", "./x.xml"), {"x.yaml": f"seed: '{TAKEN}'\n".encode()}),
     of_run("environment.json", b'{"schema_version": 1, "versions": {"keras": "\\ud800"}}', "report", RUN),
     recipe("trainer.epochs: 5\n"), Case(("check", "conf=/etc/passwd")), Case(("show", "conf=/etc/passwd")),
+    *(Case(("check", "conf=digits_mlp", "trainer.metrics=[mae]", word)) for word in ("~trainer.metrics.x",
+        "~trainer.metrics.0", "trainer.metrics.x=mse", "model.kwargs.a.b=1", "~phases.0")),
+    *(Case(tuple(words.split()), {"recipes/digits_mlp.yaml": kind, "conf/policy/odd.yaml": kind})
+      for kind in (FIFO, LOOP, FOLDER) for words in ("list", "list groups", "list policies", "check conf=digits_mlp",
+          "check conf=digits_cnn policy=odd", "copy digits_mlp")),
+    *(of_run("header.json", json.dumps({"schema_version": 1, **dict.fromkeys(("recipe", "description", "run_dir",
+        "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution"), "x"), "epochs": 5,
+        "steps_per_epoch": 18, "total_steps": 90, "scaling": {"mode": "dynamic", **scaling}}).encode(), "watch", RUN)
+      for scaling in ({"largest_factor": "2**9"}, {"mode": 3}, {"numbers": []})),
+    Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
+        {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
+    *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
+    of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)
       for name in ("config.yaml", "summary.json", "metrics.jsonl", "header.json", ".lock") for verb in ("watch run",
           "report run")),
 )  # fmt: skip
 
 
-EVEN, QUICK = (9, 7, 7, 7, 60, 10), (5, 4, 3, 2, 76, 10)  # how often each of the ways below
+EVEN, QUICK = (9, 7, 7, 7, 60, 10, 5), (5, 4, 3, 2, 76, 10, 2)  # how often each of the ways below
 
 
 def drawn(seed: int, count: int, shelf: Path, mix: tuple[int, ...]) -> Iterator[Case]:
     """The same cases for the same seed; `shelf` holds the directories of a run and of a sweep. QUICK has fewer of those
     in which Hydra composes, which takes a tenth of a second."""
-    ways = (_words, _broken_recipe, _grown_recipe, _run_gone_on_with, _run_looked_at, _damaged_sweep)
+    ways = (_words, _broken_recipe, _grown_recipe, _run_gone_on_with, _run_looked_at, _damaged_sweep, _strange_project)
     for number in range(count):
         draw = random.Random(f"{seed}/{number}")
         yield draw.choices(ways, mix)[0](draw, shelf)
@@ -217,6 +230,20 @@ def _broken_recipe(draw: random.Random, shelf: Path) -> Case:
     )
     words = _call(draw)
     return Case((*words, "./x.yaml" if words[0] == "reproduce" else "conf=./x.yaml"), {"x.yaml": content})
+
+
+def _strange_project(draw: random.Random, shelf: Path) -> Case:
+    """A file of a group or a recipe of the project's own, broken, or something that only has the name of one."""
+    folder = draw.choice((conf_directory(), recipes_directory()))
+    path = draw.choice([path for path in sorted(folder.rglob("*.yaml")) if path.name != "config.yaml"])
+    name = draw.choice((path.stem, "odd"))
+    group = path.parent.name if folder == conf_directory() else ""
+    own = (f"conf=digits_mlp {group}={name}", f"conf=digits_cnn {group}=glob(*)") if group else (f"conf={name}",)
+    words = (f"check {own[0]}", f"show {own[0]}", f"sweep {own[-1]} --dry-run", "list groups", "list", "list policies",
+             "check conf=digits_cnn", f"copy {name}", "reproduce recipes --dry-run")  # fmt: skip
+    content = draw.choice((FIFO, FOLDER, LOOP)) if draw.random() < 0.3 else mutated_bytes(draw, path.read_bytes())
+    where = f"conf/{group}/{name}.yaml" if group else f"recipes/{name}.yaml"
+    return Case(tuple(draw.choice(words).split()), {where: content})
 
 
 def _grown_recipe(draw: random.Random, shelf: Path) -> Case:

@@ -219,6 +219,7 @@ def lay(case: Case, shelf: Path, folder: Path) -> None:
         shutil.copytree(shelf / name, folder / name)
     for name, content in case.files.items():
         path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)
         if isinstance(content, bytes):
             path.write_bytes(content)

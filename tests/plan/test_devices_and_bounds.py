@@ -89,6 +89,9 @@ def test_a_device_of_ones_own(tmp_path):
     ("l2_cache_kib: 51200", "l2_cache_kib: 1.5", "l2_cache_kib: must be a whole number above 0. Received: 1.5"),
     ("float32: 67, ", "", "teraflops: must be numbers above 0 by dtype, float32 among them."),
     ("matrix_units: [float8, float16, bfloat16, tf32, float64]", "matrix_units: 3", "matrix_units: must be dtypes."),
+    ('"9.0"', '"9.²"', r'compute_capability: must be a version in quotes, as "9.0". Received: .9.².'),
+    ("memory_gib: 80", "memory_gib: 1.0e+308", "memory_gib: must be at most 1,000,000,000. Received: 1e\\+308"),
+    ("float32: 67, ", "float32: 1.0e+300, ", "teraflops: must be at most 1,000,000,000."),
     ("description: NVIDIA H100 80GB HBM3", "description: 3", "description: must be one line of text."),
 ])  # fmt: skip
 def test_a_wrong_file_of_a_device_is_told_what_is_wrong(old, new, words, tmp_path):

@@ -2,7 +2,11 @@
 
 import io
 import signal
+import subprocess
 import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -74,3 +78,48 @@ def test_a_process_that_can_not_be_started_is_said(monkeypatch) -> None:
     monkeypatch.setattr(sys, "executable", "/no/such/program")
     with pytest.raises(DataError, match=r"process 0 of 2 could not be started: .*No such file or directory"):
         launch.launch(load_settings(TWO), TWO)
+
+
+LAUNCHER = """
+import sys
+from mpt_cli.jobs import launch
+from mpt_cli.jobs.executor import Command
+from mpt_cli.settings import load_settings
+
+def sleeps(info, words, log, share):
+    return Command(str(info), ["sleep", "100"], None, log, is_heard=info.is_rank0)
+
+launch._command = sleeps
+launch.launch(load_settings(sys.argv[1:]), [])
+"""
+
+
+@pytest.mark.slow
+def test_a_launcher_that_is_killed_leaves_no_orphans() -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, *TWO], stdout=subprocess.DEVNULL)
+    started = wait_for(lambda: [pid for pid in children_of(launcher.pid) if name_of(pid) == "sleep"], 2)
+    launcher.kill()
+    launcher.wait()
+    wait_for(lambda: [pid for pid in started if name_of(pid) != "sleep"], 2)
+
+
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def name_of(pid: int) -> str:
+    """Empty where there is no such process, and of one that has ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    name, _, rest = stat.partition("(")[2].rpartition(")")
+    return "" if rest.split()[0] in "ZX" else name
+
+
+def wait_for(found: Callable[[], list[int]], count: int) -> list[int]:
+    end = time.monotonic() + 60
+    while len(pids := found()) < count:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    return pids

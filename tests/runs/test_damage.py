@@ -84,8 +84,8 @@ DAMAGES = {
 }  # fmt: skip
 READ = ["config.yaml", "environment.json", "header.json", "summary.json", "metrics.jsonl", "events.jsonl",
         "preprocessing.json"]  # fmt: skip
-RESUMED = ["config.yaml", "summary.json", "metrics.jsonl", "events.jsonl", "metrics.csv", "spikes.jsonl",
-           "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]  # fmt: skip
+RESUMED = ["config.yaml", "environment.json", "console.log", "summary.json", "metrics.jsonl", "events.jsonl",
+           "metrics.csv", "spikes.jsonl", "checkpoints/step-000000023.json", "checkpoints/step-000000023.npz"]
 OF_RESUMED = ["truncated", "flipped", "directory", "deep", "types", "pipe", "unreadable"]
 
 
@@ -182,6 +182,15 @@ def test_a_page_says_what_is_missing(copy, capfd, damage):
             assert "\x1b" not in (copy / "report.html").read_text()
         shutil.rmtree(copy / name) if (copy / name).is_dir() else (copy / name).unlink(missing_ok=True)
         (copy / name).write_bytes(whole)
+
+
+@pytest.mark.parametrize("damage", ["directory", "pipe", "unreadable", "loop", "nul"])
+def test_a_page_that_is_there_and_is_none_stays_as_it_is(copy, capfd, damage):
+    (copy / "report.html").write_text("mine")
+    DAMAGES[damage](copy / "report.html")
+    before = os.lstat(copy / "report.html")
+    assert check(capfd, "report", str(copy)) == 3
+    assert os.path.samestat(before, os.lstat(copy / "report.html"))
 
 
 @pytest.mark.long

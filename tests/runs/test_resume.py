@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from finished_run import FINISHED
 
+from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.runs.directory import Holder, RunDirectory, note_holder, read_holder, write_json
 from mpt_cli.runs.resume import (
@@ -105,6 +106,26 @@ def test_two_processes_never_write_in_one_run() -> None:
         pass
     with run.lock():
         pass
+
+
+def test_a_run_whose_record_lacks_a_secret_is_gone_on_with_where_that_is_given_again(monkeypatch) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    secret = ("model=builder", "model.builder=parts.py:net", "model.kwargs={api_key: sk-12345, at: 'https://a:b1b2@h'}")
+    run = _run(Path("here"), *secret)
+    assert "sk-12345" not in run.config_yaml.read_text()
+    assert check_resumable(run, _settings(*secret)) == {}
+    assert find_run(_settings(*secret, "resume=auto", "run_dir=here")) == run
+    with pytest.raises(ConfigError, match=r"model\.kwargs\.api_key: is not in the record, which holds no secrets"):
+        stored_settings(run)
+
+
+def test_a_lock_that_is_a_pipe_or_a_device_is_said_and_not_waited_for() -> None:
+    run = _run(Path("here"))
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/null")):
+        run.lock_file.unlink(missing_ok=True)
+        make(run.lock_file)
+        with pytest.raises(DataError, match="here can't be written: it is no regular file"), run.lock():
+            pass
 
 
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.EOPNOTSUPP])

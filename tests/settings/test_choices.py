@@ -2,6 +2,7 @@
 
 import pytest
 
+from mpt_cli.settings import load
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 
@@ -101,6 +102,39 @@ def test_what_nobody_gives_cannot_be_taken_back(own, messages) -> None:
     assert messages(own, "~optimizer.clipnorm") == [
         "~optimizer.clipnorm: there is nothing to take back: neither recipe nor group file gives it."
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("word", "sentence"), [
+    ("phases.N.freeze=[a]", "phases.N.freeze: phases is a list, whose parts have numbers. Write phases.0.freeze for "
+     "the first, or give the whole list."),
+    ("trainer.metrics.best=mse", "trainer.metrics.best: trainer.metrics is a list, whose parts have numbers. Write "
+     "trainer.metrics.0 for the first, or give the whole list."),
+    ("~trainer.metrics.best", "trainer.metrics.best: trainer.metrics is a list, whose parts have numbers. Write "
+     "trainer.metrics.0 for the first, or give the whole list."),
+    ("~trainer.metrics.0", "~trainer.metrics.0: a part of a list cannot be taken back. Give the whole list: "
+     "trainer.metrics=[…]."),
+    ("model.kwargs.sizes.a=1", "model.kwargs.sizes.a: model.kwargs.sizes is a list, whose parts have numbers. Write "
+     "model.kwargs.sizes.0 for the first, or give the whole list."),
+])  # fmt: skip
+def test_a_word_that_names_a_part_of_a_list_as_one_of_a_mapping(word, sentence, own, messages) -> None:
+    before = ["trainer.metrics=[mae, mse]", "model.builder=nets:build", "model.kwargs={sizes: [1, 2]}"]
+    assert messages(own, *before, word) == [sentence]
+
+
+def test_a_part_of_a_list_is_set_by_its_number(own) -> None:
+    settings = load_settings([own, "trainer.metrics=[mae, auto]", "trainer.metrics.1=mse"])
+    assert settings.trainer.metrics == ["mae", "mse"]
+
+
+@pytest.mark.slow
+def test_a_bug_of_ours_while_a_recipe_is_composed_is_not_told_as_its_fault(own, monkeypatch) -> None:
+    def broken(group: str) -> None:
+        raise TypeError("a bug")
+
+    monkeypatch.setattr(load, "group_files", broken)
+    with pytest.raises(TypeError, match="a bug"):
+        load_settings([own, "trainer.epochs=3"])
 
 
 def test_plain_text_needs_no_quotes(own) -> None:

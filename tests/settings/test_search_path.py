@@ -228,3 +228,53 @@ def test_the_recipe_of_the_guide_is_composed_as_it_says() -> None:
     settings = load_settings(["conf=./mine.yaml"])
     assert (settings.policy.name, settings.expect, settings.trainer.epochs) == ("float32", {"steps_seen": 3}, 6)
     assert (settings.loss_scale.initial_scale, settings.model.hidden_units) == (128.0, [64, 64])
+
+
+def a_pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def an_endless_device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def a_link_to_nowhere(path: Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def a_link_to_itself(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+@pytest.fixture(params=[a_pipe, an_endless_device, a_link_to_nowhere, a_link_to_itself, Path.mkdir])
+def strange(request) -> str:
+    """A project in which nothing is a file: named like a shipped recipe and group file, and otherwise."""
+    for name in ("conf/policy/mixed_float16.yaml", "conf/policy/odd.yaml", "recipes/digits_mlp.yaml",
+                 "recipes/odd.yaml"):  # fmt: skip
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        request.param(Path(name))
+    return request.param.__name__
+
+
+@pytest.mark.slow
+def test_what_is_no_file_in_a_project_is_said_and_hangs_nothing(strange, capsys) -> None:
+    kinds = ("recipes", "groups", "policies")
+    assert [main(["list", kind]) for kind in kinds] == [0] * len(kinds)
+    listed = capsys.readouterr().out
+    assert ("(unreadable: " in listed) == (strange != "mkdir")
+    code = 0 if strange == "mkdir" else 2
+    assert main(["check", "conf=digits_cnn"]) == 0
+    assert main(["check", "conf=digits_mlp"]) == code
+    assert main(["check", "conf=odd"]) == main(["check", "conf=digits_cnn", "policy=odd"]) == 2
+    assert main(["copy", "odd", "mine.yaml"]) in (2, 3) and not Path("mine.yaml").exists()
+    assert main(["sweep", "conf=digits_mlp", "seed=0,1", "--dry-run"]) == code
+    said = capsys.readouterr().err
+    assert "Traceback" not in said and said.count("mpt check: ") == (2 if strange == "mkdir" else 3), said
+    if strange != "mkdir":
+        assert "recipes/digits_mlp.yaml has the name of a shipped recipe and says something else" in said
+
+
+def test_a_function_in_a_file_that_is_a_link_to_itself(capsys) -> None:
+    a_link_to_itself(Path("nets.py"))
+    assert main(["check", "conf=digits_cnn", "model.builder=./nets.py:build"]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err

@@ -380,3 +380,22 @@ def test_an_earlier_attempts_summary_is_not_taken_for_this_ones(stubs):
     assert (result.status, result.reason) == ("killed", "the job was lost. Its machine is gone.")
     ending.write_text("{half")
     assert read_results(found.sweep).results[0].status == "not run"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("field", "value", "said"), [
+    ("name", "../../elsewhere", "the name of a job must be that of a folder in it, not '../../elsewhere'"),
+    ("name", "..", "the name of a job must be that of a folder in it, not '..'"),
+    ("name", 3, "name must not be 3"), ("words", "seed=1", "words must not be 'seed=1'"),
+    ("environment", {"A": 1}, "environment must not be {'A': 1}"),
+])  # fmt: skip
+def test_a_plan_can_not_name_places_outside_of_its_sweep(field, value, said, stubs, tmp_path, capsys):
+    stubs.start(["conf=digits_mlp", "seed=0,1", "sweep_dir=s"])
+    plan = json.loads((tmp_path / "s" / "sweep.json").read_text())
+    plan["jobs"][1][field] = value
+    (tmp_path / "s" / "sweep.json").write_text(json.dumps(plan))
+    before = sorted(tmp_path.rglob("*"))
+    for words in (["report", "s"], ["report", "s", "s"], ["watch", "s"], ["sweep", "--resume", "s"]):
+        assert main(words) == 3
+        assert capsys.readouterr().err == f"mpt {words[0]}: s/sweep.json is damaged: {said}.\n"
+    assert sorted(tmp_path.rglob("*")) == before

@@ -58,6 +58,18 @@ def test_sbatch_is_told_the_settings_and_the_job_ends_with_its_own_code(stubs, s
 
 
 @pytest.mark.slow
+def test_a_job_is_handed_over_without_the_secrets_of_the_environment(stubs, slurm, tmp_path, monkeypatch):
+    monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
+    _, code = launched(stubs, ["seed=0", "description='${oc.env:DB_PASSWORD}'", "sweep_dir=s"])
+    assert code == 0
+    found = [path for folder in (slurm, tmp_path / "s") for path in folder.rglob("*") if path.is_file()]
+    handed = [path for path in found if path.suffix != ".environment"]  # which the stub notes where it runs
+    assert len(handed) > 3
+    assert [str(path) for path in handed if b"hunter2" in path.read_bytes()] == []
+    assert "${oc.env:DB_PASSWORD}" in (tmp_path / "s" / "sweep.json").read_text()
+
+
+@pytest.mark.slow
 def test_what_sbatch_refuses_is_said_of_each_job(stubs, slurm, tmp_path):
     (tmp_path / "bin" / "sbatch").write_text("#!/bin/sh\necho 'sbatch: error: invalid partition: gpu' >&2\nexit 1\n")
     found, code = launched(stubs, ["seed=0,1"])

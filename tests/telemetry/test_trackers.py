@@ -10,10 +10,12 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.errors import ConfigError, DataError
+from mpt_cli import redaction
+from mpt_cli.errors import ConfigError, DataError, printable
 from mpt_cli.settings.schema import LoggerSettings
-from mpt_cli.telemetry.records import Event, GradientSample
+from mpt_cli.telemetry.records import Event, GradientSample, RunHeader
 from mpt_cli.telemetry.setup import check_logger
+from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks.trackers import MlflowSink, WandbSink
 
 RISE = Event(12, 1, "growth", 16384.0, 32768.0)
@@ -109,3 +111,30 @@ def test_a_tracker_that_fails_is_named(monkeypatch: pytest.MonkeyPatch, snapshot
     sink._run = Full()
     with pytest.raises(DataError, match=r"wandb could not take what it was given: no space left. Set logger.wandb"):
         sink.snapshot(snapshot)
+
+
+def test_what_a_tracker_is_sent_and_what_it_says_of_its_server_holds_no_secret(monkeypatch, header) -> None:
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setattr(importlib, "import_module", lambda name: Unreachable)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://me:pa55@host")
+    with pytest.raises(DataError) as caught:
+        MlflowSink(Path("unused")).start(header)
+    assert "could not take what it was given: no route to https://me:<redacted>@host" in printable(str(caught.value))
+
+    class Taken(WandbSink):
+        def _begin(self, header: RunHeader) -> None:
+            taken.append(header)
+
+    taken: list[RunHeader] = []
+    redaction.note_variable("DB_PASSWORD", "hunter2")
+    Telemetry([Taken(Path("unused"))]).start(replace(header, description="of hunter2", data="hunter2.csv"))
+    assert (taken[0].description, taken[0].data) == ("of ${oc.env:DB_PASSWORD}", "${oc.env:DB_PASSWORD}.csv")
+
+
+class Unreachable:
+    """MLflow's module, whose server does not answer."""
+
+    @staticmethod
+    def MlflowClient(place: str) -> None:
+        raise RuntimeError(f"no route to {place}")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from backends import only_on
+from preloaded import ENVIRONMENT, mpt
 
 from mpt_cli.engine import backend as compile_cache
 from mpt_cli.engine.backend import cache_folder, drop_oldest, use_compile_cache
@@ -77,6 +78,20 @@ def test_a_place_that_is_a_file_is_said_and_no_error(tmp_path: Path) -> None:
     assert said is not None and "Not a directory" in said
 
 
+def test_a_user_without_a_home_is_said_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """HOME is not set, and no account has the number of this user, as in a container."""
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert use_compile_cache(settings("auto"), {}) == (
+        "Compiled programs are not kept: there is no home directory, and HOME is not set. backend.compile_cache=FOLDER "
+        "takes another folder."
+    )
+
+
 def test_what_others_left_in_the_folder_is_no_error(tmp_path: Path, folder: Path) -> None:
     prefix = compile_cache._marker_prefix()
     for name in (f"{prefix}backup~", f"{prefix}-1"):
@@ -138,3 +153,15 @@ def test_a_second_run_takes_the_programs_of_the_first_and_ends_with_its_weights(
 
 def losses(run: Path) -> list[object]:
     return [json.loads(line)["loss"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.long
+@only_on("tensorflow")  # a matter of its own processes
+def test_a_folder_of_any_name_keeps_programs(tmp_path: Path) -> None:
+    """TensorFlow's flags end at a space."""
+    cache = tmp_path / 'my "cache\\ of it'
+    done = mpt("train", "conf=digits_mlp", "trainer.max_steps=5", "trainer.jit_compile=true", "run_dir=r",
+               "logger.console=quiet", cwd=tmp_path, fresh=True,
+               env={**ENVIRONMENT, "XDG_CACHE_HOME": str(cache)})  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(programs(cache)) > 2

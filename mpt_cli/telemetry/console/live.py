@@ -23,6 +23,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from mpt_cli.errors import printable
 from mpt_cli.telemetry.console.lines import LABEL_WIDTH, EpochConsole, Narrator, final_rows, header_rows, labelled_lines
 from mpt_cli.telemetry.console.table import (
     HEADING_STYLE,
@@ -381,7 +382,8 @@ class NotebookConsole(EpochConsole):
 
     def _show(self) -> None:
         self._shown_at = self._clock()
-        lines = [*self._top, *([[("", "")]] if self._top else []), *self._lines, *(self._end or [self._live_line()])]
+        kept = [*self._top, *([[("", "")]] if self._top else []), *self._lines, *(self._end or [self._live_line()])]
+        lines = [[(printable(text), style) for text, style in line] for line in kept]
         # a page's own style for <pre> may be another font, in which no column stands under its heading
         style = "font-family:monospace;white-space:pre;line-height:1.3;overflow-x:auto;margin:0"
         page = "\n".join(map(_html, lines))

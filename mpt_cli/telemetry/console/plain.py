@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
+from mpt_cli.errors import printable
 from mpt_cli.telemetry.console.lines import (
     EpochConsole,
     Narrator,
@@ -104,7 +105,7 @@ class PlainConsole(EpochConsole):
     def _write(self, lines: Sequence[str]) -> None:
         with self._writing:
             for line in lines:
-                self._write_line(line)
+                self._write_line(printable(line))  # names of layers and metrics are the model's
 
 
 class StreamLines:

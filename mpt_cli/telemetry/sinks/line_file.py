@@ -1,5 +1,6 @@
 """A text file that only ever grows by whole lines, so that a killed run leaves it readable."""
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -108,6 +109,8 @@ def repair_tail(path: Path) -> int:
     """Cut a partial last line (one without a line end) off the file; returns how many bytes went. No file: 0."""
     if not path.exists():
         return 0
+    if path.is_fifo():
+        raise OSError(errno.EINVAL, "it is a pipe", str(path))
     with path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         end = size

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
+from mpt_cli.redaction import note_passwords
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.telemetry.sinks.jsonl_csv import GRADIENT_FIELDS
@@ -192,7 +193,9 @@ class MlflowSink(_Tracker):
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # later versions want to be told
         tracking = importlib.import_module("mlflow.tracking")
         self._entities = importlib.import_module("mlflow.entities")
-        self._client = tracking.MlflowClient(os.environ.get("MLFLOW_TRACKING_URI") or self._folder.resolve().as_uri())
+        place = os.environ.get("MLFLOW_TRACKING_URI") or self._folder.resolve().as_uri()
+        note_passwords(place)  # what fails there names it
+        self._client = tracking.MlflowClient(place)
         known = self._client.get_experiment_by_name(header.recipe)
         experiment = known.experiment_id if known else self._client.create_experiment(header.recipe)
         self._run_id = self._client.create_run(experiment, run_name=Path(header.run_dir).name).info.run_id

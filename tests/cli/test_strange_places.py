@@ -1,0 +1,103 @@
+"""Runs in places, and under variables, that a careful user would not have: what is printed works there too."""
+
+import json
+import os
+import shlex
+import signal
+from pathlib import Path
+
+import pytest
+from backends import only_on
+from preloaded import ENVIRONMENT, mpt
+
+from mpt_cli.settings.overrides import format_override
+
+pytestmark = [pytest.mark.slow, only_on("tensorflow")]
+SHORT = ["conf=digits_mlp", "model.hidden_units=[8]", "trainer.jit_compile=false", "trainer.max_steps=5"]
+NAMES = ["-a 'b' \"c\"", "ü\nx", "~x=$(y) ${seed} *"]
+
+
+def check_whole(run: Path, steps: int = 5) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", steps, steps)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_a_run_directory_of_any_name_is_trained_in_looked_at_and_gone_on_with(name, tmp_path) -> None:
+    done = mpt("train", *SHORT, format_override("run_dir", name), cwd=tmp_path)
+    assert done.returncode == 0 and [path.name for path in tmp_path.iterdir()] == [name], done.stderr
+    check_whole(tmp_path / name)
+    words = shlex.split(done.stdout[done.stdout.index("mpt evaluate") :])[1:3]
+    assert words[0] == "evaluate" and words[1] in (name, f"./{name}")
+    for verb in ("evaluate", "watch", "report"):
+        done = mpt(verb, words[1], cwd=tmp_path)
+        assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    done = mpt("train", format_override("resume", f"./{name}"), "trainer.max_steps=8", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    check_whole(tmp_path / name, 8)
+
+
+@pytest.mark.parametrize(("settings", "said"), [
+    ('{"floatx": "float99"}', "ValueError: Invalid `floatx` configuration"),
+    ("[1]", "AttributeError: 'list' object has no attribute 'get'"),
+])  # fmt: skip
+def test_settings_of_keras_that_it_can_not_read_are_no_bug_of_ours(settings, said, tmp_path) -> None:
+    (tmp_path / "keras.json").write_text(settings)
+    done = mpt("train", *SHORT, "run_dir=r", cwd=tmp_path, env={**ENVIRONMENT, "KERAS_HOME": str(tmp_path)}, fresh=True)
+    assert done.returncode == 2 and "This is a bug" not in done.stderr
+    assert f"mpt train: backend.name: Keras can't be imported on tensorflow: {said}" in done.stderr
+    assert "Keras reads keras.json in KERAS_HOME (default: ~/.keras)" in done.stderr
+    assert not (tmp_path / "r").exists()
+
+
+def test_a_backend_that_keras_does_not_have_is_said_of_a_script(tmp_path) -> None:
+    (tmp_path / "script.py").write_text("import keras\n")
+    done = mpt("run", "script.py", cwd=tmp_path, env={**ENVIRONMENT, "KERAS_BACKEND": "nosuch"}, fresh=True)
+    assert done.returncode == 2 and "This is a bug" not in done.stderr
+    assert "mpt run: backend.name: Keras can't be imported on nosuch: " in done.stderr
+
+
+@pytest.mark.long
+def test_without_a_home_and_with_a_locale_of_ascii_a_run_is_whole(tmp_path) -> None:
+    bare = {"PATH": os.environ["PATH"], "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
+            "TERM": "\x1b[31m", "COLUMNS": "0", "TMPDIR": str(tmp_path)}  # fmt: skip
+    done = mpt("train", *SHORT, "run_dir=r", "description=grün", "seed=1", cwd=tmp_path, env=bare, fresh=True)
+    assert done.returncode in (0, 2) and "Traceback" not in done.stderr, done.stderr
+    if done.returncode == 0:
+        check_whole(tmp_path / "r")
+
+
+PARTS = """
+import os, signal
+import keras
+
+class Kills(keras.callbacks.Callback):
+    def on_train_end(self, logs=None):
+        if not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGTERM)
+
+class KillsWhenSaved(keras.layers.Dense):
+    def save_own_variables(self, store):
+        os.kill(os.getpid(), signal.SIGTERM)
+        super().save_own_variables(store)
+
+def net(input_shape, num_classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), KillsWhenSaved(num_classes)])
+"""
+
+
+@pytest.mark.parametrize("words", [["trainer.callbacks=['parts.py:Kills']", "optimizer.use_ema=true"],
+                                   ["model=builder", "model.builder=parts.py:net"]], ids=["ema", "model"])  # fmt: skip
+def test_a_signal_between_the_last_step_and_the_end_of_the_run_leaves_it_whole(words, tmp_path) -> None:
+    (tmp_path / "parts.py").write_text(PARTS)
+    base = ["conf=digits_mlp", "trainer.jit_compile=false", "trainer.max_steps=5", "run_dir=r", *words]
+    done = mpt("train", *base, cwd=tmp_path)
+    assert done.returncode in (0, 128 + signal.SIGTERM) and "Traceback" not in done.stderr, done.stderr
+    summary = json.loads((tmp_path / "r" / "summary.json").read_text())
+    assert (summary["exit_code"], summary["steps_seen"], summary["applied_steps"]) == (done.returncode, 5, 5)
+    assert summary["status"] == ("finished" if done.returncode == 0 else "terminated")
+    if done.returncode:  # before its model was saved: its checkpoint is
+        assert mpt("train", "resume=r", cwd=tmp_path).returncode == 0
+        check_whole(tmp_path / "r")
+    assert mpt("evaluate", "r", cwd=tmp_path).returncode == 0
