@@ -310,6 +310,29 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     return replace(settings, expect=read_expect(settings.expect)), recipe
 
 
+def interpolations(overrides: list[str]) -> list[str]:
+    """Those values of a sound configuration that it makes of others, as they are written.
+
+    >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
+    ['${trainer.epochs}']
+    """
+    given = parse_overrides(overrides)
+    recipe, problems = _read_recipe(given)
+    with searching(recipe.searchpath):
+        choices, _ = _sound_choices(recipe, given, problems)
+        bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
+        composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
+    return [text for text in _texts(composed) if "${" in text]
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, dict | list):
+        for inside in value.values() if isinstance(value, dict) else value:
+            yield from _texts(inside)
+    elif isinstance(value, str):
+        yield value
+
+
 @cache
 def _say_once(note: str) -> None:
     """A sweep reads its recipe for each of its jobs."""

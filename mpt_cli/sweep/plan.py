@@ -16,6 +16,7 @@ from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.checks import check_combinations, object_keys
 from mpt_cli.settings.key import BadValue, read_number, read_value
+from mpt_cli.settings.load import interpolations
 from mpt_cli.settings.overrides import parse_override
 from mpt_cli.settings.schema import Settings, find_key
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
@@ -317,12 +318,14 @@ def _load_all(jobs: list[list[str]]) -> list[tuple[list[str], Settings]]:
 
 class SettingsLoader:
     """Loads the settings of jobs. Hydra takes 0.1 s to compose those of one; where jobs differ in plain numbers alone,
-    and two that differ in a key were composed and differ in nothing else, others have their own number under that key.
+    two that differ in a key were composed and differ in nothing else, and no interpolation names it, others have their
+    own number under that key.
     """
 
     def __init__(self) -> None:
         self._first: dict[Words, Settings] = {}
         self._independent: dict[Words, set[str]] = {}  # keys of which an interpolation makes no other
+        self._interpolations: dict[Words, str] = {}
 
     def __call__(self, words: Sequence[str]) -> Settings:
         """ConfigError with the problems of these words."""
@@ -332,13 +335,15 @@ class SettingsLoader:
         changed = {} if first is None else _read_numbers(first, [match.groups() for match in found.values()])
         if first is None or changed is None or _given_twice(words):
             settings = load_settings([*words])
-            self._first.setdefault(alike, settings)
+            if self._first.setdefault(alike, settings) is settings:
+                self._interpolations[alike] = " ".join(interpolations([*words]))
             return settings
         expected, independent = _with_values(first, changed), self._independent.setdefault(alike, set())
         if changed.keys() <= independent and not check_combinations(expected, set()):
             return expected
         settings = load_settings([*words])
-        independent.update(changed if settings == expected else ())
+        if settings == expected:
+            independent.update(key for key in changed if key.rpartition(".")[2] not in self._interpolations[alike])
         return settings
 
 

@@ -114,6 +114,15 @@ def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monke
 
 
 @pytest.mark.slow
+def test_what_is_made_of_a_number_is_composed_for_each_where_two_of_it_come_to_the_same(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own.yaml").write_text("data: {limit: \"${eval:'${trainer.batch_size} // 100 + 500'}\"}\n")
+    load = plan.SettingsLoader()
+    limits = [load(["conf=./own.yaml", f"trainer.batch_size={size}"]).data.limit for size in (10, 20, 30, 150)]
+    assert limits == [500, 500, 500, 501]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "values"),
     [
