@@ -432,11 +432,12 @@ def _drop_unfinished(folder: Path) -> None:
         number = marker.name.rpartition("-")[2]
         if not number.isdecimal() or _is_running(int(number)):  # a copy that an editor or a backup made is no marker
             continue
-        started = marker.stat().st_mtime
-        for path in filter(Path.is_file, folder.iterdir()):
-            with suppress(FileNotFoundError):
-                if path.stat().st_mtime >= started:
-                    path.unlink()
+        with suppress(FileNotFoundError):  # another run may tidy up too
+            started = marker.stat().st_mtime
+            for path in filter(Path.is_file, folder.iterdir()):
+                with suppress(FileNotFoundError):
+                    if path.stat().st_mtime >= started:
+                        path.unlink()
 
 
 def _marker_prefix() -> str:

@@ -56,8 +56,11 @@ class Drift:
     high: float
 
     def __str__(self) -> str:
-        low, high = format_number(self.low), format_number(self.high)
-        return f"{self.figure} {format_number(self.value)}, not within {low} … {high}"
+        texts = [format_number(number) for number in (self.value, self.low, self.high)]
+        if len(set(texts)) < len(texts):  # of runs that came to the same, a last digit is a drift
+            texts = [f"{number:.9g}" for number in (self.value, self.low, self.high)]
+        value, low, high = texts
+        return f"{self.figure} {value}, not within {low} … {high}"
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,7 @@ def likely_range(values: Sequence[float]) -> tuple[float, float]:
 
 def judge(entry: Entry, before: Iterable[Entry]) -> Judgement:
     """Holds the entry against the last that passed of the same recipe, words and kind of machine."""
-    same = ("recipe", "words", "kind")
-    alike = [each for each in before if each["passed"] and all(each[name] == entry[name] for name in same)][-LAST:]
+    alike = [each for each in before if each["passed"] and _what_ran(each) == _what_ran(entry)][-LAST:]
     if len(alike) < FEWEST:
         return Judgement(len(alike))
     drifts = []
@@ -111,6 +113,20 @@ def judge(entry: Entry, before: Iterable[Entry]) -> Judgement:
             drifts.append(Drift(name, value, low, high))
     changes = environment_differences(alike[-1], entry) if drifts else []
     return Judgement(len(alike), drifts, changes)
+
+
+def _what_ran(entry: Entry) -> tuple[str, list[str], str]:
+    """Recipe, words and kind of machine, whichever way the recipe's place was written.
+
+    >>> _what_ran({"recipe": "./a/b.yaml", "words": ["conf=./a/b.yaml", "seed=1"], "kind": "CPU"})
+    ('a/b.yaml', ['conf=a/b.yaml', 'seed=1'], 'CPU')
+    """
+    words = [f"conf={_from_here(word[5:])}" if word.startswith("conf=") else word for word in entry["words"]]
+    return _from_here(entry["recipe"]), words, entry["kind"]
+
+
+def _from_here(place: str) -> str:
+    return os.path.relpath(place) if os.sep in place else place
 
 
 def read_entries(text: str) -> tuple[list[Entry], list[str]]:
@@ -146,14 +162,15 @@ def reference_rate(seconds: float = 0.2) -> float:
 
 
 class History:
-    """The file of a history, in which each run of a recipe becomes a line as it ends; `jobs` run at a time.
+    """The file of a history, in which each run of a recipe becomes a line as it ends; `jobs` run at a time. Where a
+    `drift_fails`, what has drifted did not pass, and what comes after is not held against it.
 
     Two processes may add to one file: each line is one write, behind a lock. Lines that are no entries stay in it.
     """
 
-    def __init__(self, path: Path, jobs: int) -> None:
+    def __init__(self, path: Path, jobs: int, drift_fails: bool = False) -> None:
         """DataError where the file can't be read or written, before the runs take their time."""
-        self.path, self._jobs = path, jobs
+        self.path, self._jobs, self._drift_fails = path, jobs, drift_fails
         self.findings: dict[Path, Judgement] = {}  # by run directory
         self.fault = ""
         try:
@@ -175,19 +192,21 @@ class History:
         before, self._rate = self._rate, reference_rate()
         entry = entry_of(result, (before + self._rate) / 2, self._jobs)
         try:
-            self.findings[result.child.run.path] = judge(entry, self._append(entry))
+            self.findings[result.child.run.path] = self._append(entry)
         except OSError as error:
             self.fault = f"{self.path} can't be written: {error.strerror}. Its last runs are not in it."
 
-    def _append(self, entry: Entry) -> list[Entry]:
-        """Returns what was there before."""
+    def _append(self, entry: Entry) -> Judgement:
+        """Returns what is to be said of it beside what was there before."""
         with self.path.open("ab") as file:
             take_lock(file, wait=True)  # where there are no locks, a line is one write all the same
             text = read_file(self.path, None, "backslashreplace")
+            found = judge(entry, read_entries(text)[0])
+            passed = entry["passed"] and not (self._drift_fails and found.drifts)
             start = "" if not text or text.endswith("\n") else "\n"  # a line that was broken off stays one of its own
-            os.write(file.fileno(), f"{start}{strict_json(entry)}\n".encode())
+            os.write(file.fileno(), f"{start}{strict_json({**entry, 'passed': passed})}\n".encode())
             os.fsync(file.fileno())
-        return read_entries(text)[0]
+        return found
 
     def lines(self, results: Sequence[Reproduction]) -> list[str]:
         """What is to be said of the file and of each run."""
@@ -214,7 +233,7 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
         "recipe": result.target.name,  # as it was named, with [seed=N] where it runs with several
         "words": [without_secrets(word) for word in result.target.words],  # of its command line
         "ended_at": datetime.now(UTC).isoformat(timespec="seconds"),  # in UTC
-        "passed": result.passed,  # whether every expectation was met
+        "passed": result.passed,  # whether every expectation was met, with --fail-on-drift without a drift
         "attempt": result.attempts,  # 2 and more: one of --retries
         "exit_code": result.child.exit_code,  # of the run
         "figures": figures,  # what may drift: the metrics, `relative_speed` and `peak_memory_bytes`

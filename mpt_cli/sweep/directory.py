@@ -219,7 +219,8 @@ class JobResult:
     """A job and what became of it. `summary` is summary.json where the last attempt left one, `reason` why it failed.
 
     `seconds` is the time of the whole process, and of what it went on from: the training of the attempts before it up
-    to their checkpoint. `exit_code` is what it counts as (143 for one that a signal ended).
+    to their checkpoint; so are those of `summary`, by which an objective of this name ranks. `exit_code` is what it
+    counts as (143 for one that a signal ended).
     """
 
     job: Job
@@ -257,6 +258,7 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
     is_scaled = summary.get("final_loss_scale") is not None
     seconds = ending.seconds + _earlier_seconds(run)
+    summary = {**summary, "seconds": seconds} if summary else summary
     return JobResult(job, run.path, status, exit_code, reason, seconds, settled if is_scaled else None, summary)
 
 

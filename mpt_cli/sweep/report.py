@@ -207,8 +207,9 @@ FEWEST_SEEDS = 3  # that show a spread worth the name
 MOST_FAILURES = 20  # on the console; the files have all
 
 
-def print_results(found: SweepResults, screen: Screen) -> None:
-    """In a terminal as many columns as fit; piped, all of them in aligned plain lines."""
+def print_results(found: SweepResults, screen: Screen, page: Path | None = None) -> None:
+    """In a terminal as many columns as fit; piped, all of them in aligned plain lines. At the end the `page`, by
+    default the sweep's own where it has one."""
     wanted, rows = columns(found), found.configurations
     if screen.live is not None:
         screen.show(rich_table(narrow(wanted, rows, screen.live.width), rows, _style))
@@ -216,7 +217,8 @@ def print_results(found: SweepResults, screen: Screen) -> None:
         screen.say(line)
     front = [_line("front", front_sentence(found))] if found.front else []
     said = [*objective_lines(found), *best_lines(found), *front, *failure_lines(found)]
-    for line in [*said, *([] if found.parts else [_line("files", str(found.sweep.report_html))])]:
+    own = None if found.parts or not found.sweep.report_html.exists() else found.sweep.report_html
+    for line in [*said, *([_line("files", str(page or own))] if page or own else [])]:
         screen.say(line)
 
 

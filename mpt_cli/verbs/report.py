@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -76,7 +77,8 @@ def sweep_or_comparison(path: Path) -> tuple[SweepDirectory, Callable[[Screen], 
 
 def _report_sweep(paths: Sequence[Path], arguments: argparse.Namespace) -> None:
     found = read_results(SweepDirectory.open(paths[0]), arguments.objective)
-    _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, print_results), arguments)
+    show = partial(print_results, page=Path(arguments.out) if arguments.out else None)
+    _write_and_show(found, _Outputs(write_sweep_page, write_results, results_dict, show), arguments)
 
 
 def _report_joint(paths: Sequence[Path], arguments: argparse.Namespace) -> None:

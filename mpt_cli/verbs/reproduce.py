@@ -28,7 +28,8 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         printer.start(found)
         printer.list_targets(found)
     elif found.targets:
-        history = History(expanded(arguments.history), arguments.jobs) if arguments.history else None
+        if arguments.history:
+            history = History(expanded(arguments.history), arguments.jobs, drift_fails=arguments.fail_on_drift)
         folder = create_output_folder(arguments.output)
         printer.start(found)
 

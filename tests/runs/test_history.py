@@ -12,7 +12,7 @@ from stub_runs import RECIPE, SUMMARY
 
 from mpt_cli.cli import main
 from mpt_cli.reproduce import history
-from mpt_cli.reproduce.history import FEWEST, LAST, History, judge, likely_range, read_entries
+from mpt_cli.reproduce.history import FEWEST, LAST, Drift, History, judge, likely_range, read_entries
 from mpt_cli.settings import load_settings, resolved_yaml
 
 MACHINE = {"os": "Linux", "cpu": "EPYC", "usable_cores": 2, "gpus": []}
@@ -128,6 +128,27 @@ def test_a_run_that_failed_or_missed_is_kept_and_not_measured_against(outcome, c
     assert "0 passed before it" in capsys.readouterr().out and len(entries()) == 3
 
 
+def test_a_drift_that_fails_is_not_what_the_next_is_measured_against(outcome, capsys) -> None:
+    for accuracy in (0.99, 0.9901, 0.9902, 0.9903):
+        run(outcome, accuracy=accuracy)
+    for _ in range(2):
+        run(outcome, "--fail-on-drift", accuracy=0.98, code=5)
+        assert "DRIFTED against the last 4" in capsys.readouterr().out
+    assert [entry["passed"] for entry in entries()] == [True] * 4 + [False] * 2
+
+
+def test_a_recipe_is_the_same_however_its_place_is_written(outcome) -> None:
+    run(outcome)
+    (entry,) = entries()
+    here = {**entry, "recipe": str(Path("mine.yaml").resolve()), "words": [f"conf={Path('mine.yaml').resolve()}"]}
+    assert judge(here, [entry] * FEWEST).known == FEWEST
+
+
+def test_of_runs_that_came_to_the_same_a_last_digit_is_shown() -> None:
+    assert str(Drift("loss", 0.950003, *likely_range([0.95] * 3))) == (
+        "loss 0.950003, not within 0.949999094 … 0.950000906")
+
+
 def test_lines_that_are_no_entries_are_named_and_kept(outcome, capsys) -> None:
     run(outcome)
     whole = FILE.read_text()
@@ -147,7 +168,8 @@ def test_lines_that_are_no_entries_are_named_and_kept(outcome, capsys) -> None:
 def _append_many(name: str, count: int) -> None:
     added = History(FILE, 1)
     for number in range(count):
-        added._append({"recipe": name, "number": number, "filler": "x" * 10_000})
+        whole = {"recipe": name, "words": [], "kind": "", "passed": True, "figures": {}}
+        added._append({**whole, "number": number, "filler": "x" * 10_000})
 
 
 def test_two_processes_at_once_lose_no_line() -> None:

@@ -1,6 +1,7 @@
 """What is read from a sweep directory, and how it is ranked."""
 
 import csv
+import io
 import json
 import math
 import re
@@ -19,6 +20,7 @@ from mpt_cli.sweep import report
 from mpt_cli.sweep.directory import last_sentence, read_results
 from mpt_cli.sweep.joint import read_joint
 from mpt_cli.sweep.paired import read_lead
+from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
 
 GRID = ["conf=digits_mlp", "loss_scale.initial_scale=2**8,2**15", "seed=0,1,2", "sweep_dir=s"]
@@ -313,6 +315,29 @@ def test_the_page_stands_alone_and_escapes_what_it_shows(stubs, monkeypatch):
     assert text.count("<svg") == 6 and "currentColor" in text and "#010203" not in text
     assert "prefers-color-scheme: dark" in text
     assert "mpt train conf=digits_mlp" in text
+
+
+@pytest.mark.slow
+def test_seconds_that_are_ranked_by_are_those_that_are_shown(stubs):
+    """The stub's summary has 1.5, as a run its training alone; its process takes less."""
+    found, _ = stubs.start(GRID, objective="seconds:min")
+    jobs = [report.job_dict(found, result) for result in found.results]
+    assert [job["seconds"] for job in jobs] == [result.seconds for result in found.results]
+    assert found.configurations[0].mean == min(each.mean for each in found.configurations) != 1.5
+
+
+@pytest.mark.slow
+def test_a_page_that_is_not_there_is_not_named(stubs):
+    found, _ = stubs.start(GRID)
+    stream = io.StringIO()
+    report.print_results(found, Screen(stream))
+    assert str(found.sweep.report_html) in stream.getvalue()
+    found.sweep.report_html.unlink()
+    stream = io.StringIO()
+    report.print_results(found, Screen(stream))
+    assert "report.html" not in stream.getvalue()
+    report.print_results(found, Screen(stream), Path("skips.html"))
+    assert "skips.html" in stream.getvalue()
 
 
 @pytest.mark.slow

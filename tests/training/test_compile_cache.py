@@ -54,6 +54,13 @@ def test_a_nearly_full_disk_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
     assert variables == {} and said is not None and "nearly full" in said
 
 
+def test_two_runs_that_tidy_up_at_once_do_not_mind(tmp_path: Path, folder: Path, monkeypatch) -> None:
+    marker = folder / f"{compile_cache._marker_prefix()}{KILLED}"
+    marker.touch()
+    monkeypatch.setattr(compile_cache, "_is_running", lambda pid: marker.unlink())  # by the other one, just now
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+
+
 def test_a_folder_in_which_others_may_put_programs_is_not_used(tmp_path: Path, folder: Path) -> None:
     folder.chmod(0o777)
     variables: dict[str, str] = {}
