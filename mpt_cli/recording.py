@@ -44,6 +44,9 @@ APPLIED = {  # keys that act in what is only recorded, or are known of it, by se
     "data": ("name",), "optimizer": None, "trainer": RECORDED_TRAINER_KEYS, "backend": ("name",), "logger": None,
 }  # fmt: skip
 
+NO_SAMPLES = "what half precision loses, layer by layer: mpt.fit takes samples of it"
+NO_PROGRAM = "what the program set by itself (loss, data, callbacks, schedule of the rate, seed), and the trained model"
+
 
 @dataclass(frozen=True)
 class Subject:
@@ -62,9 +65,10 @@ class Recording(ABC):
     no_loss: str  # what is missing where steps do not tell their loss
 
     def __init__(self, subject: Subject, optimizer: LossScaleOptimizer, run: RunDirectory, missing: list[str]) -> None:
+        """`missing` is what this kind of record lacks, beside what all of them lack."""
         settings = subject.settings
         self.subject, self.settings, self.scaling, self.optimizer = subject, settings, subject.scaling, optimizer
-        self.run, self.missing = run, missing
+        self.run, self.missing = run, [*missing, NO_SAMPLES, NO_PROGRAM]
         self.offset, self.taken, self.began = int(optimizer.seen_steps), 0, time.perf_counter()
         self.ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
         self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)

@@ -482,6 +482,8 @@ def test_a_report_of_a_script_says_what_was_not_recorded_and_how_it_is_run_again
     said, page = capsys.readouterr().out, Path("page.html").read_text()
     assert "not recorded: checkpoints: a loop of its own can't be gone on with" in said
     assert "<li>checkpoints: a loop of its own can&#39;t be gone on with</li>" in page
+    assert "not recorded: what half precision loses, layer by layer" in said
+    assert "callbacks, schedule of the rate, seed), and the trained model" in said
     assert AGAIN in page and "mpt train" not in page and "mpt reproduce" not in page
 
 
