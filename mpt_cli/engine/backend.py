@@ -129,12 +129,14 @@ def set_import_variables(settings: Settings, in_float16: bool) -> None:
 
 
 def framework_of(settings: Settings) -> str:
-    """The backend, and behind it the variables that it is to be imported with, for `jobs.executor.Command`.
+    """The backend, and behind it the variables that it is to be imported with, for `jobs.executor.Command`, which is
+    forked only where no GPU is to be seen.
 
     >>> framework_of(Settings())
     'tensorflow'
     """
-    found = import_variables(settings, settings.policy.may_compute_in_float16, os.environ)
+    without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    found = import_variables(settings, settings.policy.may_compute_in_float16, without_gpu)
     return " ".join([settings.backend.name, *(f"{name}={value}" for name, value in found.items())])
 
 

@@ -222,9 +222,9 @@ def test_sums_in_float16_are_flagged_from_where_adding_one_changes_nothing():
     with MIXED.scope():
         inputs = keras.Input((4096,))
         model = keras.Model(inputs, ops.cumsum(keras.layers.Identity(name="same")(inputs), axis=1))
-    assert flags(model, np.zeros((8, 4096), "float32")) == [
-        ("needs_float32", "cumsum", "cumulative sum or product in float16")
-    ]
+    ((kind, layer, what),) = flags(model, np.zeros((8, 4096), "float32"))
+    assert (kind, what) == ("needs_float32", "cumulative sum or product in float16")
+    assert layer.startswith("cumsum")  # with a number where the process has made others
 
 
 FLOAT32 = {
