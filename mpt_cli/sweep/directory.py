@@ -255,7 +255,8 @@ def read_job(sweep: SweepDirectory, job: Job) -> JobResult:
     summary = _summary_of(run, ending)
     status, exit_code, reason = _judge(ending, summary, sweep, job)
     events = list(read_lines(run.events_jsonl)) if summary else []
-    settled = settled_step(events, summary["steps_seen"], summary["applied_steps"]) if summary else None
+    counts = [summary[name] for name in ("steps_seen", "applied_steps") if name in summary]
+    settled = settled_step(events, *counts) if len(counts) == 2 else None
     is_scaled = summary.get("final_loss_scale") is not None
     seconds = ending.seconds + _earlier_seconds(run)
     summary = {**summary, "seconds": seconds} if summary else summary

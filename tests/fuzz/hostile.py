@@ -168,6 +168,7 @@ CORPUS = (
         "policy", "loss_scale", "model", "data", "optimizer", "backend", "device", "execution"), "x"), "epochs": 5,
         "steps_per_epoch": 18, "total_steps": 90, "scaling": {"mode": "dynamic", **scaling}}).encode(), "watch", RUN)
       for scaling in ({"largest_factor": "2**9"}, {"mode": 3}, {"numbers": []})),
+    Case(("report", SWEEP), {f"{SWEEP}/001-seed-0/summary.json": b'{"schema_version": 1, "exit_code": 0}'}),
     Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
         {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
