@@ -23,15 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
+from mpt_cli.engine.backend import ONEDNN
 from mpt_cli.jobs.fork_server import ForkedProcess, ForkServer, Invocation
+from mpt_cli.machine import cpu_features
 
 FRAMEWORK_VERBS = {"train", "run", "evaluate", "export", "diagnose"}  # others import Keras in their own processes
 _READ_AT_IMPORT = re.compile(
     r"(KERAS|TF|JAX|XLA|PYTHON|OMP|MKL|OPENBLAS|CUDA|NVIDIA|GRPC)_\w*|PYTHON\w+|HOME|XDG_CACHE_HOME|LC_ALL"
 )
 _FRESH_WORDS = ("backend.compile_cache=", "backend.device=", "distribute.processes=")
-# what runs of `mpt` in this very process set later is not what a user has
-ENVIRONMENT = dict(os.environ)
+# what runs of `mpt` in this very process set later is not what a user has; the server computes float16 as `mpt` does
+ENVIRONMENT = {**({ONEDNN: "0"} if "avx512_fp16" in cpu_features() else {}), **os.environ}
 
 
 def mpt(*words: str, cwd: Path | str, backend: str | None = None, env: Mapping[str, str] | None = None,

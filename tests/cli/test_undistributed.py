@@ -32,7 +32,7 @@ def run(tmp_path, monkeypatch):
     return str(tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("use", [
     trained_model.evaluate, lambda run: trained_model.export(run, "savedmodel"), lambda run: measure_runs([run]),
     lambda _: training_run.check_build(load_settings(TWO)),

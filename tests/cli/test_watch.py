@@ -163,7 +163,7 @@ def test_it_starts_within_a_second_of_processor_time_and_without_keras(tmp_path)
     assert loaded == [] and float(seconds) < 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_real_run_and_its_resumption_are_followed(tmp_path) -> None:
     words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=3", "loss_scale.initial_scale=2**30"]
     run = start_mpt("train", *words, "trainer.max_steps=30", cwd=tmp_path)

@@ -68,6 +68,7 @@ def test_a_gradient_that_overflows_on_its_way_back(tmp_path, capsys):
     assert content["explanation"][-1].endswith(f"mpt diagnose conf={tmp_path}/r/config.yaml measures it")
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 def test_it_goes_on_from_the_newest_checkpoint_before_the_step(tmp_path, capsys):
     run = trained(tmp_path / "r", "fault=overflow", "fault.at_steps=[3,9]")
@@ -93,6 +94,7 @@ def test_a_step_of_a_phase_without_a_checkpoint_is_refused(tmp_path):
         check_replayable(RunDirectory(tmp_path), None, overflow)
 
 
+@pytest.mark.long
 def test_the_first_step_of_an_epoch(tmp_path, capsys):
     words = ["trainer.batch_size=500", "trainer.epochs=2"]  # 3 steps each
     run = trained(tmp_path / "r", *words, "fault=overflow", "fault.at_steps=[4]")
@@ -101,6 +103,7 @@ def test_the_first_step_of_an_epoch(tmp_path, capsys):
     assert content["replayed_from_step"] < 4  # on a slow machine JAX saves before it compiles the last, smaller batch
 
 
+@pytest.mark.long
 @only_on("tensorflow")
 @pytest.mark.parametrize("place", ["backward", "forward", "data"])
 def test_a_fault_is_traced_to_where_it_was_put(place, tmp_path, capsys):

@@ -34,7 +34,8 @@ def test_this_folder_and_two_devices_on_jax(files, only):
     assert_passes("jax", *files, only=only)
 
 
-@pytest.mark.parametrize("only", ["not long", pytest.param("long", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("only", ["not long", "long"])
 @pytest.mark.parametrize(("file", "devices"), [("test_float32_sums.py", 8), ("test_sharded_slots.py", 4),
                                                ("test_model_parallel.py", 4)])
 def test_more_devices_on_jax(file, devices, only):

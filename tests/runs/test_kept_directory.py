@@ -75,6 +75,7 @@ def test_a_directory_that_is_removed_is_made_again_with_the_whole_record(tmp_pat
     assert json.loads((run / "summary.json").read_text())["exit_code"] == 3
 
 
+@pytest.mark.long
 def test_the_new_place_of_a_directory_that_is_moved_is_named(tmp_path, monkeypatch, whole):
     run = tmp_path / "run"
     summary, said = train(run, monkeypatch, lambda: run.rename(tmp_path / "elsewhere"))

@@ -147,7 +147,7 @@ def test_a_sweep_that_was_begun_with_joblib_goes_on_here_and_says_so(stubs, tmp_
     assert launcher_from_facts(json.loads(plan.read_text())) == LocalLauncher()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("name", "manner"), [("local", "deaf"), ("submitit", "hangs")])
 def test_the_jobs_of_a_sweep_that_is_killed_end_and_are_run_again(stubs, tmp_path, name, manner):
     """Here they are killed too; submitit's are asked to save."""

@@ -147,7 +147,7 @@ def test_jobs_get_the_environment_they_are_given(tmp_path):
     assert "CUDA_DEVICE_ORDER" not in own
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_hundred_jobs_leave_no_files_processes_or_threads_behind(tmp_path):
     def held() -> tuple[int, int, int]:
         children = Path("/proc/self/task").glob("*/children")

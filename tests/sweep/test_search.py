@@ -198,7 +198,7 @@ def test_a_trial_with_several_seeds_is_worth_their_mean(searches, tmp_path):
     assert len(found.results) == 12 and [name[:3] for name in started(tmp_path / "s")] == ["010", "011", "012"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_with_more_seeds_is_a_command_that_runs(searches, capsys, monkeypatch):
     monkeypatch.setenv("MPT_CONFIG_DIR", str(Path.cwd()))
     launcher = SubmititLauncher(cluster="local", timeout_min=5)
@@ -290,7 +290,7 @@ def test_tpe_does_better_than_chance_and_both_repeat_themselves(tmp_path):
     assert proposals(tmp_path / "again", "tpe", 12) == tpe[:12]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_search_goes_on_as_if_it_had_not_been(searches, tmp_path):
     whole, _ = searches.search([*WORDS, "sweep_dir=whole"], 12, workers=1, sampler_seed=5)
     searches.manners = {3: "hangs"}
