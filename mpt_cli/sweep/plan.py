@@ -359,8 +359,10 @@ def _read_numbers(settings: Settings, numbers: Iterable[Sequence[str]]) -> dict[
         key, known = find_key(path), cast(Any, settings)
         for name in path.split("."):
             known = getattr(known, name, None)
+        if key is None:  # inside of a mapping of the user's
+            return None
         try:
-            value = None if key is None else read_value(key, parse_override(f"{path}={text}").value())
+            value = read_value(key, parse_override(f"{path}={text}").value())
         except BadValue:
             return None
         if type(value) is not type(known):

@@ -114,6 +114,14 @@ def test_what_is_made_of_a_number_is_composed_for_each(composed, tmp_path, monke
 
 
 @pytest.mark.slow
+def test_numbers_inside_of_a_mapping_make_other_jobs():
+    load = plan.SettingsLoader()
+    job = ["conf=digits_mlp", "model=builder", "model.builder=keras:Sequential"]
+    assert [load([*job, f"model.kwargs.width={width}"]).model.kwargs for width in (8, -1, 9)] == [
+        {"width": 8}, {"width": -1}, {"width": 9}]  # fmt: skip
+
+
+@pytest.mark.slow
 def test_what_is_made_of_a_number_is_composed_for_each_where_two_of_it_come_to_the_same(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("data: {limit: \"${eval:'${trainer.batch_size} // 100 + 500'}\"}\n")
