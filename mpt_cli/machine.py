@@ -4,6 +4,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,10 +40,8 @@ def cpu_features() -> list[str]:
 
 def cpu_description() -> str:
     """All that the system says of its kind and its instructions."""
-    if not CPU_INFO.exists():
-        return ""
-    lines = CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
+    return "".join(sorted({line for line in _cpu_lines(CPU_INFO)
+                           if line.startswith(("model name", "flags", "Features"))}))  # fmt: skip
 
 
 def memory_bytes() -> int | None:
@@ -73,10 +72,17 @@ def visible_gpus(environment: Mapping[str, str]) -> list[str]:
 
 
 def _cpu_info(label: str) -> str:
-    if not CPU_INFO.exists():
-        return ""
-    for line in CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in _cpu_lines(CPU_INFO):
         name, _, value = line.partition(":")
         if name.strip() == label:
             return value.strip()
     return ""
+
+
+@cache
+def _cpu_lines(path: Path) -> list[str]:
+    """Read once: a large machine has thousands, and each job of a sweep asks. None where there is no such file."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -154,18 +154,12 @@ def running_platform(settings: Settings) -> Platform:
     """What Keras, imported already by a program of the user's, runs on; nothing is changed."""
     import keras
 
-    found = _running_platform()
-    settings = replace(settings, backend=replace(settings.backend, name=keras.backend.backend()))
-    return replace(found, notices=(*_no_kernels(settings, settings.policy.may_compute_in_float16),))
-
-
-def _running_platform() -> Platform:
-    import keras
-
     if keras.backend.backend() == "tensorflow":
         import tensorflow as tf
 
-        return _tensorflow_platform(tf.config.list_physical_devices("GPU"))
+        on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
+        notices = (*_no_kernels(on_it, settings.policy.may_compute_in_float16),)
+        return replace(_tensorflow_platform(tf.config.list_physical_devices("GPU")), notices=notices)
     import jax
 
     names = [device.device_kind for device in jax.devices() if device.platform != "cpu"]
@@ -356,7 +350,7 @@ def use_compile_cache(settings: Settings, environment: MutableMapping[str, str])
         folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
         obstacle = _prepare_folder(folder)
     except OSError as error:  # whatever is wrong there, a run goes on without
-        obstacle = f"{error.strerror or error} ({error.filename or folder})"
+        obstacle = f"{error.strerror or error} ({error.filename or settings.backend.compile_cache})"
     except RuntimeError:  # there is neither HOME nor an account of this user
         obstacle = "there is no home directory, and HOME is not set"
     if obstacle is not None:

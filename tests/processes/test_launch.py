@@ -98,9 +98,10 @@ launch.launch(load_settings(sys.argv[1:]), [])
 def test_a_launcher_that_is_killed_leaves_no_orphans() -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, *TWO], stdout=subprocess.DEVNULL)
     started = wait_for(lambda: [pid for pid in children_of(launcher.pid) if name_of(pid) == "sleep"], 2)
+    time.sleep(1)  # between starting the last and telling the guard of it, milliseconds, SIGKILL would leave that one
     launcher.kill()
     launcher.wait()
-    wait_for(lambda: [pid for pid in started if name_of(pid) != "sleep"], 2)
+    assert wait_for(lambda: [pid for pid in started if name_of(pid) != "sleep"], 2) == started
 
 
 def children_of(pid: int) -> list[int]:
