@@ -179,11 +179,9 @@ class Recording(ABC):
 
     def look_at_weights(self) -> None:
         """Where they can be read."""
-        watch = self.weight_watch
-        was_known = watch is None or watch.found is not None
-        found = None if watch is None else watch.look(self.ledger.seen, self.ledger.learning_rate)
-        if found is not None and not was_known:
-            self.telemetry.message(f"step {self.ledger.seen}: {describe_unmoved(found)}")
+        watch, ledger = self.weight_watch, self.ledger
+        if watch is not None and (found := watch.news(ledger.seen, ledger.learning_rate)) is not None:
+            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
 
     def obey(self, stop: Stop | None) -> bool:
         """Say that a health rule is broken, the first time; whether the run is to end."""

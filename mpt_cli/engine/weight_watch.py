@@ -154,6 +154,12 @@ class WeightWatch:
         self.found = self._unmoved(settled)
         return self.found
 
+    def news(self, step: int, rate: float, gradients: Gradients | None = None) -> UnmovedWeights | None:
+        """What a `look` finds, where the one before found nothing."""
+        was_known = self.found is not None
+        found = self.look(step, rate, gradients)
+        return None if was_known else found
+
     def _drop_moved(self) -> None:
         still = [kernel for kernel in self.kernels if not kernel.has_moved()]
         self.any_moved = self.any_moved or len(still) < len(self.kernels)

@@ -100,7 +100,8 @@ def likely_range(values: Sequence[float]) -> tuple[float, float]:
 
 def judge(entry: Entry, before: Iterable[Entry]) -> Judgement:
     """Holds the entry against the last that passed of the same recipe, words and kind of machine."""
-    alike = [each for each in before if each["passed"] and _what_ran(each) == _what_ran(entry)][-LAST:]
+    this = _what_ran(entry)
+    alike = [each for each in before if each["passed"] and _what_ran(each) == this][-LAST:]
     if len(alike) < FEWEST:
         return Judgement(len(alike))
     drifts = []

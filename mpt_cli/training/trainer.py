@@ -338,9 +338,7 @@ class Trainer:
         watch, ledger = self.weight_watch, self.ledger
         if watch is None or not (is_last or watch.is_due(ledger.seen)):
             return
-        was_known = watch.found is not None
-        found = watch.look(ledger.seen, ledger.learning_rate, self._gradients)
-        if found is not None and not was_known:
+        if (found := watch.news(ledger.seen, ledger.learning_rate, self._gradients)) is not None:
             self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
 
     def _gradients(self) -> dict[int, Any]:
