@@ -206,6 +206,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backends", default="tensorflow,jax")
     parser.add_argument("--sections", default="depth,width,variables")
     parser.add_argument("--kinds", default=",".join([*KINDS, "many"]))
+    parser.add_argument("--smallest", type=int, default=0, help="leave out smaller ones")
     parser.add_argument("--largest", type=int, default=max(VARIABLES), help="leave out greater depths, widths, counts")
     parser.add_argument("--seconds", type=float, default=170.0, help="for a cell")
     parser.add_argument("--quick", action="store_true")
@@ -218,7 +219,7 @@ def main() -> None:
         return
     chosen = arguments()
     cells = [cell for cell in all_cells(chosen.backends.split(","), chosen.sections.split(","))
-             if cell.value <= chosen.largest and cell.kind in chosen.kinds.split(",")]  # fmt: skip
+             if chosen.smallest <= cell.value <= chosen.largest and cell.kind in chosen.kinds.split(",")]  # fmt: skip
     if chosen.quick:
         print(markdown([run(cell, 60.0) for cell in all_cells(["jax"], ["variables"])[:2]]))
         return
