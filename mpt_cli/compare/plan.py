@@ -10,8 +10,8 @@ from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.runs.directory import read_json
 from mpt_cli.settings import load_settings
 from mpt_cli.sweep.directory import SEED, SweepDirectory
+from mpt_cli.sweep.overrides import read_grid
 from mpt_cli.sweep.plan import Job, SweepPlan, make_plan
-from mpt_cli.sweep.search_space import read_grid
 
 
 class CompareDirectory(SweepDirectory):

@@ -29,7 +29,7 @@ from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Spike, Summary
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
@@ -55,7 +55,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
-        from mpt_cli.diagnose.recipe_copy import write_recipe_copy
+        from mpt_cli.diagnose.advice import write_recipe_copy
 
         write_recipe_copy(arguments.write, arguments.overrides, found)
         files.append(arguments.write)
@@ -63,7 +63,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         print_json(content)
     else:
         from mpt_cli.diagnose.display import print_diagnosis
-        from mpt_cli.telemetry.console.rich_console import PrintableConsole
+        from mpt_cli.telemetry.console import PrintableConsole
 
         print_diagnosis(found, files, PrintableConsole(sys.stdout))
     return OK
@@ -204,7 +204,7 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         print_json(content)
     else:
         from mpt_cli.diagnose.display import print_labelled
-        from mpt_cli.telemetry.console.rich_console import PrintableConsole
+        from mpt_cli.telemetry.console import PrintableConsole
 
         rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, PrintableConsole(sys.stdout))

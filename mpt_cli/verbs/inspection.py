@@ -43,7 +43,7 @@ from mpt_cli.settings.search_path import (
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
@@ -407,7 +407,7 @@ def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     from mpt_cli.doctor import doctor, print_doctor_report
-    from mpt_cli.telemetry.console.rich_console import PrintableConsole
+    from mpt_cli.telemetry.console import PrintableConsole
 
     report = doctor(measure=not arguments.no_measure)
     if arguments.json:

@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from mpt_cli.errors import OK, ConfigError, Problem
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -24,7 +24,7 @@ def run_plan(arguments: argparse.Namespace) -> int:
         print_json({**content, "plans": [each.as_dict() for each in plans]})
         return OK
     from mpt_cli.plan.display import print_plans
-    from mpt_cli.telemetry.console.rich_console import PrintableConsole
+    from mpt_cli.telemetry.console import PrintableConsole
 
     print_plans(device, plans, PrintableConsole(sys.stdout))
     return OK

@@ -10,7 +10,7 @@ from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.script_text import ScriptTarget, plan_of
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
-from mpt_cli.verbs.parser import say
+from mpt_cli.verbs import say
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")

@@ -12,7 +12,7 @@ from mpt_cli.errors import OK
 from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 
 def run_train(arguments: argparse.Namespace) -> int:

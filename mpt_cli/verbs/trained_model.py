@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from mpt_cli.errors import OK
 from mpt_cli.trained_model import evaluate, export
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import pytest
 
 from mpt_cli import training_run
 from mpt_cli.errors import DataError
-from mpt_cli.runs import kept_directory
+from mpt_cli.runs import directory
 from mpt_cli.settings import load_settings
 from mpt_cli.telemetry.sink import Sink
 
@@ -32,7 +32,7 @@ class Happens(Sink):
 
 
 def train(run_dir: Path, monkeypatch, action=None):
-    monkeypatch.setattr(kept_directory, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(directory, "DIRECTORY_LOOK_SECONDS", 0.0)
     settings = load_settings([
         "conf=digits_mlp", f"run_dir={run_dir}", "trainer.epochs=2", "trainer.log_every_steps=5",
         "trainer.jit_compile=false", "trainer.checkpoint_every_steps=10", "trainer.steps_per_execution=5",

@@ -17,8 +17,7 @@ from mpt_cli.cli import main
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.directory import last_sentence, read_results
-from mpt_cli.sweep.joint import read_joint
+from mpt_cli.sweep.directory import last_sentence, read_joint, read_results
 from mpt_cli.sweep.paired import read_lead
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
