@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
-from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable

@@ -34,7 +34,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
     chosen = backend or os.environ.get("KERAS_BACKEND")
     on_it = replace(settings, backend=replace(settings.backend, name=chosen or settings.backend.name))
-    set_import_variables(on_it, settings.policy.may_compute_in_float16)
+    set_import_variables(on_it)
     with keras_import(chosen or "the backend that it chooses"):
         import keras  # noqa: F401
     from mpt_cli.script import run_script
