@@ -33,7 +33,9 @@ VERBS = {
         "diagnose",
         "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
     ),
-    "plan": Verb("plan", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"),
+    "plan": Verb(
+        "inspection", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"
+    ),
     "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
     "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
     "report": Verb("report", "one page of a run, of several overlaid, of a sweep or of a comparison"),
@@ -43,8 +45,8 @@ VERBS = {
     "verify-resume": Verb(
         "reproduce", "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp"
     ),
-    "evaluate": Verb("trained_model", "metrics of a finished run's model"),
-    "export": Verb("trained_model", "a finished run's model as .keras, SavedModel or ONNX"),
+    "evaluate": Verb("train", "metrics of a finished run's model"),
+    "export": Verb("train", "a finished run's model as .keras, SavedModel or ONNX"),
     "check": Verb("inspection", "is the configuration sound? --build also builds the model and audits its dtypes"),
     "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
     "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),

@@ -3,8 +3,6 @@
 import argparse
 import sys
 
-from mpt_cli.compare.report import comparison_dict, print_comparison
-from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
 from mpt_cli.errors import OK, ConfigError, Problem
 from mpt_cli.jobs.launchers import (
     Launcher,
@@ -89,6 +87,9 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
 
 
 def run_compare(arguments: argparse.Namespace) -> int:
+    from mpt_cli.compare.report import comparison_dict, print_comparison  # a sweep needs none of it
+    from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
+
     _check_compare(arguments)
     screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
     options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective, is_fresh=arguments.fresh_processes)
