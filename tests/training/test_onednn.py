@@ -13,6 +13,7 @@ from mpt_cli.engine import backend
 from mpt_cli.engine.backend import framework_of, import_variables
 from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, _invocation, module_command
 from mpt_cli.settings import load_settings
+from mpt_cli.verbs import diagnose, verb_parser
 
 OFF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -87,6 +88,23 @@ def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: 
     (done,) = backend._no_kernels(settings)
     assert done.startswith("oneDNN is left out (TF_ENABLE_ONEDNN_OPTS=0)")
     assert not list(backend._no_kernels(load_settings(["conf=digits_mlp", "policy=float32"])))
+
+
+def test_a_diagnosis_computes_in_float16_whatever_the_policy(
+    cpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    class BackendAskedFor(Exception):
+        """With the variable as it is then."""
+
+    def ask(settings: object) -> None:
+        raise BackendAskedFor(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
+
+    cpu("avx512_fp16")
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(diagnose, "prepare_backend", ask)
+    with pytest.raises(BackendAskedFor, match=r"^0$"):
+        diagnose.run_diagnose(verb_parser("diagnose").parse_args(["conf=digits_mlp", "policy=float32"]))
 
 
 @pytest.mark.slow
