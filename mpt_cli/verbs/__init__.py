@@ -1,61 +1,19 @@
-"""The verbs: in which module each stands, its line in `mpt --help`, its parser, and what verbs print.
+"""From a verb to its parser and to what runs it, the words that are taken before, and what verbs print.
 
-A verb NAME is an entry here, `configure_NAME(parser)` in `arguments`, and `run_NAME(arguments)` in its module, which
-returns the exit code. The module is imported when the verb runs: help and completion need none.
+A verb NAME is an entry of `VERBS` and `configure_NAME(parser)` in `arguments`, and `run_NAME(arguments)` in its module,
+which returns the exit code. The module is imported when the verb runs: help and completion need none.
 """
 
 import argparse
 import importlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, TextIO
 
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION
 from mpt_cli.verbs import arguments
-
-
-@dataclass(frozen=True)
-class Verb:
-    """`module` of `mpt_cli.verbs`; a verb without a `meaning` is not listed."""
-
-    module: str
-    meaning: str = ""
-
-
-VERBS = {
-    "train": Verb("train", "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10"),
-    "run": Verb("run", "an unchanged Keras script in mixed precision, with record and verdict: mpt run train.py"),
-    "sweep": Verb("sweep", "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2"),
-    "diagnose": Verb(
-        "diagnose",
-        "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
-    ),
-    "plan": Verb(
-        "inspection", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"
-    ),
-    "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
-    "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
-    "report": Verb("report", "one page of a run, of several overlaid, of a sweep or of a comparison"),
-    "reproduce": Verb(
-        "reproduce", "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml"
-    ),
-    "verify-resume": Verb(
-        "reproduce", "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp"
-    ),
-    "evaluate": Verb("train", "metrics of a finished run's model"),
-    "export": Verb("train", "a finished run's model as .keras, SavedModel or ONNX"),
-    "check": Verb("inspection", "is the configuration sound? --build also builds the model and audits its dtypes"),
-    "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
-    "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),
-    "copy": Verb("inspection", "a recipe as a file of your own to edit"),
-    "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
-    "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
-    "__killed": Verb("reproduce"),
-}
-LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,7 +46,7 @@ def verb_parser(verb: str) -> argparse.ArgumentParser:
 
 def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
     """What runs a verb, whose module is imported now."""
-    module = importlib.import_module(f"mpt_cli.verbs.{VERBS[verb].module}")
+    module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
     run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
     return run
 
