@@ -119,7 +119,7 @@ def test_underflow_needs_scaling(tmp_path):
 
 
 def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
-    words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000"]
+    words = ["train", "conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false"]
     process = start_mpt(*words, cwd=tmp_path)
     for line in process.stdout:
         if line.lstrip().startswith("1/"):
@@ -136,8 +136,8 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_later(tmp_path):
 
 
 def test_two_processes_do_not_write_into_one_run(tmp_path):
-    mpt("train", "conf=digits_mlp", "run_dir=r", "trainer.max_steps=5", cwd=tmp_path)
-    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "resume=auto"]
+    mpt("train", "conf=digits_mlp", "run_dir=r", "trainer.max_steps=5", "trainer.jit_compile=false", cwd=tmp_path)
+    words = ["conf=digits_mlp", "run_dir=r", "trainer.epochs=100000", "trainer.jit_compile=false", "resume=auto"]
     process = start_mpt("train", *words, cwd=tmp_path)
     for line in process.stdout:
         if "going on" in line:
