@@ -63,7 +63,7 @@ def fit(model: str, policy: str, epochs: int, folder: str) -> None:
 
 def run_process(command: list[str], settings: Settings) -> dict[str, Any]:
     """CPU and wall seconds of a process, or why it has none."""
-    own = import_variables(settings, settings.policy.may_compute_in_float16, os.environ)
+    own = import_variables(settings, os.environ)
     environment = {**os.environ, "KERAS_BACKEND": settings.backend.name, "TF_CPP_MIN_LOG_LEVEL": "3",
                    "PYTHONPATH": str(ROOT), **own}  # fmt: skip
     before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()

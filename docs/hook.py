@@ -31,8 +31,8 @@ from mpt_cli.sweep.report import configuration_dict, job_dict, results_dict
 from mpt_cli.sweep.run import grow_sweep, plan_facts, start_sweep
 from mpt_cli.sweep.samplers import SearchSettings
 from mpt_cli.telemetry import records
-from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.parser import verb_parser
+from mpt_cli.verbs import verb_parser
+from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.run import is_taken
 
 ROOT = Path(__file__).parents[1]

@@ -32,7 +32,7 @@ from mpt_cli.training.program import Program, SettingsProgram
 from mpt_cli.training_run import Reporters, train_program, with_drawn_seed
 
 if TYPE_CHECKING:
-    from mpt_cli.compare.results import Comparison
+    from mpt_cli.compare.comparison import Comparison
     from mpt_cli.diagnose.diagnosis import Diagnosis
 
 

@@ -1,6 +1,6 @@
 """A run directory for Keras's own `fit`: a callback that records every step, watches the run and says how it went.
 
-The optimizer keeps the records of the steps inside the compiled step (`precision.step_log`); the callback takes them
+The optimizer keeps the records of the steps inside the compiled step (`precision.scale_state`); the callback takes them
 from there between two calls, so that `steps_per_execution` hides none.
 """
 

@@ -22,7 +22,7 @@ from mpt_cli.engine.weight_watch import WeightWatch
 from mpt_cli.errors import summarise_error
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import unwrapped
-from mpt_cli.precision.step_log import StepRows
+from mpt_cli.precision.scale_state import StepRows
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.data.examples import DataSet
+from mpt_cli.data.paths import damage_of
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import Distribution, undistributed
 from mpt_cli.errors import ConfigError, DataError, Problem, install_command
-from mpt_cli.models.keras_file import damage_of
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import is_recorded, stored_settings
 from mpt_cli.settings.references import load_function

@@ -12,9 +12,16 @@ from typing import TYPE_CHECKING, Any, TextIO
 from mpt_cli.engine import backend
 from mpt_cli.engine.distribution import broadcast_from_rank0, undistributed
 from mpt_cli.errors import BAD_DATA, OK, DataError
-from mpt_cli.runs.directory import RunDirectory, header_dict, summary_dict, write_atomic, write_json, write_summary
+from mpt_cli.runs.directory import (
+    KeptDirectory,
+    RunDirectory,
+    header_dict,
+    summary_dict,
+    write_atomic,
+    write_json,
+    write_summary,
+)
 from mpt_cli.runs.expectations import expectation_lines, with_own_expectations
-from mpt_cli.runs.kept_directory import KeptDirectory
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,

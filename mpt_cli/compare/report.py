@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.results import Comparison, Entry
+from mpt_cli.compare.comparison import Comparison, Entry
 from mpt_cli.compare.verdict import entry_verdict, format_factor, overall, reasons, sentences
 from mpt_cli.errors import DataError
 from mpt_cli.report.history import RunHistory, read_history

@@ -6,10 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpt_cli.compare.comparison import (
+    CompareDirectory,
+    Comparison,
+    Entry,
+    NoiseMeter,
+    make_comparison,
+    read_comparison,
+    read_workers,
+)
 from mpt_cli.compare.footprint import examine_runs
-from mpt_cli.compare.plan import CompareDirectory, make_comparison, read_workers
 from mpt_cli.compare.report import write_comparison
-from mpt_cli.compare.results import Comparison, Entry, NoiseMeter, read_comparison
 from mpt_cli.compare.verdict import narrow_dtype
 from mpt_cli.doctor import probe_backend
 from mpt_cli.runs.directory import write_json

@@ -1,7 +1,6 @@
 """What a comparison says in plain sentences: the verdict, why a narrower precision is no faster, and what to doubt."""
 
-from mpt_cli.compare.footprint import TILE
-from mpt_cli.compare.results import (
+from mpt_cli.compare.comparison import (
     BETTER,
     EQUAL,
     FEWEST_SEEDS,
@@ -12,6 +11,7 @@ from mpt_cli.compare.results import (
     Quality,
     format_rule,
 )
+from mpt_cli.compare.footprint import TILE
 from mpt_cli.machine import cpu_features
 from mpt_cli.sweep.directory import INTERRUPTED, NOT_RUN
 from mpt_cli.sweep.paired import MOST_SEEDS

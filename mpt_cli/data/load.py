@@ -10,8 +10,7 @@ import numpy as np
 from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_stream_set
 from mpt_cli.data.builtin import load_digits, load_keras_set, load_synthetic, load_tabular
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Stream, as_rows, in_epochs_of
-from mpt_cli.data.file_formats import load_csv, load_npz, load_text
-from mpt_cli.data.images import load_images
+from mpt_cli.data.file_formats import load_csv, load_images, load_npz, load_text
 from mpt_cli.data.own_batches import (
     as_arrays,
     is_batch_source,

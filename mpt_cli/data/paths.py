@@ -1,9 +1,11 @@
-"""Paths given by the user: found, readable, not empty, seen before Keras is imported or a sweep begins. Imports no
-NumPy.
+"""Paths given by the user: found, readable, not empty, whole, seen before Keras is imported or a sweep begins.
+Imports no NumPy.
 """
 
 import glob
 import os
+import zipfile
+import zlib
 from pathlib import Path
 
 from mpt_cli.errors import ConfigError, DataError, did_you_mean
@@ -101,3 +103,21 @@ def check_present(settings: DataSettings) -> None:
         matching_files(settings.path)
     elif isinstance(settings, Text) and settings.path is not None:
         readable_files(settings.path)
+
+
+_UNREADABLE = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+
+
+def damage_of(path: Path) -> str | None:
+    """What is wrong with the file, in words; None where it is a zip file whose parts fit their checksums.
+
+    All of it is read.
+    """
+    if not zipfile.is_zipfile(path):
+        return "it is not a zip file with its end, as a whole .keras file is"
+    try:
+        with zipfile.ZipFile(path) as parts:
+            broken = parts.testzip()
+    except _UNREADABLE as error:
+        return str(error)
+    return None if broken is None else f"{broken} in it does not fit its checksum"

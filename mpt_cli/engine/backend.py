@@ -54,17 +54,15 @@ class Platform:
     notices: tuple[str, ...] = ()  # what the user asked for and does not get, in sentences
 
 
-def prepare_backend(settings: Settings, in_float16: bool | None = None) -> Platform:
-    """Import Keras on the backend that `settings` ask for, choose the device, seed everything. `in_float16` is whether
-    anything will be computed in it, None where their policy says so.
+def prepare_backend(settings: Settings) -> Platform:
+    """Import Keras on the backend that `settings` ask for, choose the device, seed everything.
 
     Raises ConfigError when the backend is not installed, when another one is loaded already, and when there is no GPU
     where one was asked for.
     """
     name = settings.backend.name
     check_installed(name)
-    in_float16 = settings.policy.may_compute_in_float16 if in_float16 is None else in_float16
-    not_kept = _set_variables(settings, in_float16)
+    not_kept = _set_variables(settings)
     with unheard(f"importing {name}", may_raise=False):
         with keras_import(name), _quiet_import():
             import keras
@@ -81,7 +79,7 @@ def prepare_backend(settings: Settings, in_float16: bool | None = None) -> Platf
 
     with tensorflow_left_out():
         keras.utils.set_random_seed(settings.seed)
-    return replace(found, notices=(*_no_kernels(settings, in_float16), *([] if not_kept is None else [not_kept])))
+    return replace(found, notices=(*_no_kernels(settings), *([] if not_kept is None else [not_kept])))
 
 
 _imported_ahead: list[str] = []
@@ -108,7 +106,7 @@ def imported_ahead() -> str | None:
 ONEDNN = "TF_ENABLE_ONEDNN_OPTS"
 
 
-def import_variables(settings: Settings, in_float16: bool, environment: Mapping[str, str]) -> dict[str, str]:
+def import_variables(settings: Settings, environment: Mapping[str, str]) -> dict[str, str]:
     """What TensorFlow, which reads it once, has to find in the environment when it is imported; the user's own stays.
 
     On a CPU with avx512_fp16 the oneDNN of TensorFlow 2.21 has no float16 kernels for a dense layer with an activation
@@ -116,16 +114,17 @@ def import_variables(settings: Settings, in_float16: bool, environment: Mapping[
     340 ms instead of 6 for the step of a 64-512-512-10 MLP, 112 instead of 2,764 examples/s for digits_cnn. TensorFlow
     without oneDNN is slower in the other dtypes alone: by 0.7 in float32 and 0.06 in bfloat16 for that CNN.
     """
-    lacks_kernels = in_float16 and settings.backend.name == "tensorflow" and "avx512_fp16" in cpu_features()
+    in_float16 = settings.policy.may_compute_in_float16 and settings.backend.name == "tensorflow"
+    lacks_kernels = in_float16 and "avx512_fp16" in cpu_features()
     if not lacks_kernels or ONEDNN in environment or (settings.backend.device != "cpu" and visible_gpus(environment)):
         return {}
     return {ONEDNN: "0"}
 
 
-def set_import_variables(settings: Settings, in_float16: bool) -> None:
+def set_import_variables(settings: Settings) -> None:
     """`import_variables`, where TensorFlow has not read them yet."""
     if "tensorflow" not in sys.modules:
-        os.environ.update(import_variables(settings, in_float16, os.environ))
+        os.environ.update(import_variables(settings, os.environ))
 
 
 def framework_of(settings: Settings) -> str:
@@ -136,14 +135,14 @@ def framework_of(settings: Settings) -> str:
     'tensorflow'
     """
     without_gpu = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    found = import_variables(settings, settings.policy.may_compute_in_float16, without_gpu)
+    found = import_variables(settings, without_gpu)
     return " ".join([settings.backend.name, *(f"{name}={value}" for name, value in found.items())])
 
 
-def _no_kernels(settings: Settings, in_float16: bool) -> Iterator[str]:
+def _no_kernels(settings: Settings) -> Iterator[str]:
     """What was done about float16 that has no kernels here, or what is to do where TensorFlow was imported before."""
     environment = {name: value for name, value in os.environ.items() if name != ONEDNN}
-    if import_variables(settings, in_float16, environment):
+    if import_variables(settings, environment):
         here = "on this processor (avx512_fp16) it has no kernels for some operations in float16"
         yield (f"oneDNN is left out ({ONEDNN}=0): {here}." if os.environ.get(ONEDNN) == "0" else
                f"TensorFlow computes with oneDNN, and {here}, which may take 80 times as long: set {ONEDNN}=0 before "
@@ -158,7 +157,7 @@ def running_platform(settings: Settings) -> Platform:
         import tensorflow as tf
 
         on_it = replace(settings, backend=replace(settings.backend, name="tensorflow"))
-        notices = (*_no_kernels(on_it, settings.policy.may_compute_in_float16),)
+        notices = (*_no_kernels(on_it),)
         return replace(_tensorflow_platform(tf.config.list_physical_devices("GPU")), notices=notices)
     import jax
 
@@ -172,10 +171,10 @@ def check_installed(name: str) -> None:
         raise ConfigError(Problem("backend.name", f"{name} is not installed.", name, install_command(name)))
 
 
-def _set_variables(settings: Settings, in_float16: bool) -> str | None:
+def _set_variables(settings: Settings) -> str | None:
     """Environment variables that the frameworks read once, when they are imported; see `use_compile_cache`."""
     os.environ["KERAS_BACKEND"] = settings.backend.name
-    set_import_variables(settings, in_float16)
+    set_import_variables(settings)
     not_kept = use_compile_cache(settings, os.environ)
     _keep_quiet()
     if settings.backend.device == "cpu":

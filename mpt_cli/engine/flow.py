@@ -35,7 +35,7 @@ from mpt_cli.precision.keras_internals import (
     training_loss,
 )
 from mpt_cli.precision.policy import layers_of, name_of, parts_of
-from mpt_cli.precision.stochastic_rounding import NARROW
+from mpt_cli.precision.rounded_weights import NARROW
 from mpt_cli.telemetry.records import (
     ACTIVATION_GRADIENTS,
     ACTIVATIONS,

@@ -13,8 +13,8 @@ from typing import Any
 
 import keras
 
+from mpt_cli.data.paths import damage_of
 from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.models.keras_file import damage_of
 from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
 from mpt_cli.models.shapes import Shapes, check_fit, plain_message
 from mpt_cli.precision.keras_internals import inner_layers

@@ -26,7 +26,7 @@ from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, re
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
-from mpt_cli.sweep.search_space import read_grid
+from mpt_cli.sweep.overrides import read_grid
 
 TILE = 8  # elements: matrix units multiply float16 in tiles of that many or multiples
 LAUNCH_SECONDS = 2e-6  # assumed for the host to start a kernel; nobody measured it here

@@ -13,7 +13,7 @@ import keras
 
 from mpt_cli.precision.keras_internals import graph_calls, own_trainable_variables
 from mpt_cli.precision.policy import head_layers, layers_of, takes_float8
-from mpt_cli.precision.stochastic_rounding import NARROW
+from mpt_cli.precision.rounded_weights import NARROW
 
 LARGEST_FLOAT16 = 65504  # of float16, and so the most ones that a sum can hold
 FLOAT16_COUNT_LIMIT = 2048  # from here on adding 1 to a float16 changes nothing

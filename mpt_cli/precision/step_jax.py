@@ -22,8 +22,17 @@ from mpt_cli.precision.keras_fit import (
 )
 from mpt_cli.precision.keras_internals import updated_metrics
 from mpt_cli.precision.own_step import OwnSteps, own_steps
-from mpt_cli.precision.scale_state import TRACE_START, applies, follow_scale, next_trace, next_values, scaled_statistics
-from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
+from mpt_cli.precision.scale_state import (
+    TRACE_START,
+    StepStart,
+    applies,
+    follow_scale,
+    next_trace,
+    next_values,
+    rows_of_step,
+    scaled_statistics,
+    start_of_step,
+)
 from mpt_cli.precision.sums_jax import BatchSplit, sum_in_float32
 
 if TYPE_CHECKING:

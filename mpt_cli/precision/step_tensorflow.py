@@ -36,12 +36,14 @@ from mpt_cli.precision.own_step import OwnSteps, own_steps
 from mpt_cli.precision.scale_state import (
     TRACE_START,
     ScaleState,
+    StepStart,
     follow_scale,
     largest_magnitudes,
     next_trace,
+    rows_of_step,
     scaled_statistics,
+    start_of_step,
 )
-from mpt_cli.precision.step_log import StepStart, rows_of_step, start_of_step
 from mpt_cli.precision.tf_keras_api import UnscaledFlag
 
 if TYPE_CHECKING:

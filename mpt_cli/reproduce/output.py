@@ -21,7 +21,7 @@ from mpt_cli.reproduce.reproduction import Reproduction
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.runs.provenance import cores_of, format_environment
 from mpt_cli.settings.limits import read_file
-from mpt_cli.telemetry.console.rich_console import PrintableConsole
+from mpt_cli.telemetry.console import PrintableConsole
 
 MOST_DIFFERENCES = 12
 MOST_LINES = 40  # of what a run that failed had said

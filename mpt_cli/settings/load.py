@@ -1,13 +1,19 @@
 """From the overrides of a command line to checked settings, or to all of their problems at once; and back to YAML.
 
 Hydra composes group files, then the recipe, then the overrides; the plain tree is read key by key against the schema.
+Interpolations (`${eval:'2 * ${trainer.batch_size}'}`, `${oc.env:NAME}`) have resolvers of ours, and those of other
+installed packages (`mpt.resolvers`), which are imported where a recipe uses them.
 """
 
+import ast
+import math
+import operator
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -19,8 +25,9 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from omegaconf.resolvers.oc import env as environment_resolver
 
-from mpt_cli import redaction
+from mpt_cli import plugins, redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
@@ -36,7 +43,6 @@ from mpt_cli.settings.recipes import (
     read_recipe,
     variant_of,
 )
-from mpt_cli.settings.resolvers import register_installed
 from mpt_cli.settings.schema import (
     VARIANTS,
     Settings,
@@ -408,3 +414,85 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
     faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
     problems.extend(faults.values())
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
+
+
+MOST_LETTERS = 1_000  # of an expression
+MOST_BITS = 1_024  # of a whole number in it: more is a slip, or meant to hang what reads the recipe
+Number = int | float
+_OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow,
+}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "abs": abs, "ceil": math.ceil, "exp": math.exp, "float": float, "floor": math.floor, "int": int, "log": math.log,
+    "log2": math.log2, "max": max, "min": min, "round": round, "sqrt": math.sqrt,
+}  # fmt: skip
+
+
+def evaluate(text: Any) -> Number:
+    """The value of an expression of numbers; nothing else in it is ever run. ValueError where it is none.
+
+    >>> evaluate("2**10 // 3 + max(1, 0.5)"), evaluate("round(1e-3 * 256 / 64, 4)")
+    (342, 0.004)
+    """
+    written = str(text)
+    if len(written) > MOST_LETTERS:
+        raise ValueError(f"an expression must have at most {MOST_LETTERS:,} letters")
+    try:
+        return _value(ast.parse(written.strip(), mode="eval").body)
+    except (SyntaxError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{written!r} is no expression of numbers") from error
+    except (ArithmeticError, TypeError) as error:
+        raise ValueError(f"{written!r} has no value: {error}") from error
+
+
+def _value(node: ast.AST) -> Number:
+    if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+        return _checked(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.UAdd | ast.USub):
+        value = _value(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        return _combined(_OPERATORS[type(node.op)], _value(node.left), _value(node.right))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not node.keywords:
+        function = _FUNCTIONS.get(node.func.id)
+        if function is not None:
+            return _checked(function(*map(_value, node.args)))
+    functions = ", ".join(_FUNCTIONS)
+    raise ValueError(f"{ast.unparse(node)!r} must be numbers, + - * / // % **, parentheses or one of {functions}")
+
+
+def _combined(combine: Callable[[Any, Any], Any], left: Number, right: Number) -> Number:
+    if combine is operator.pow and isinstance(left, int) and left.bit_length() * abs(right) > 2 * MOST_BITS:
+        raise ValueError(f"{left}**{right} is too large")
+    return _checked(combine(left, right))
+
+
+def _checked(value: Any) -> Number:
+    if isinstance(value, complex) or (isinstance(value, int) and value.bit_length() > MOST_BITS):
+        what = "a complex number" if isinstance(value, complex) else "a number of so many digits"
+        raise ValueError(f"{what} is no value")
+    found: Number = value
+    return found
+
+
+def _variable(name: str, *default: Any) -> Any:
+    """`oc.env`, of which is known what it read."""
+    text = redaction.stand_in(name)
+    if text is not None:
+        return text
+    value = environment_resolver(name, *default)
+    redaction.note_variable(name, value if name in os.environ else None)
+    return value
+
+
+OmegaConf.register_new_resolver("oc.env", _variable, replace=True)
+OmegaConf.register_new_resolver("eval", evaluate, replace=True)
+
+
+@cache
+def register_installed() -> None:
+    """Those of other packages; one that has the name of a resolver that is there takes nothing from it."""
+    for name in plugins.installed(plugins.RESOLVERS):
+        if not OmegaConf.has_resolver(name):
+            OmegaConf.register_new_resolver(name, partial(plugins.call_plugin, plugins.RESOLVERS, name))

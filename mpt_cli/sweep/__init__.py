@@ -1,6 +1,6 @@
 """Many runs of one command line: what to run, how its values are chosen, and what came of it.
 
-`search_space` reads the overrides, a sampler chooses values, `run` is the story, `directory` knows what lies on disk.
+`overrides` reads what is varied, a sampler chooses values, `run` is the story, `directory` knows what lies on disk.
 """
 
 # of a search, with what each needs besides Optuna; here, so that `mpt sweep --help` starts without the rest of the room

@@ -36,7 +36,7 @@ from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
 from mpt_cli.settings.search_path import find_recipe, is_own_group, searching
 from mpt_cli.sweep import PRUNERS, SAMPLERS
-from mpt_cli.sweep.search_space import Assignment, Grid, Words, dimension_problems, read_grid
+from mpt_cli.sweep.overrides import Assignment, Grid, Words, dimension_problems, read_grid
 
 
 @dataclass(frozen=True)

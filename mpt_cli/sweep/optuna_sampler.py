@@ -32,9 +32,9 @@ from mpt_cli.sweep.directory import (
     wanted_runs,
 )
 from mpt_cli.sweep.median_stopping import EpochWatch
+from mpt_cli.sweep.overrides import Dimension, Space, Span, Value, check_space, read_space
 from mpt_cli.sweep.plan import Job, Objective, choose_objectives, job_name, make_plan, objective_word, wanted_gpus
 from mpt_cli.sweep.samplers import MOST_ASKED, Sampler, SearchSettings
-from mpt_cli.sweep.search_space import Dimension, Space, Span, Value, check_space, read_space
 
 if TYPE_CHECKING:
     from mpt_cli.sweep.run import Options

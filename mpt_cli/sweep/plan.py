@@ -21,7 +21,7 @@ from mpt_cli.settings.overrides import parse_override
 from mpt_cli.settings.schema import Settings, find_key
 from mpt_cli.settings.search_path import CONFIG_DIR, shell_command
 from mpt_cli.sweep.block import Block, Point, check_known, first_seed
-from mpt_cli.sweep.search_space import Grid, Words, read_grid
+from mpt_cli.sweep.overrides import Grid, Words, read_grid
 from mpt_cli.training.program import check_repeatable
 from mpt_cli.training.progress import MONITORED, falls
 

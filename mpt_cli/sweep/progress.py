@@ -18,8 +18,8 @@ from mpt_cli.report.history import latest_line
 from mpt_cli.runs.directory import read_holder
 from mpt_cli.sweep.directory import GOOD, JobResult, SweepDirectory, read_job
 from mpt_cli.sweep.plan import Job
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.plain import StreamLines
-from mpt_cli.telemetry.console.rich_console import PrintableConsole
 from mpt_cli.telemetry.format import format_count, format_number, format_scale, format_seconds, format_share
 from mpt_cli.training.progress import MONITORED
 

@@ -17,6 +17,7 @@ from mpt_cli.settings.search_path import shell_command
 from mpt_cli.sweep import ONLY_OF_A_NEW_SEARCH, SAMPLERS
 from mpt_cli.sweep.block import first_seed, read_block
 from mpt_cli.sweep.directory import FINISHED, JobResult, SweepDirectory, read_job
+from mpt_cli.sweep.overrides import check_space, read_space
 from mpt_cli.sweep.plan import (
     Job,
     SweepPlan,
@@ -30,7 +31,6 @@ from mpt_cli.sweep.plan import (
     plan_dict,
     plan_lines,
 )
-from mpt_cli.sweep.search_space import check_space, read_space
 from mpt_cli.sweep.vectorized import group_lines
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any, TextIO
 from mpt_cli import plugins
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings.schema import LoggerSettings, check_sink_key
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
-from mpt_cli.telemetry.console.rich_console import PrintableConsole
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
-from mpt_cli.telemetry.sinks.jsonl_csv import CsvSink, JsonlSink
+from mpt_cli.telemetry.sinks.files import CsvSink, JsonlSink
 from mpt_cli.telemetry.sinks.trackers import MlflowSink, TensorBoardSink, WandbSink, check_tensorboard, check_tracker
 
 

@@ -45,7 +45,7 @@ from mpt_cli.precision.operations.auto_float16 import (
 )
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.policy import parts_of
-from mpt_cli.precision.stochastic_rounding import rounded_variables
+from mpt_cli.precision.rounded_weights import rounded_variables
 from mpt_cli.settings.schema import AUTO_FLOAT16, Settings, TrainerSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import (

@@ -1,46 +1,106 @@
-"""The verbs: in which module each stands, and its line in `mpt --help`.
+"""From a verb to its parser and to what runs it, the words that are taken before, and what verbs print.
 
-A verb NAME is an entry here, `configure_NAME(parser)` in `arguments`, and `run_NAME(arguments)` in its module, which
-returns the exit code. The module is imported when the verb runs: help and completion need none.
+A verb NAME is an entry of `VERBS` and `configure_NAME(parser)` in `arguments`, and `run_NAME(arguments)` in its module,
+which returns the exit code. The module is imported when the verb runs: help and completion need none.
 """
 
-from dataclasses import dataclass
+import argparse
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, TextIO
+
+from mpt_cli.errors import ConfigError, Problem, printable
+from mpt_cli.telemetry.format import strict_json
+from mpt_cli.telemetry.records import SCHEMA_VERSION
+from mpt_cli.verbs import arguments
 
 
-@dataclass(frozen=True)
-class Verb:
-    """`module` of `mpt_cli.verbs`; a verb without a `meaning` is not listed."""
+class Parser(argparse.ArgumentParser):
+    """Help that can't be written is an error, as any other output is; argparse drops it in silence."""
 
-    module: str
-    meaning: str = ""
+    def print_help(self, file: Any = None) -> None:
+        print(self.format_help(), end="", file=file)
+
+    def _print_message(self, message: str, file: Any = None) -> None:
+        super()._print_message(printable(message), file)
 
 
-VERBS = {
-    "train": Verb("train", "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10"),
-    "run": Verb("run", "an unchanged Keras script in mixed precision, with record and verdict: mpt run train.py"),
-    "sweep": Verb("sweep", "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2"),
-    "diagnose": Verb(
-        "diagnose",
-        "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
-    ),
-    "plan": Verb("plan", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"),
-    "compare": Verb("compare", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
-    "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
-    "report": Verb("report", "one page of a run, of several overlaid, of a sweep or of a comparison"),
-    "reproduce": Verb(
-        "reproduce", "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml"
-    ),
-    "verify-resume": Verb(
-        "verify_resume", "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp"
-    ),
-    "evaluate": Verb("trained_model", "metrics of a finished run's model"),
-    "export": Verb("trained_model", "a finished run's model as .keras, SavedModel or ONNX"),
-    "check": Verb("inspection", "is the configuration sound? --build also builds the model and audits its dtypes"),
-    "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
-    "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),
-    "copy": Verb("inspection", "a recipe as a file of your own to edit"),
-    "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
-    "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
-    "__killed": Verb("verify_resume"),
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text that may hold what a file, a name or the environment brought in."""
+    print(printable(text), file=stream, flush=True)
+
+
+def verb_parser(verb: str) -> argparse.ArgumentParser:
+    """The parser of one verb; the verb itself is not imported."""
+    configure = getattr(arguments, f"configure_{_function_name(verb)}")
+    parser = Parser(
+        prog=f"mpt {verb}",
+        description=inspect.getdoc(configure),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    configure(parser)
+    return parser
+
+
+def load_verb(verb: str) -> Callable[[argparse.Namespace], int]:
+    """What runs a verb, whose module is imported now."""
+    module = importlib.import_module(f"mpt_cli.verbs.{arguments.VERBS[verb].module}")
+    run: Callable[[argparse.Namespace], int] = getattr(module, f"run_{_function_name(verb)}")
+    return run
+
+
+def _function_name(verb: str) -> str:
+    return verb.strip("_").replace("-", "_")
+
+
+_HYDRA_OPTIONS = {  # what Hydra's users type, and the word that does it here
+    "-m --multirun": "`mpt sweep` runs every combination of the values given: mpt sweep conf=… seed=0,1",
+    "-c --cfg": "`mpt show conf=…` prints the resolved configuration",
+    "-cn --config-name": "conf=NAME or conf=./FILE.yaml chooses a recipe",
+    "-cp --config-path": "--config-dir DIR adds a folder with groups and recipes",
+    "-p --package": "`mpt show conf=… --json` prints a part for each section",
+    "--resolve": "`mpt show conf=…` resolves interpolations",
+    "-i --info": "`mpt show conf=…` prints the configuration, `mpt list groups` where each file lies",
+    "-r --run": "`mpt train conf=…` runs it",
+    "-sc --shell-completion": "`mpt completion bash` prints the script",
+    "--hydra-help": "`mpt VERB --help` shows what a verb takes, `mpt list keys` every key",
+    "--experimental-rerun": "`mpt train conf=RUN_DIR/config.yaml` repeats a run",
 }
-LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
+
+
+def check_hydra_options(parser: argparse.ArgumentParser, words: list[str]) -> None:
+    """ConfigError for an option of Hydra's that the verb does not have, with the word that does it here."""
+    answers = {option: answer for options, answer in _HYDRA_OPTIONS.items() for option in options.split()}
+    given = [word.partition("=")[0] for word in words]
+    found = [word for word in given if word in answers and word not in parser._option_string_actions]
+    if found:
+        raise ConfigError([Problem(word, "is an option of Hydra's own.", None, f"{answers[word]}.") for word in found])
+
+
+CONFIG_DIR_OPTIONS = ("--config-dir", "-cd")
+
+
+def take_config_directories(words: list[str]) -> tuple[list[str], list[str]]:
+    """The folders given with --config-dir, and the other words. ConfigError where no folder follows.
+
+    >>> take_config_directories(["conf=a", "--config-dir", "x", "--config-dir=y"])
+    (['x', 'y'], ['conf=a'])
+    """
+    folders, others, left = [], list[str](), iter(words)
+    for word in left:
+        option, equals, value = word.partition("=")
+        if option not in CONFIG_DIR_OPTIONS:
+            others.append(word)
+            continue
+        folder = value if equals else next(left, "")
+        if not folder:
+            raise ConfigError(Problem("--config-dir", "must be followed by a folder."))
+        folders.append(folder)
+    return folders, others
+
+
+def print_json(content: dict[str, Any]) -> None:
+    """One object that strict parsers read, with its schema_version."""
+    print(strict_json({"schema_version": SCHEMA_VERSION, **content}, indent=2))

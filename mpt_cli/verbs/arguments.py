@@ -1,11 +1,54 @@
-"""What each verb takes: `configure_NAME` for every verb NAME, whose docstring is the description in `mpt NAME --help`.
+"""The verbs, and what each takes: `configure_NAME` for every verb NAME, whose docstring is the description in
+`mpt NAME --help`.
 
 All of them stand here, so that help and completion import no verb. Imports no Hydra, Keras or NumPy.
 """
 
 import argparse
+from dataclasses import dataclass
 
 from mpt_cli.sweep import PRUNERS, SAMPLERS
+
+
+@dataclass(frozen=True)
+class Verb:
+    """`module` of `mpt_cli.verbs`; a verb without a `meaning` is not listed."""
+
+    module: str
+    meaning: str = ""
+
+
+VERBS = {
+    "train": Verb("train", "one run: mpt train conf=digits_cnn loss_scale.initial_scale=2**10"),
+    "run": Verb("run", "an unchanged Keras script in mixed precision, with record and verdict: mpt run train.py"),
+    "sweep": Verb("sweep", "every combination of the values given, ranked: mpt sweep conf=digits_mlp seed=0,1,2"),
+    "diagnose": Verb(
+        "diagnose",
+        "gradient ranges and the loss scale they need: mpt diagnose conf=digits_cnn; or which layer overflowed",
+    ),
+    "plan": Verb(
+        "inspection", "memory, work and bounds on a GPU that is not here: mpt plan conf=digits_cnn --device h100"
+    ),
+    "compare": Verb("sweep", "one recipe under several precisions, side by side: mpt compare conf=digits_cnn"),
+    "watch": Verb("watch", "a run or a sweep that goes on elsewhere, seen from here: mpt watch runs/digits_cnn/RUN"),
+    "report": Verb("report", "one page of a run, of several overlaid, of a sweep or of a comparison"),
+    "reproduce": Verb(
+        "reproduce", "recipes or runs again, held against what was expected: mpt reproduce --all --junit results.xml"
+    ),
+    "verify-resume": Verb(
+        "reproduce", "proof that a killed run goes on as if nothing had happened: mpt verify-resume conf=digits_mlp"
+    ),
+    "evaluate": Verb("train", "metrics of a finished run's model"),
+    "export": Verb("train", "a finished run's model as .keras, SavedModel or ONNX"),
+    "check": Verb("inspection", "is the configuration sound? --build also builds the model and audits its dtypes"),
+    "show": Verb("inspection", "the resolved configuration, and which functions it would import"),
+    "list": Verb("inspection", "what there is: recipes, models, data, policies, optimizers, keys"),
+    "copy": Verb("inspection", "a recipe as a file of your own to edit"),
+    "doctor": Verb("inspection", "versions, devices, what each policy gains here, what is missing"),
+    "completion": Verb("completion", "the script that completes mpt's words in bash, zsh or fish"),
+    "__killed": Verb("reproduce"),
+}
+LISTED_VERBS = {name: verb.meaning for name, verb in VERBS.items() if verb.meaning}
 
 OVERRIDES = "conf=... key=value"  # metavars, which tell the completion what a word may be
 SCRIPT = "[key=value …] SCRIPT.py args …"

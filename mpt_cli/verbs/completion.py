@@ -28,9 +28,8 @@ from mpt_cli.settings.search_path import (
     own_group_file,
     recipe_paths,
 )
-from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.arguments import MODULE, OVERRIDES, SCRIPT, TARGETS
-from mpt_cli.verbs.parser import take_config_directories, verb_parser
+from mpt_cli.verbs import take_config_directories, verb_parser
+from mpt_cli.verbs.arguments import LISTED_VERBS, MODULE, OVERRIDES, SCRIPT, TARGETS
 from mpt_cli.verbs.run import is_taken
 
 _VERBS_WITH_LISTS = ("sweep", "compare")  # they take several values of a key, with commas between them

@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from mpt_cli.diagnose.preparation import (
     find_overflow,
     on_one_device,
 )
-from mpt_cli.engine.backend import Platform, prepare_backend
+from mpt_cli.engine.backend import Platform, prepare_backend, set_import_variables
 from mpt_cli.errors import MISMATCH, OK, ConfigError, DataError, Problem, printable_tree
 from mpt_cli.report.history import is_of_program, jumps_sentence, read_spikes
 from mpt_cli.report.picture import missing_matplotlib
@@ -24,12 +24,13 @@ from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import conf_override, expanded, recipe_paths, shell_command
 from mpt_cli.settings.variants import GivenModel
+from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.format import describe_examples, describe_spike
 from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Spike, Summary
 from mpt_cli.training.program import SettingsProgram
 from mpt_cli.training_run import with_drawn_seed
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.diagnose.diagnosis import Diagnosis
@@ -55,7 +56,7 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         found, content = _measure(settings, request, directory, say)
     files = [str(file) for file in directory.files if file.exists()]  # no pictures without matplotlib
     if arguments.write:
-        from mpt_cli.diagnose.recipe_copy import write_recipe_copy
+        from mpt_cli.diagnose.advice import write_recipe_copy
 
         write_recipe_copy(arguments.write, arguments.overrides, found)
         files.append(arguments.write)
@@ -63,7 +64,6 @@ def _diagnose_recipe(arguments: argparse.Namespace, say: Callable[[str], None]) 
         print_json(content)
     else:
         from mpt_cli.diagnose.display import print_diagnosis
-        from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
         print_diagnosis(found, files, PrintableConsole(sys.stdout))
     return OK
@@ -74,7 +74,9 @@ def _measure(
     say: Callable[[str], None],
 ) -> "tuple[Diagnosis, dict[str, Any]]":  # fmt: skip
     """What was found, also as the content of the files, which are written."""
-    platform = prepare_backend(settings, in_float16=True)  # chooses the backend: before anything that imports Keras
+    float16 = replace(settings.policy, name="mixed_float16")  # is examined whatever the policy of the run
+    set_import_variables(replace(settings, policy=float16))
+    platform = prepare_backend(settings)  # chooses the backend: before anything that imports Keras
     from mpt_cli.diagnose.advice import diagnosis_content
     from mpt_cli.diagnose.diagnosis import diagnose
     from mpt_cli.diagnose.display import write_pictures
@@ -204,7 +206,6 @@ def diagnose_run(run_dir: str, arguments: argparse.Namespace, say: Callable[[str
         print_json(content)
     else:
         from mpt_cli.diagnose.display import print_labelled
-        from mpt_cli.telemetry.console.rich_console import PrintableConsole
 
         rows.append(("file", str(directory.diagnosis_json)))
         print_labelled(rows, PrintableConsole(sys.stdout))
@@ -215,13 +216,12 @@ def _look_again(
     run: RunDirectory, settings: Settings, platform: Platform, overflow: OverflowEvent, say: Callable[[str], None]
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """The step trained again: what was seen, as content of the file and as rows for a person."""
-    from mpt_cli.diagnose import overflow as overflows
-    from mpt_cli.diagnose import step_replay
+    from mpt_cli.diagnose import replay as replays
 
     if not overflow.overflowed:
-        replayed = overflows.replay(run, settings, platform, overflow, say, step_replay.LEAD)
-        step = step_replay.examine_step(replayed)
-        return step_replay.step_content(replayed, step), step_replay.step_sentences(replayed, step)
-    replayed = overflows.replay(run, settings, platform, overflow, say)
-    found = overflows.examine_overflow(replayed)
-    return overflows.overflow_content(replayed, found), overflows.overflow_sentences(replayed, found)
+        replayed = replays.replay(run, settings, platform, overflow, say, replays.LEAD)
+        step = replays.examine_step(replayed)
+        return replays.step_content(replayed, step), replays.step_sentences(replayed, step)
+    replayed = replays.replay(run, settings, platform, overflow, say)
+    found = replays.examine_overflow(replayed)
+    return replays.overflow_content(replayed, found), replays.overflow_sentences(replayed, found)

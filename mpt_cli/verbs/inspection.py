@@ -1,4 +1,4 @@
-"""Verbs that look and train nothing: `list`, `copy`, `show`, `check`, `doctor`."""
+"""Verbs that look and train nothing: `list`, `copy`, `show`, `check`, `doctor`, `plan`."""
 
 import argparse
 import inspect
@@ -43,13 +43,12 @@ from mpt_cli.settings.search_path import (
     shell_command,
 )
 from mpt_cli.telemetry.format import strict_json
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
     from mpt_cli.precision import LayerAudit
     from mpt_cli.precision.operations import OperationReport
     from mpt_cli.training.assembly import BuildCheck
-
 
 def run_list(arguments: argparse.Namespace) -> int:
     if arguments.schema:
@@ -407,7 +406,7 @@ def _layer_line(layer: "LayerAudit", width: int, policies: int) -> str:
 
 def run_doctor(arguments: argparse.Namespace) -> int:
     from mpt_cli.doctor import doctor, print_doctor_report
-    from mpt_cli.telemetry.console.rich_console import PrintableConsole
+    from mpt_cli.telemetry.console import PrintableConsole
 
     report = doctor(measure=not arguments.no_measure)
     if arguments.json:
@@ -415,3 +414,26 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     else:
         print_doctor_report(report, PrintableConsole(sys.stdout))
     return report.exit_code
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    if arguments.device is None:
+        from mpt_cli.plan.device import device_names
+
+        names = ", ".join(device_names())
+        raise ConfigError(Problem("--device", f"must be given: one of {names}, or a file.", None, "For example "
+                                  "--device h100."))  # fmt: skip
+    from mpt_cli.plan.plan import PlanRequest, plan
+    from mpt_cli.telemetry.format import format_bytes
+
+    request = PlanRequest(arguments.device, arguments.devices, arguments.largest_batch)
+    device, plans = plan(arguments.overrides, request, lambda text: say(text, sys.stderr))
+    if arguments.json:
+        content = {"device": device.description, "memory": format_bytes(device.memory_bytes), "ran": False}
+        print_json({**content, "plans": [each.as_dict() for each in plans]})
+        return OK
+    from mpt_cli.plan.display import print_plans
+    from mpt_cli.telemetry.console import PrintableConsole
+
+    print_plans(device, plans, PrintableConsole(sys.stdout))
+    return OK

@@ -8,9 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare.comparison import CompareDirectory, read_comparison
 from mpt_cli.compare.report import comparison_dict, print_comparison, write_compare_page, write_comparison
-from mpt_cli.compare.results import read_comparison
 from mpt_cli.errors import OK, ConfigError, DataError, Problem
 from mpt_cli.report.history import RunHistory, jumps_sentence, read_history
 from mpt_cli.report.page import check_replaceable
@@ -18,14 +17,13 @@ from mpt_cli.report.run_page import headline, write_run_page
 from mpt_cli.report.run_pictures import BLOCKS, LETTERS, exponent_lines
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.search_path import expanded, shell_command
-from mpt_cli.sweep.directory import SweepDirectory, read_results
-from mpt_cli.sweep.joint import Joint, read_joint
+from mpt_cli.sweep.directory import Joint, SweepDirectory, read_joint, read_results
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import print_results, results_dict, write_results, write_sweep_page
+from mpt_cli.telemetry.console import terminal_columns
 from mpt_cli.telemetry.console.plain import StreamLines
-from mpt_cli.telemetry.console.rich_console import terminal_columns
+from mpt_cli.verbs import print_json, say
 from mpt_cli.verbs.arguments import PAGE
-from mpt_cli.verbs.parser import print_json, say
 
 Report = Callable[[Sequence[Path], argparse.Namespace], None]
 R = TypeVar("R")

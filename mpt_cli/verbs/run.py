@@ -10,7 +10,7 @@ from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.script_text import ScriptTarget, plan_of
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
-from mpt_cli.verbs.parser import say
+from mpt_cli.verbs import say
 
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
@@ -34,7 +34,7 @@ def run_run(arguments: argparse.Namespace) -> int:
 
     chosen = backend or os.environ.get("KERAS_BACKEND")
     on_it = replace(settings, backend=replace(settings.backend, name=chosen or settings.backend.name))
-    set_import_variables(on_it, settings.policy.may_compute_in_float16)
+    set_import_variables(on_it)
     with keras_import(chosen or "the backend that it chooses"):
         import keras  # noqa: F401
     from mpt_cli.script import run_script

@@ -1,4 +1,4 @@
-"""`sweep`: many runs of one command line, each in a process of its own, ranked."""
+"""`sweep` and `compare`: many runs of one command line, each in a process of its own, ranked or held against one."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ from mpt_cli.sweep.run import (
     start_sweep,
 )
 from mpt_cli.sweep.samplers import SamplerSettings, SearchOptions, choose_kind
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.verbs import print_json, say
 
 
 def run_sweep(arguments: argparse.Namespace) -> int:
@@ -82,5 +82,40 @@ def _check_sweep(arguments: argparse.Namespace, words: list[str]) -> None:
     for name, value in of_search.items():
         if value is not None and arguments.resume is not None:
             problems.append(Problem(name, ONLY_OF_A_NEW_SEARCH, value))
+    if problems:
+        raise ConfigError(problems)
+
+
+def run_compare(arguments: argparse.Namespace) -> int:
+    from mpt_cli.compare.report import comparison_dict, print_comparison  # a sweep needs none of it
+    from mpt_cli.compare.run import CompareSettings, resume_compare, start_compare
+
+    _check_compare(arguments)
+    screen = Screen(None if arguments.quiet else sys.stderr if arguments.json else sys.stdout)
+    options = Options(arguments.jobs or 1, arguments.timeout, arguments.objective, is_fresh=arguments.fresh_processes)
+    if arguments.resume is not None:
+        found, code = resume_compare(arguments.resume, options, screen)
+    else:
+        measure = CompareSettings(arguments.seeds, arguments.tolerance)
+        found, code = start_compare(arguments.overrides, measure, options, screen)
+    if arguments.json:
+        print_json(comparison_dict(found))
+    else:
+        print_comparison(found, screen)
+    return code
+
+
+def _check_compare(arguments: argparse.Namespace) -> None:
+    problems = []
+    if arguments.jobs is not None and arguments.jobs < 1:
+        problems.append(Problem("-j", "must be >= 1.", arguments.jobs))
+    if arguments.timeout is not None and not arguments.timeout > 0:
+        problems.append(Problem("--timeout", "must be > 0 seconds.", arguments.timeout))
+    if arguments.tolerance is not None and not arguments.tolerance >= 0:
+        problems.append(Problem("--tolerance", "must be >= 0.", arguments.tolerance))
+    fixed = (arguments.overrides or None, arguments.jobs, arguments.seeds, arguments.tolerance)
+    if arguments.resume is not None and any(value is not None for value in fixed):
+        problems.append(Problem("--resume", "must be given without overrides, -j, --seeds and --tolerance.", None,
+                                "The comparison's own stand in its compare.json."))  # fmt: skip
     if problems:
         raise ConfigError(problems)

@@ -1,4 +1,4 @@
-"""`train`: one run."""
+"""`train`: one run; `evaluate` and `export`: what a finished run's model is good for."""
 
 import argparse
 import os
@@ -6,13 +6,15 @@ import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TextIO
 
 from mpt_cli.errors import OK
 from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
-from mpt_cli.verbs.parser import print_json, say
+from mpt_cli.trained_model import evaluate, export
+from mpt_cli.verbs import print_json, say
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -98,3 +100,24 @@ def with_configuration_of_run(overrides: list[str]) -> list[str]:
     from mpt_cli.runs.directory import RunDirectory
 
     return [f"conf={RunDirectory.open(resumed[-1]).config_yaml}", *overrides]
+
+
+def run_evaluate(arguments: argparse.Namespace) -> int:
+    metrics, best = evaluate(arguments.run_dir, arguments.split, arguments.best)
+    if arguments.json:
+        origin = {"best": asdict(best)} if best else {}
+        print_json({"run_dir": arguments.run_dir, "split": arguments.split, **origin, "metrics": metrics})
+        return OK
+    if best:
+        say(f"{'best epoch':<24}{best.epoch}, step {best.step}: {best.monitor} {best.value:.6g} in training")
+    say("\n".join(f"{name:<24}{value:.6g}" for name, value in metrics.items()))
+    return OK
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    path = export(arguments.run_dir, arguments.format, arguments.output, arguments.best)
+    if arguments.json:
+        print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
+    else:
+        say(str(path))
+    return OK

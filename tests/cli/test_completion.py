@@ -13,9 +13,9 @@ from argcomplete.finders import CompletionFinder
 from mpt_cli.jobs.launchers import LAUNCHERS
 from mpt_cli.settings.loss_scale import SCALE_MODES
 from mpt_cli.settings.search_path import recipe_paths
-from mpt_cli.verbs import LISTED_VERBS
+from mpt_cli.verbs import verb_parser
+from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.completion import OFFERS, complete
-from mpt_cli.verbs.parser import verb_parser
 
 
 def complete_line(line: str, point: str | None = None) -> list[str]:

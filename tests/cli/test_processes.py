@@ -49,7 +49,7 @@ def test_no_framework_is_imported(words, tmp_path) -> None:
 
 @pytest.mark.slow
 def test_help_and_completion_import_no_verb_and_no_hydra(tmp_path) -> None:
-    code = ("import sys; from mpt_cli.cli import main; from mpt_cli.verbs import LISTED_VERBS\n"
+    code = ("import sys; from mpt_cli.cli import main; from mpt_cli.verbs.arguments import LISTED_VERBS\n"
             "for verb in LISTED_VERBS: main([verb, '--help'])\nmain(['train', '--nothing'])\n"
             "import mpt_cli.verbs.completion\nprint(*sys.modules, file=sys.stderr)")  # fmt: skip
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=60)

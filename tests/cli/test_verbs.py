@@ -11,8 +11,7 @@ from mpt_cli.errors import DataError
 from mpt_cli.runs import directory
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.search_path import recipe_paths
-from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.arguments import KINDS
+from mpt_cli.verbs.arguments import KINDS, LISTED_VERBS
 from mpt_cli.verbs.inspection import LISTINGS
 
 

@@ -101,12 +101,13 @@ def _until(watch: "subprocess.Popen[str]", words: str) -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_the_run_alone(tmp_path) -> None:
-    run = _start_run(tmp_path, 25, 0.3)  # it goes on when the watch begins, also on a busy machine
+    run = _start_run(tmp_path, 1000, 0.1)
     watch = _start("-m", "mpt_cli", "watch", "r", cwd=tmp_path)
-    _until(watch, "1/25")
+    _until(watch, "/1000")
     watch.send_signal(signal.SIGINT)
     _, err = watch.communicate(timeout=60)
     assert watch.returncode == 130 and "left; what it watched goes on" in err and "Traceback" not in err
+    (tmp_path / "end").touch()
     run.communicate(timeout=60)
     assert run.returncode == 0 and json.loads((tmp_path / "r" / "summary.json").read_text())["status"] == "finished"
 

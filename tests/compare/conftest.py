@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.compare import report, results, run
-from mpt_cli.compare.results import Comparison
+from mpt_cli.compare import comparison, report, run
+from mpt_cli.compare.comparison import Comparison
 from mpt_cli.sweep.plan import Job
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.run import Options
@@ -61,5 +61,5 @@ def outcomes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Outcomes:
     monkeypatch.setattr(report, "run_pictures", lambda stories: [])
     monkeypatch.setattr(run, "examine_runs", examine)
     monkeypatch.setattr(run, "probe_backend", lambda backend, jit_compile: {"timings": TIMINGS})
-    monkeypatch.setattr(results, "busy_core_seconds", lambda: None)
+    monkeypatch.setattr(comparison, "busy_core_seconds", lambda: None)
     return Outcomes()

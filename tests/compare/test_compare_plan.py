@@ -2,7 +2,7 @@
 
 import pytest
 
-from mpt_cli.compare.plan import make_comparison
+from mpt_cli.compare.comparison import make_comparison
 from mpt_cli.errors import ConfigError
 
 TWO = "policy=float32,mixed_float16"

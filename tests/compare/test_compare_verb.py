@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.cli import main
-from mpt_cli.compare.results import NOISY_SHARE
+from mpt_cli.compare.comparison import NOISY_SHARE
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,9 @@ import sys
 
 import pytest
 
-from mpt_cli.compare import results, run
-from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare import comparison, run
+from mpt_cli.compare.comparison import CompareDirectory, NoiseMeter, read_comparison
 from mpt_cli.compare.report import columns, failure_lines, print_comparison
-from mpt_cli.compare.results import NoiseMeter, read_comparison
 from mpt_cli.compare.verdict import overall, sentences
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.executor import Command
@@ -201,10 +200,10 @@ def test_beside_busy_cores_no_speed_is_judged(outcomes, tmp_path):
 
 def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, monkeypatch, tmp_path):
     times, clock = iter([100.0, 103.0]), iter([10.0, 12.0])
-    monkeypatch.setattr(results, "busy_core_seconds", lambda: next(times))
-    monkeypatch.setattr(results, "usable_cores", lambda: 2)
-    monkeypatch.setattr(results, "_own_seconds", lambda: 0.0)
-    monkeypatch.setattr(results.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(comparison, "busy_core_seconds", lambda: next(times))
+    monkeypatch.setattr(comparison, "usable_cores", lambda: 2)
+    monkeypatch.setattr(comparison, "_own_seconds", lambda: 0.0)
+    monkeypatch.setattr(comparison.time, "monotonic", lambda: next(clock))
     place = CompareDirectory(tmp_path)
     meter = NoiseMeter(place)
     meter.started(None)
@@ -215,13 +214,13 @@ def test_the_share_of_others_is_what_the_cores_did_less_the_jobs_own(outcomes, m
 @pytest.mark.slow
 def test_the_jobs_own_is_also_what_a_server_does_that_they_are_forked_from():
     code = "import time\nwhile time.process_time() < 0.5: pass\nprint(flush=True); input()"
-    before = results._own_seconds()
+    before = comparison._own_seconds()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None and server.stdin is not None
         server.stdout.readline()
-        while_it_lives = results._own_seconds() - before
+        while_it_lives = comparison._own_seconds() - before
         server.stdin.close()
-    assert while_it_lives >= 0.45 and results._own_seconds() - before >= 0.45
+    assert while_it_lives >= 0.45 and comparison._own_seconds() - before >= 0.45
 
 
 @pytest.mark.slow

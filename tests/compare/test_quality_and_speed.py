@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from mpt_cli.compare.results import StepTime, compare_quality, format_rule, speed_up, step_time
+from mpt_cli.compare.comparison import StepTime, compare_quality, format_rule, speed_up, step_time
 from mpt_cli.sweep.paired import POWER, PairedDifference, t_quantile
 from mpt_cli.sweep.plan import Objective
 

@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from mpt_cli.compare import verdict
-from mpt_cli.compare.plan import CompareDirectory, Setup
-from mpt_cli.compare.results import Comparison, Entry, StepTime
+from mpt_cli.compare.comparison import CompareDirectory, Comparison, Entry, Setup, StepTime
 from mpt_cli.sweep.plan import Objective, SweepPlan
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mpt_cli.data import images
+from mpt_cli.data import file_formats
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import ConfigError, DataError
@@ -73,7 +73,7 @@ def test_the_fingerprint_follows_files_size_split_and_nothing_else(folder, monke
     assert load(folder).fingerprint == first
     assert load(folder, image_size=[4, 5]).fingerprint != first
     assert load_data(Images(path=str(folder), image_size=[4, 6]), 1).fingerprint != first
-    monkeypatch.setattr(images, "WHOLE_BYTES", 10)
+    monkeypatch.setattr(file_formats, "WHOLE_BYTES", 10)
     assert load(folder).fingerprint_of == "names, sizes of the files"
     monkeypatch.undo()
     Image.new("RGB", (8, 8)).save(folder / "cats" / "0.png")
@@ -82,7 +82,7 @@ def test_the_fingerprint_follows_files_size_split_and_nothing_else(folder, monke
 
 def test_a_large_folder_is_a_stream_of_the_same_examples(folder, monkeypatch):
     arrays = load(folder, validation_fraction=0)
-    monkeypatch.setattr(images, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(file_formats, "IMAGE_MEMORY_BYTES", 1000)
     data = load(folder, validation_fraction=0)
     assert isinstance(data.train, Stream)
     assert data.train.examples == 6
@@ -95,7 +95,7 @@ def test_a_large_folder_is_a_stream_of_the_same_examples(folder, monkeypatch):
 
 
 def test_a_streamed_folder_is_split_and_shuffled_by_seed(folder, monkeypatch):
-    monkeypatch.setattr(images, "MEMORY_BYTES", 1000)
+    monkeypatch.setattr(file_formats, "IMAGE_MEMORY_BYTES", 1000)
     data = load(folder, validation_fraction=0.34, limit=5)
     assert (data.train.examples, data.validation.examples) == (3, 2)
     orders = [[float(x.sum()) for x, _, _ in data.train.batches(1, epoch, 0, shuffle=True)] for epoch in (0, 0, 1)]

@@ -2,15 +2,13 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from backends import assert_passes_on_jax, only_on, parts
 from examined import NETS
-from preloaded import mpt
+from preloaded import mpt, run_program
 
 from mpt_cli.cli import main
 
@@ -50,10 +48,10 @@ def test_the_underflow_recipe_from_the_shell_reaches_what_float32_reaches(tmp_pa
 @only_on("tensorflow")
 def test_the_files_and_the_json_contract_on_jax_without_tensorflow(tmp_path):
     words = ("conf=digits_mlp", "backend=jax", "policy=mixed_float16", "--at-steps", "0,20", "--batches", "2")
-    code = ("import sys; from mpt_cli.cli import main; code = main(sys.argv[1:]);"
-            "print('tensorflow' in sys.modules, file=sys.stderr); sys.exit(code)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code, "diagnose", *words, "--json"], cwd=tmp_path,
-                          capture_output=True, text=True, timeout=300)  # fmt: skip
+    program = tmp_path / "loads.py"
+    program.write_text("import sys; from mpt_cli.cli import main; code = main(sys.argv[1:])\n"
+                       "print('tensorflow' in sys.modules, file=sys.stderr); sys.exit(code)")  # fmt: skip
+    done = run_program(str(program), "diagnose", *words, "--json", backend="jax", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stderr.splitlines()[-1] == "False"
     content = json.loads(done.stdout, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))

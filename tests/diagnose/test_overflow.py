@@ -12,8 +12,8 @@ from examined import NETS
 
 from mpt_cli import training_run
 from mpt_cli.cli import main
-from mpt_cli.diagnose.overflow import check_replayable
 from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.diagnose.replay import check_replayable
 from mpt_cli.errors import DataError
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings import load_settings

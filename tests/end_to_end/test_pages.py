@@ -27,8 +27,8 @@ from mpt_cli.settings import load_settings
 from mpt_cli.settings.json_schema import json_schema
 from mpt_cli.settings.schema import key_versions, unknown_key_problem
 from mpt_cli.telemetry.health import RULES, STOPPED
-from mpt_cli.verbs import LISTED_VERBS
-from mpt_cli.verbs.parser import verb_parser
+from mpt_cli.verbs import verb_parser
+from mpt_cli.verbs.arguments import LISTED_VERBS
 
 ROOT = Path(__file__).parents[2]
 FILES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]

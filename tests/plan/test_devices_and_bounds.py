@@ -15,7 +15,7 @@ from mpt_cli.plan.plan import LAUNCH_SECONDS, PlanRequest, bound_of, combination
 from mpt_cli.plan.program import check_plan
 from mpt_cli.plan.work import Collective, Kernel, Product, Step, layer_of
 from mpt_cli.settings import load_settings
-from mpt_cli.verbs.parser import verb_parser
+from mpt_cli.verbs import verb_parser
 
 LAYER = layer_of("")
 ROUND = replace(load_device("h100"), teraflops={"float16": 100.0, "float32": 10.0}, memory_gb_per_second=1000.0,

@@ -4,14 +4,12 @@
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import pytest
 from backends import only_on
+from preloaded import run_program
 
 from mpt_cli.precision import LossScaleOptimizer
 
@@ -38,10 +36,13 @@ TABLE = {  # what is done: (Keras 3.15's own class, mpt)
 
 
 @pytest.fixture(scope="module")
-def measured() -> dict[str, list[str]]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "defects.py"), "--json"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+def measured(made_once) -> dict[str, list[str]]:
+    return made_once("defects", measure)
+
+
+def measure() -> dict[str, list[str]]:
+    program = str(ROOT / "benchmarks" / "defects.py")
+    done = run_program(program, "--json", backend="tensorflow", cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

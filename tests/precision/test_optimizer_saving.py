@@ -1,14 +1,11 @@
 """Saving and loading: one copy of everything, in a fresh process too, with and without the wrapper on either side."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+from preloaded import run_program
 
 from mpt_cli.precision import DynamicScale, LogMaxScale, LossScaleOptimizer
 
@@ -54,9 +51,9 @@ print(json.dumps([type(optimizer).__name__, optimizer.get_config()["name"],
 def test_a_model_file_resumes_in_a_fresh_process_with_another_global_policy(tmp_path):
     model = trained(scaled(name="kept"))
     model.save(tmp_path / "model.keras")
-    command = [sys.executable, "-c", FRESH_PROCESS, str(tmp_path / "model.keras"), "mixed_bfloat16"]
-    root = str(Path(__file__).parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": root})
+    (tmp_path / "fresh.py").write_text(FRESH_PROCESS)
+    words = [str(tmp_path / "fresh.py"), str(tmp_path / "model.keras"), "mixed_bfloat16"]
+    done = run_program(*words, backend=keras.backend.backend(), cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == ["LossScaleOptimizer", "kept", state(model.optimizer)]
     assert "Skipping variable loading" not in done.stderr

@@ -11,7 +11,7 @@ import mpt_cli
 from mpt_cli.errors import ConfigError
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.gradients import round_stochastically
-from mpt_cli.precision.stochastic_rounding import random_bits
+from mpt_cli.precision.rounded_weights import random_bits
 
 HALF = ("float16", "bfloat16")
 STEP = 2.0**-8  # between a bfloat16 in [0.5, 1) and its neighbours

@@ -1,15 +1,13 @@
 """`tf.train.Checkpoint` of model and optimizer: scale, counters and inner state come back, whenever it is restored."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 from backends import only_on
+from preloaded import run_program
 
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 
@@ -65,7 +63,7 @@ def test_restored_before_or_after_build_it_trains_on_as_if_never_stopped(built, 
 
 FRESH_PROCESS = """
 import json, sys
-sys.path[:0] = [sys.argv[2]]
+sys.path[:0] = sys.argv[2:]
 import test_tf_checkpoint as here
 model = here.network(**here.RULES["dynamic"])
 status = here.checkpoint(model).restore(sys.argv[1])
@@ -79,10 +77,10 @@ print(json.dumps(here.state(model)))
 def test_in_a_fresh_process_that_has_not_built_the_optimizer(tmp_path):
     model = fit(network(**RULES["dynamic"]), BAD_X)
     path = checkpoint(model).save(str(tmp_path / "saved"))
+    (tmp_path / "fresh.py").write_text(FRESH_PROCESS)
     here = Path(__file__).parent
-    paths = os.pathsep.join(map(str, (here.parents[1], here.parent)))
-    done = subprocess.run([sys.executable, "-c", FRESH_PROCESS, path, str(here)], capture_output=True, text=True,
-                          env={**os.environ, "PYTHONPATH": paths})  # fmt: skip
+    words = [str(tmp_path / "fresh.py"), path, str(here), str(here.parent)]
+    done = run_program(*words, backend="tensorflow", cwd=tmp_path, timeout=300)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == state(fit(model))
 

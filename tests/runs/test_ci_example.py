@@ -10,7 +10,7 @@ import yaml
 from preloaded import mpt
 
 from mpt_cli.engine.backend import cache_folder
-from mpt_cli.verbs.parser import verb_parser
+from mpt_cli.verbs import verb_parser
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"
 RECIPE = """defaults: [{policy: mixed_float16}, {model: mlp}, {data: digits}]

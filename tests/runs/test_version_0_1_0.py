@@ -6,12 +6,11 @@ TensorFlow's scale is dynamic and JAX's logmax; both fall from 2**24 in the firs
 
 import json
 import shutil
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import preloaded
 import pytest
 
 from mpt_cli.machine import machine_facts
@@ -22,10 +21,9 @@ VERDICT = {"tensorflow": "warm-up skips only", "jax": "healthy"}
 pytestmark = pytest.mark.slow
 
 
-def mpt(*words: str, cwd: Path) -> str:
-    """Its standard output; it must succeed."""
-    command = [sys.executable, "-m", "mpt_cli", *words]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+def mpt(*words: str, cwd: Path, backend: str = "tensorflow") -> str:
+    """Its standard output; it must succeed. `backend` is that of the run."""
+    done = preloaded.mpt(*words, cwd=cwd, backend=backend)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -65,7 +63,7 @@ def resumed(folder, backend) -> Path:
     name = f"killed_{backend}"
     logged = {"tensorflow": 46, "jax": 68}[backend]
     assert mpt("report", name, cwd=folder).startswith(f"{name}: No end on record, last logged at step {logged}\n")
-    mpt("train", f"resume={name}", cwd=folder)
+    mpt("train", f"resume={name}", cwd=folder, backend=backend)
     return folder / name
 
 
@@ -94,7 +92,7 @@ def test_a_finished_run_is_reported_and_evaluated(folder, backend):
     name = f"whole_{backend}"
     assert mpt("report", name, cwd=folder).startswith(f"{name}: Finished: {VERDICT[backend]}\n")
     assert VERDICT[backend] in (folder / name / "report.html").read_text()
-    found = json.loads(mpt("evaluate", name, "--json", cwd=folder))["metrics"]
+    found = json.loads(mpt("evaluate", name, "--json", cwd=folder, backend=backend))["metrics"]
     metrics = json.loads((WRITTEN / name / "summary.json").read_text())["metrics"]
     # 359 examples: another order of the float32 sum moves the loss by less than 359 * 2**-24
     assert found["loss"] == pytest.approx(metrics["val_loss"], rel=359 * 2**-24)
@@ -105,7 +103,7 @@ def test_a_finished_run_is_reported_and_evaluated(folder, backend):
 def test_a_run_is_repeated_from_its_configuration(folder, backend):
     """`trainer.jit_compile` is auto in it, which meant XLA then; `mpt reproduce` takes that from environment.json."""
     words = [f"conf=whole_{backend}/config.yaml", "trainer.jit_compile=true"]
-    mpt("train", *words, f"run_dir=again_{backend}", cwd=folder)
+    mpt("train", *words, f"run_dir=again_{backend}", cwd=folder, backend=backend)
     summary = json.loads((folder / f"again_{backend}" / "summary.json").read_text())
     assert (summary["steps_seen"], summary["skipped_steps"]) == (90, SKIPPED[backend])
     if reason := other_numbers(WRITTEN / f"whole_{backend}"):

@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpt_cli.errors import ConfigError
-from mpt_cli.settings.recipe_edit import RecipeText
+from mpt_cli.settings.recipe_edit import RecipeText, bare_text, keep_layout
 from mpt_cli.settings.recipes import read_recipe
 from mpt_cli.settings.search_path import conf_directory, recipes_directory
-from mpt_cli.settings.yaml_layout import bare_text, keep_layout
 
 SHIPPED = sorted([*recipes_directory().rglob("*.yaml"), *conf_directory().rglob("*.yaml")])
 

@@ -6,7 +6,7 @@ import pytest
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings import load_settings, resolved_yaml
-from mpt_cli.settings.resolvers import evaluate
+from mpt_cli.settings.load import evaluate
 
 RECIPE = """
 defaults: [{model: mlp}, {data: digits}]

@@ -308,6 +308,7 @@ def test_a_block_says_what_is_ranked_by(stubs) -> None:
     assert main(["sweep", "conf=./mine.yaml", "--dry-run"]) == 2
 
 
+@pytest.mark.slow
 def test_the_block_of_the_guide_is_what_it_says() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "guides" / "sweep.md").read_text(encoding="utf-8")
     block = guide.partition("```yaml\nsweep:\n")[2].partition("```")[0]

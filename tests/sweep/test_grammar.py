@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.settings.search_path import recipe_paths
-from mpt_cli.sweep.search_space import read_grid
+from mpt_cli.sweep.overrides import read_grid
 
 
 @pytest.mark.parametrize(

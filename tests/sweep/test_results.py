@@ -17,8 +17,7 @@ from mpt_cli.cli import main
 from mpt_cli.report.history import latest_line, settled_step
 from mpt_cli.report.tables import plain_lines
 from mpt_cli.sweep import report
-from mpt_cli.sweep.directory import last_sentence, read_results
-from mpt_cli.sweep.joint import read_joint
+from mpt_cli.sweep.directory import last_sentence, read_joint, read_results
 from mpt_cli.sweep.paired import read_lead
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import best_lines, columns, narrow, pictures, write_results
@@ -56,6 +55,7 @@ def test_a_failed_seed_is_counted_and_named(stubs):
     assert found.best is not None and found.best.job.overrides["loss_scale.initial_scale"] == "2**15"
 
 
+@pytest.mark.slow
 def test_several_objectives_have_a_front_in_table_files_and_picture(stubs, tmp_path, capsys):
     """Of accuracies 0.7, 0.9, 0.8, 0.6 and speeds 400, 100, 200, 300 the last is beaten by the first."""
     stubs.values = {1: 0.7, 2: 0.9, 3: 0.8, 4: 0.6}
@@ -82,6 +82,7 @@ def test_several_objectives_have_a_front_in_table_files_and_picture(stubs, tmp_p
     assert main(["compare", "conf=digits_mlp", "--objective", "loss,val_loss"]) == 2
 
 
+@pytest.mark.slow
 def test_sweeps_are_ranked_together_and_what_differs_is_said(stubs, tmp_path, capsys):
     """The second trains with another batch size, which no word of it says."""
     stubs.values = {1: 0.5, 2: 0.6, 3: 0.7, 4: 0.8}

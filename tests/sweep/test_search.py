@@ -23,11 +23,11 @@ from mpt_cli.settings import load_settings
 from mpt_cli.sweep import optuna_sampler as studies
 from mpt_cli.sweep.directory import SweepResults, read_results
 from mpt_cli.sweep.optuna_sampler import OptunaStudy
+from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.plan import Job, Objective
 from mpt_cli.sweep.report import best_lines, failure_lines, lead_sentence, markdown, pictures
 from mpt_cli.sweep.run import resume_sweep, start_sweep
 from mpt_cli.sweep.samplers import SearchSettings
-from mpt_cli.sweep.search_space import read_space
 
 RATE = "optimizer.learning_rate=tag(log,interval(1e-4,1e-1))"
 SCALE = "loss_scale.initial_scale=2**int(interval(8,24))"

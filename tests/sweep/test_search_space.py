@@ -8,8 +8,8 @@ from test_search import RATE, WORDS
 from mpt_cli.cli import main
 from mpt_cli.sweep import optuna_sampler as studies
 from mpt_cli.sweep.optuna_sampler import OptunaStudy
+from mpt_cli.sweep.overrides import read_space
 from mpt_cli.sweep.samplers import SearchSettings
-from mpt_cli.sweep.search_space import read_space
 
 LOG_RANGE = "trainer.batch_size=tag(log,range(16,257,16))"
 

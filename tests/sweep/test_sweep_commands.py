@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpt_cli.compare.plan import CompareDirectory
+from mpt_cli.compare.comparison import CompareDirectory
 from mpt_cli.compare.report import failure_lines
 from mpt_cli.errors import DataError
 from mpt_cli.settings import load_settings

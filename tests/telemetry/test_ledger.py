@@ -304,6 +304,6 @@ def test_a_scale_that_falls_without_an_overflow_declines():
 
 
 def test_the_columns_of_the_optimizers_step_log_are_those_of_the_records():
-    from mpt_cli.precision import step_log
+    from mpt_cli.precision import scale_state
 
-    assert (step_log.FLOATS, step_log.INTS) == (FLOAT_FIELDS, INT_FIELDS)
+    assert (scale_state.LOG_FLOATS, scale_state.LOG_INTS) == (FLOAT_FIELDS, INT_FIELDS)

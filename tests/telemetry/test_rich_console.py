@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 from rich.table import Table
 
+from mpt_cli.telemetry.console import PrintableConsole, terminal_columns
 from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
-from mpt_cli.telemetry.console.rich_console import PrintableConsole, terminal_columns
 from mpt_cli.telemetry.records import Event
 
 EVIL = "\x1b]0;evil\x9b2J"

@@ -12,8 +12,7 @@ import pytest
 from test_callbacks import lines, train, weights
 
 from mpt_cli.errors import UserCodeError
-from mpt_cli.training.callback_state import NotPlain, decode, encode, state_of
-from mpt_cli.training.callbacks import Callbacks
+from mpt_cli.training.callbacks import Callbacks, NotPlain, decode, encode, state_of
 from mpt_cli.training.checkpoint import CheckpointStore
 
 ALL = [

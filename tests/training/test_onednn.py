@@ -13,6 +13,7 @@ from mpt_cli.engine import backend
 from mpt_cli.engine.backend import framework_of, import_variables
 from mpt_cli.jobs.executor import WHOLE_MACHINE, Command, _invocation, module_command
 from mpt_cli.settings import load_settings
+from mpt_cli.verbs import diagnose, verb_parser
 
 OFF = {"TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -32,9 +33,8 @@ def cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def variables(*words: str, environment: dict[str, str] | None = None) -> dict[str, str]:
-    settings = load_settings(["conf=digits_mlp", *words])
     given = {"CUDA_VISIBLE_DEVICES": ""} if environment is None else environment
-    return import_variables(settings, settings.policy.may_compute_in_float16, given)
+    return import_variables(load_settings(["conf=digits_mlp", *words]), given)
 
 
 @pytest.mark.parametrize(("words", "expected"), [
@@ -82,12 +82,29 @@ def test_a_job_is_forked_from_a_process_that_was_told_before_its_import(cpu, mon
 def test_what_was_done_is_said_and_what_can_no_longer_be_done(cpu, monkeypatch: pytest.MonkeyPatch) -> None:
     cpu("avx512_fp16")
     settings = load_settings(["conf=digits_mlp", "policy=mixed_float16"])
-    (too_late,) = backend._no_kernels(settings, True)
+    (too_late,) = backend._no_kernels(settings)
     assert "set TF_ENABLE_ONEDNN_OPTS=0 before TensorFlow is imported" in too_late
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
-    (done,) = backend._no_kernels(settings, True)
+    (done,) = backend._no_kernels(settings)
     assert done.startswith("oneDNN is left out (TF_ENABLE_ONEDNN_OPTS=0)")
-    assert not list(backend._no_kernels(settings, False))
+    assert not list(backend._no_kernels(load_settings(["conf=digits_mlp", "policy=float32"])))
+
+
+def test_a_diagnosis_computes_in_float16_whatever_the_policy(
+    cpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # fmt: skip
+    class BackendAskedFor(Exception):
+        """With the variable as it is then."""
+
+    def ask(settings: object) -> None:
+        raise BackendAskedFor(os.environ.get("TF_ENABLE_ONEDNN_OPTS"))
+
+    cpu("avx512_fp16")
+    monkeypatch.delitem(sys.modules, "tensorflow", raising=False)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(diagnose, "prepare_backend", ask)
+    with pytest.raises(BackendAskedFor, match=r"^0$"):
+        diagnose.run_diagnose(verb_parser("diagnose").parse_args(["conf=digits_mlp", "policy=float32"]))
 
 
 @pytest.mark.slow

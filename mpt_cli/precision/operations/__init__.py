@@ -119,26 +119,25 @@ def trace_forward(model: Any, x: Any) -> list[Operation]:
 def trace(model: Any, function: Callable[..., Any], *given: Any) -> list[Operation]:
     """The operations of `function(state, *given)`, `state` being the values of the trainable, non-trainable and metric
     variables. Nothing is computed."""
-    parts = parts_of(model)
-    if _is_tensorflow():
-        from mpt_cli.precision.operations import traced_tensorflow
-
-        return traced_tensorflow.trace_function(model, parts, function, given)
-    from mpt_cli.precision.operations import traced_jax
-
-    return traced_jax.trace_function(model, parts, function, given)
+    operations: list[Operation] = _traced_by().trace_function(model, parts_of(model), function, given)
+    return operations
 
 
 def trace_step(model: Any, batch: Any) -> list[Operation]:
     """The operations of a training step of a compiled model whose optimizer is built, on a batch like `batch`."""
-    parts = parts_of(model)
+    operations: list[Operation] = _traced_by().trace_step(model, parts_of(model), batch)
+    return operations
+
+
+def _traced_by() -> Any:
+    """The module of Keras's backend; the other one's need not be installed."""
     if _is_tensorflow():
         from mpt_cli.precision.operations import traced_tensorflow
 
-        return traced_tensorflow.trace_step(model, parts, batch)
+        return traced_tensorflow
     from mpt_cli.precision.operations import traced_jax
 
-    return traced_jax.trace_step(model, parts, batch)
+    return traced_jax
 
 
 def _is_tensorflow() -> bool:

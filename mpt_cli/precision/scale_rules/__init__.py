@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field, fields
 from inspect import isabstract
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from mpt_cli import plugins
+
 if TYPE_CHECKING:
     from mpt_cli.precision.finite import Measured
 
@@ -179,8 +181,6 @@ class ScaleRule(ABC):
 
 def load_rule(name: str) -> type[ScaleRule]:
     """The mode that another package has under this name; PluginError where it can't be used."""
-    from mpt_cli import plugins
-
     rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
     if rule.mode != name:
         raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
@@ -191,8 +191,6 @@ def load_rule(name: str) -> type[ScaleRule]:
 
 def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
     """The class of this name among the modes of other packages, None where there is none that can be used."""
-    from mpt_cli import plugins
-
     rules = plugins.loadable(plugins.SCALE_RULES, ScaleRule).values()
     return next((rule for rule in rules if rule.__name__ == class_name), None)
 

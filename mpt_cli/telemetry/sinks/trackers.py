@@ -20,7 +20,7 @@ from mpt_cli.errors import ConfigError, DataError, Problem, install_command
 from mpt_cli.redaction import note_passwords
 from mpt_cli.telemetry.records import Event, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import Sink
-from mpt_cli.telemetry.sinks.jsonl_csv import GRADIENT_FIELDS
+from mpt_cli.telemetry.sinks.files import GRADIENT_FIELDS
 
 INTERVAL_FIELDS = ("loss", "learning_rate", "loss_scale", "skipped_steps", "consecutive_skips", "examples_per_second")
 
