@@ -15,6 +15,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
 from mpt_cli.jobs.executor import Executor, LocalExecutor
 from mpt_cli.settings.key import as_whole, read_number
+from mpt_cli.settings.limits import set_variables
 
 PREFIX = "launcher."
 _SBATCH = "sbatch."
@@ -81,8 +82,10 @@ class Launcher(ABC):
         return thread_environment(workers, environment) if self.is_here else {}
 
     def inherited_variables(self) -> dict[str, str]:
-        """What a job that the launcher starts must be given of this process's environment: the GPUs the user shows."""
-        return {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+        """What a job that the launcher starts must be given of this process's environment: the limits of what is read,
+        and the GPUs the user shows."""
+        gpus = {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+        return {**set_variables(), **gpus}
 
     @abstractmethod
     def executor(self, workers: int, folder: Path) -> Executor:
