@@ -298,8 +298,14 @@ class LocalExecutor:
     def _handle(self, process: "subprocess.Popen[bytes] | ForkedProcess", lock: TextIO | None) -> "LocalHandle":
         self._left.discard(process.pid)
         handle = LocalHandle(process, self._guard, self._left)
-        if lock is not None:
-            note_holder(lock, process.pid)
+        try:
+            if lock is not None:
+                note_holder(lock, process.pid)
+        except OSError as error:
+            handle.kill()
+            handle.wait_ended()
+            handle.poll()
+            raise CannotStart(f"its lock file can't be written: {error.strerror}") from error
         return handle
 
 
@@ -498,9 +504,15 @@ class ForkingHandle:
             self._start_anew()
             return
         if pid is not None:
-            self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
-            self._birth.begin(self._invocation)
+            self._take_over(pid)
             self._let_go()
+
+    def _take_over(self, pid: int) -> None:
+        try:
+            self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
+        except CannotStart as error:
+            raise Lost(f"it could not be started: {error}") from error
+        self._birth.begin(self._invocation)
 
     def _start_anew(self) -> None:
         try:

@@ -120,6 +120,14 @@ def test_what_can_not_be_started_is_said_and_guarded_no_more(program, said, tmp_
         assert not (tmp_path / "left").exists()
 
 
+def test_a_process_whose_lock_can_not_be_written_is_ended_and_that_is_said(tmp_path):
+    with LocalExecutor() as executor, open("/dev/full", "a") as lock:
+        command = Command("one", ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], None)
+        with pytest.raises(CannotStart, match=r"^its lock file can't be written: "):
+            executor.start_process(command, lock=lock)
+    assert not (tmp_path / "pid").exists() or gone([int((tmp_path / "pid").read_text() or 2**30)])
+
+
 def test_the_guard_is_gone_with_its_executor():
     with LocalExecutor() as executor:
         assert executor._guard is not None
