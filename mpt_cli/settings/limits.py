@@ -9,6 +9,7 @@ import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from io import BufferedReader
@@ -62,7 +63,8 @@ class Limit:
 
 MOST_BYTES = Limit("YAML_BYTES", 2**20, "bytes of a YAML file")
 MOST_VALUES = Limit("YAML_VALUES", 20_000, "values of a YAML file, each use of an alias counted")
-DEEPEST = Limit("DEPTH", 50, "lists and mappings within each other, in a file or a word", highest=100)
+DEEPEST = Limit("DEPTH", 50, "lists and mappings within each other, in a file or a word", highest=200)
+_FRAMES = 20  # of Python's stack that composing takes for each; twelve were counted, and what calls it needs some
 LONGEST_WORD = Limit("WORD_LENGTH", 100_000, "characters of a word of the command line")
 MOST_DIGITS = Limit("DIGITS", 400, "digits of a number in a word; a float64 has 309 before its point", highest=4000)
 MOST_RECIPES = Limit("RECIPES", 50, "recipes that one starts from, all of theirs counted")
@@ -115,10 +117,17 @@ def word_problem(word: str) -> Problem | None:
     if re.search(rf"\d{{{(most := MOST_DIGITS.value) + 1},}}", value):
         rule = f"must hold no number of more than {most:,} digits."
         return Problem(key, rule, f"{value[:20]}…", MOST_DIGITS.remedy)
-    if _depth(value) > (most := DEEPEST.value):
+    if _depth(value) > (most := _deepest()):
         rule = f"must not be nested deeper than {most} lists and mappings."
         return Problem(key, rule, f"{value[:20]}…", DEEPEST.remedy)
     return None
+
+
+def _deepest() -> int:
+    """The limit; where it was raised, with as much of a stack as what is nested so deep takes."""
+    if (most := DEEPEST.value) > DEEPEST.usual:
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES * most))
+    return most
 
 
 def broken_text_rule(text: str) -> str | None:
@@ -243,7 +252,7 @@ class _Count:
     def problem(self, events: Iterator[Any]) -> str | None:
         import yaml
 
-        deepest, most_values = DEEPEST.value, MOST_VALUES.value
+        deepest, most_values = _deepest(), MOST_VALUES.value
         for event in events:
             if isinstance(event, yaml.ScalarEvent) and event.value and not self.open and not self.values:
                 return "must hold keys and values at its top level."  # OmegaConf would take a text for a key

@@ -117,6 +117,7 @@ def test_what_can_not_be_started_is_said_and_guarded_no_more(program, said, tmp_
         assert str(caught.value) == said
         executor._guard._input.close()  # as where this process is killed
         executor._guard._process.wait()
+        executor._guard = None
         assert not (tmp_path / "left").exists()
 
 

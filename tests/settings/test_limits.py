@@ -224,7 +224,7 @@ def test_the_environment_alone_raises_a_limit(tmp_path, monkeypatch, capsys):
     for path in (deep, many, large):
         with pytest.raises(ConfigError, match="in the environment allows more"):
             read_yaml_text(path)
-    for limit, value in ((DEEPEST, "61"), (MOST_VALUES, "20003"), (MOST_BYTES, str(2**21))):
+    for limit, value in ((DEEPEST, "61"), (MOST_VALUES, "20004"), (MOST_BYTES, str(2**21))):
         monkeypatch.setenv(limit.variable, value)
     for path in (deep, many, large):
         assert read_yaml_text(path)
@@ -289,7 +289,7 @@ def test_a_sweep_may_be_allowed_more(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(("variable", "value", "said"), [
-    ("MPT_MAX_DEPTH", "101", "MPT_MAX_DEPTH: must be a whole number >= 1 and <= 100. Received: '101'. It is 50 where"),
+    ("MPT_MAX_DEPTH", "201", "MPT_MAX_DEPTH: must be a whole number >= 1 and <= 200. Received: '201'. It is 50 where"),
     ("MPT_MAX_JOBS", "0", "MPT_MAX_JOBS: must be a whole number >= 1. Received: '0'. It is 10000 where it is not set."),
     ("MPT_MAX_JOBS", "1e5", "MPT_MAX_JOBS: must be a whole number >= 1. Received: '1e5'."),
     ("MPT_MAX_PROBLEMS", "", "MPT_MAX_PROBLEMS: must be a whole number >= 1. Received: ''."),
@@ -321,7 +321,7 @@ def test_what_is_as_deep_and_as_long_as_any_limit_allows_is_read_to_its_end(tmp_
         assert main(["show", f"conf={tmp_path}/x.yaml"]) == 0
         assert main(["show", "conf=digits_mlp", "model.builder=nets:build", f"model.kwargs.a={value}"]) == 0
     assert main(["check", "conf=digits_mlp", f"seed={'9' * MOST_DIGITS.highest}"]) == 2
-    assert "seed: must be <= " in capsys.readouterr().err
+    assert "seed: must be >= 0 and <= 4294967295." in capsys.readouterr().err
     assert evaluate(f"2**{MOST_BITS.highest - 1} - 1") == 2 ** (MOST_BITS.highest - 1) - 1
 
 
