@@ -112,8 +112,8 @@ def word_problem(word: str) -> Problem | None:
     if len(word) > (most := LONGEST_WORD.value):
         rule = f"must be at most {most:,} characters."
         return Problem(key[:80], rule, f"{len(word):,} characters", LONGEST_WORD.remedy)
-    if (rule := broken_text_rule(word)) is not None:
-        return Problem(_shown(key), rule, _shown(value))
+    if (broken := broken_text_rule(word)) is not None:
+        return Problem(_shown(key), broken, _shown(value))
     if re.search(rf"\d{{{(most := MOST_DIGITS.value) + 1},}}", value):
         rule = f"must hold no number of more than {most:,} digits."
         return Problem(key, rule, f"{value[:20]}…", MOST_DIGITS.remedy)

@@ -57,10 +57,13 @@ def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tupl
 
 
 def moments(writes: list[str]) -> Iterator[tuple[int, str]]:
-    """The number of the first and of the last write of each kind into each file, from 1 on."""
-    for write in dict.fromkeys(writes):
-        numbers = [number for number, each in enumerate(writes, 1) if each == write]
-        yield from ((number, write) for number in dict.fromkeys((numbers[0], numbers[-1])))
+    """The number of the first of each kind into each file, from 1 on, and of the last that writes into it; all labels
+    of checkpoints are one file here, as are all their variables."""
+    kinds = [re.sub(r"\d+", "N", write) for write in writes]
+    for kind in dict.fromkeys(kinds):
+        numbers = [number for number, each in enumerate(kinds, 1) if each == kind]
+        last = numbers[-1:] if kind.startswith("write") else []
+        yield from ((number, kind) for number in dict.fromkeys([numbers[0], *last]))
 
 
 def losses(run: RunDirectory) -> list[tuple[int, float]]:
