@@ -71,11 +71,12 @@ def losses(run: RunDirectory) -> list[tuple[int, float]]:
     return [(line["step"], line["loss"]) for line in lines if not line["epoch_end"]]
 
 
-def check_left(run: RunDirectory) -> None:
+def check_left(run: RunDirectory, sound: RunDirectory) -> None:
     """Whatever has the name of a file of a run is whole."""
     for path in (run.environment_json, run.header_json):
         assert not path.exists() or read_json(path)
-    assert not run.summary_json.exists() or read_summary(run.summary_json)["exit_code"] == 3
+    if run.summary_json.exists() and read_summary(run.summary_json)["exit_code"] == 0:
+        assert run.model_keras.exists() and losses(run) == losses(sound)  # the last lines of console.log alone are lost
     assert not run.model_keras.exists() or zipfile.ZipFile(run.model_keras).testzip() is None
     notes: list[str] = []
     CheckpointStore(run.checkpoints, 1, notes.append).newest()
@@ -110,7 +111,7 @@ def check_full_from(number: int, run: RunDirectory, library: Path, sound: RunDir
     assert "Traceback" not in done.stderr and os.strerror(error) in done.stderr, done.stderr[-2000:]
     assert done.stderr.splitlines()[-1].startswith("mpt train: ") and str(run.path) in done.stderr, done.stderr
     assert "healthy" not in done.stdout, done.stdout[-1000:]
-    check_left(run)
+    check_left(run, sound)
     again = train(run, "resume=auto")
     assert again.returncode == 0, (again.stdout[-1000:], again.stderr[-1000:])
     summary = read_summary(run.summary_json)
@@ -133,13 +134,15 @@ def test_a_page_for_which_there_is_no_room_is_not_there_or_as_before(whole, fail
     assert report(0, FAIL_LIST=str(listed)).returncode == 0
     page = (run.path / "report.html").read_bytes()
     writes = [re.sub(r"\.\d+\.tmp", ".tmp", line) for line in listed.read_text().splitlines()]
-    assert len(writes) > 10
+    renamed = writes.index(f"rename {run.path}/report.html") + 1
     for number, write in moments(writes):
         done = report(number)
         said = done.stderr.strip()
         assert done.returncode == 3 and said.startswith("mpt report: ") and "can't be written" in said, (write, said)
         assert "\n" not in said and str(run.path) in said, (write, said)
-        assert (run.path / "report.html").read_bytes() == page and not list(run.path.glob(".*.tmp")), write
+        now = (run.path / "report.html").read_bytes()
+        is_renamed = number > renamed and now.endswith(page[-100:])
+        assert (now == page or is_renamed) and not list(run.path.glob(".*.tmp")), write
     (run.path / "report.html").unlink()
     shutil.rmtree(run.path / "report_pictures")
-    assert report(len(writes)).returncode == 3 and not (run.path / "report.html").exists()
+    assert report(renamed).returncode == 3 and not (run.path / "report.html").exists()
