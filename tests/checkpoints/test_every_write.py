@@ -141,7 +141,7 @@ def test_a_page_for_which_there_is_no_room_is_not_there_or_as_before(whole, fail
         assert done.returncode == 3 and said.startswith("mpt report: ") and "can't be written" in said, (write, said)
         assert "\n" not in said and str(run.path) in said, (write, said)
         now = (run.path / "report.html").read_bytes()
-        is_renamed = number > renamed and now.endswith(page[-100:])
+        is_renamed = number > renamed and now.endswith(b"</html>\n")
         assert (now == page or is_renamed) and not list(run.path.glob(".*.tmp")), write
     (run.path / "report.html").unlink()
     shutil.rmtree(run.path / "report_pictures")
