@@ -83,7 +83,10 @@ def _held(lock: Path) -> Iterator[None]:
     with open_to_append(lock) as file:
         if not take_lock(file, wait=True):
             raise DataError(f"another process is writing by {lock}. Wait for it, or stop it first.")
-        note_holder(file)
+        try:
+            note_holder(file)
+        except OSError as error:
+            raise DataError(f"{lock} can't be written: {error.strerror}.") from error
         yield
 
 

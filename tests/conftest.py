@@ -17,7 +17,8 @@ import preloaded  # noqa: F401 (it keeps the environment as it is before the nex
 import pytest
 from hypothesis import settings
 
-from mpt_cli.engine.backend import ONEDNN, use_compile_cache
+from mpt_cli.engine.backend import ONEDNN
+from mpt_cli.engine.compile_cache import use_compile_cache
 from mpt_cli.machine import cpu_features
 from mpt_cli.settings import load_settings
 

@@ -154,14 +154,17 @@ class Forked:
         self.send_signal(signal.SIGTERM)
 
 
-_SERVERS: dict[str, ForkServer] = {}
+_SERVERS: dict[tuple[str, str], ForkServer] = {}
 
 
-def _server(backend: str) -> ForkServer:
-    if backend not in _SERVERS:
-        _SERVERS[backend] = ForkServer(backend, {**ENVIRONMENT, "KERAS_BACKEND": backend})
-        atexit.register(_SERVERS[backend].close)
-    return _SERVERS[backend]
+def _server(backend: str, library: str) -> ForkServer:
+    """One for each library that is preloaded, as the loader of programs knows it, none for an empty name."""
+    if (backend, library) not in _SERVERS:
+        preload = {"LD_PRELOAD": library} if library else {}
+        server = ForkServer(backend, {**ENVIRONMENT, "KERAS_BACKEND": backend, **preload})
+        _SERVERS[backend, library] = server
+        atexit.register(server.close)
+    return _SERVERS[backend, library]
 
 
 def _start(
@@ -169,7 +172,7 @@ def _start(
 ) -> Forked:  # fmt: skip
     out, err = os.pipe(), os.pipe()
     given = [os.open(cwd, os.O_RDONLY | os.O_DIRECTORY), os.open(os.devnull, os.O_RDONLY), out[1], err[1]]
-    birth = _server(backend).fork(given[0], given[1:])
+    birth = _server(backend, environment.get("LD_PRELOAD", "")).fork(given[0], given[1:])
     for descriptor in given:
         os.close(descriptor)
     is_file = program.endswith(".py")

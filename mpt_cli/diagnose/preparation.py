@@ -77,7 +77,7 @@ def check_step(run: RunDirectory, step: int) -> None:
 def _last_logged(run: RunDirectory) -> int:
     path = run.metrics_jsonl
     try:
-        lines = read_file(path, most_bytes=None).split("\n")[:-1] if path.exists() else []
+        lines = read_file(path, limit=None).split("\n")[:-1] if path.exists() else []
         return int(json.loads(lines[-1])["step"]) if lines else 0
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}.") from error
@@ -88,7 +88,7 @@ def _last_logged(run: RunDirectory) -> int:
 def _read_events(path: Path) -> list[dict[str, Any]]:
     """A partial last line is left out: the run may have been killed, or be running."""
     try:
-        found = [json.loads(line) for line in read_file(path, most_bytes=None).split("\n")[:-1]]
+        found = [json.loads(line) for line in read_file(path, limit=None).split("\n")[:-1]]
         wrong = next(filter(None, (misfit(Event, line, required_fields(Event)) for line in found)), None)
     except OSError as error:
         raise DataError(f"{path} can't be read: {error.strerror}.") from error

@@ -1,30 +1,21 @@
-"""A Keras backend: chosen, on its device, seeded, its compile cache and its memory, and what its errors mean.
+"""A Keras backend: chosen, on its device, seeded, its memory, and what its errors mean.
 
-The first place that imports a framework, and only inside functions. What XLA compiled is kept on disk (a small CNN on
-JAX takes 8 CPU seconds to its first step without and 1.2 with it, an MLP on TensorFlow 3.0 and 1.3): both look programs
-up by a hash of the whole program; the processor and the version, which they leave out, are in the folder's name.
+The first place that imports a framework, and only inside functions.
 """
 
-import atexit
-import hashlib
 import importlib.util
 import os
-import platform
 import re
 import resource
-import shutil
-import stat
 import sys
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib import metadata
-from pathlib import Path
 from typing import Any
 
+from mpt_cli.engine.compile_cache import use_compile_cache
 from mpt_cli.engine.distribution import ProcessInfo, check_device_count, connect, find_process_info
 from mpt_cli.errors import (
     ConfigError,
@@ -35,10 +26,9 @@ from mpt_cli.errors import (
     install_command,
     summarise_error,
 )
-from mpt_cli.machine import cpu_description, cpu_features, visible_gpus
+from mpt_cli.machine import cpu_features, visible_gpus
 from mpt_cli.settings.references import place_in_user_code
 from mpt_cli.settings.schema import Settings
-from mpt_cli.settings.search_path import expanded
 from mpt_cli.signals import unheard
 
 
@@ -329,137 +319,6 @@ def _platform(backend: str, gpus: list[str]) -> Platform:
         return Platform(backend, f"{len(gpus)} x {gpus[0]}" if len(gpus) > 1 else gpus[0], tuple(gpus), len(gpus))
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return Platform(backend, f"CPU ({cores} cores)", ("CPU",), 0)
-
-
-LEAST_FREE_BYTES = 2**30
-LARGEST_CACHE_BYTES = 2 * 2**30  # beyond this the programs that were not used for longest go
-PACKAGES = {"tensorflow": ("tensorflow", "tensorflow-cpu"), "jax": ("jaxlib",)}
-
-
-def use_compile_cache(settings: Settings, environment: MutableMapping[str, str]) -> str | None:
-    """Set the variables that make the framework keep its programs; to be called before it is imported.
-
-    Nothing is set where `backend.compile_cache` is null and where the user's own variables choose a place already; nor,
-    with a sentence that says so, where the folder can't be written, its disk is nearly full, or others could have put a
-    program there, which would run as this user.
-    """
-    if settings.backend.compile_cache is None:
-        return None
-    try:
-        folder = cache_folder(settings.backend.compile_cache, settings.backend.name)
-        obstacle = _prepare_folder(folder)
-    except OSError as error:  # whatever is wrong there, a run goes on without
-        obstacle = f"{error.strerror or error} ({error.filename or settings.backend.compile_cache})"
-    except RuntimeError:  # there is neither HOME nor an account of this user
-        obstacle = "there is no home directory, and HOME is not set"
-    if obstacle is not None:
-        return f"Compiled programs are not kept: {obstacle}. backend.compile_cache=FOLDER takes another folder."
-    if settings.backend.name == "jax":
-        environment.setdefault("JAX_COMPILATION_CACHE_DIR", str(folder))
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
-        environment.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-        for doing in ("reading", "writing"):  # then JAX compiles, which is all that matters to a run
-            warnings.filterwarnings("ignore", message=f"Error {doing} persistent compilation cache entry")
-    elif "persistent_cache_directory" not in environment.get("TF_XLA_FLAGS", ""):
-        flag = f"--tf_xla_persistent_cache_directory={_quoted_flag(str(folder))}"
-        environment["TF_XLA_FLAGS"] = f"{environment.get('TF_XLA_FLAGS', '')} {flag}".strip()
-    return None
-
-
-def _quoted_flag(text: str) -> str:
-    """As TensorFlow reads the values of its flags, which end at a space.
-
-    >>> _quoted_flag("/cache"), _quoted_flag("/my cache")
-    ('/cache', '"/my cache"')
-    """
-    if re.fullmatch(r"[^\s'\"\\]+", text):
-        return text
-    return '"' + re.sub(r"([\"\\])", r"\\\1", text) + '"'
-
-
-def _prepare_folder(folder: Path) -> str | None:
-    """Make it, tidy it up and sign it, or say what keeps it from being used."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    found = folder.stat()
-    if found.st_uid != os.getuid():
-        return f"{folder} belongs to another user"
-    if found.st_mode & stat.S_IWOTH:
-        return f"everybody may write into {folder} (chmod o-w closes it)"
-    if shutil.disk_usage(folder).free < LEAST_FREE_BYTES:
-        return f"the disk of {folder} is nearly full"
-    _drop_unfinished(folder)
-    drop_oldest(folder, LARGEST_CACHE_BYTES)
-    _mark_running(folder)
-    return None
-
-
-def cache_folder(chosen: str, backend: str) -> Path:
-    """The folder for this backend's version on this kind of processor; `chosen` is `auto` or the folder around it."""
-    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    around = caches / "mpt" / "compiled" if chosen == "auto" else expanded(chosen).absolute()
-    return around / f"{backend}-{_package_version(backend)}-{_processor()}"
-
-
-def drop_oldest(folder: Path, largest_bytes: int) -> None:
-    """Delete the least recently used files until the others take at most `largest_bytes`."""
-    files = []
-    for path in filter(Path.is_file, folder.iterdir()):
-        with suppress(FileNotFoundError):  # another run may tidy up too
-            files.append((max(path.stat().st_atime, path.stat().st_mtime), path.stat().st_size, path))
-    total = sum(size for _, size, _ in files)
-    for _, size, path in sorted(files):
-        if total <= largest_bytes:
-            return
-        path.unlink(missing_ok=True)
-        total -= size
-
-
-def _mark_running(folder: Path) -> None:
-    """A file that says this process may be writing; it goes when the process ends by itself."""
-    marker = folder / f"{_marker_prefix()}{os.getpid()}"
-    marker.touch()
-    atexit.register(marker.unlink, missing_ok=True)
-
-
-def _drop_unfinished(folder: Path) -> None:
-    """Delete what was written since the start of a process that was killed: its last file may be half a program."""
-    for marker in folder.glob(f"{_marker_prefix()}*"):
-        number = marker.name.rpartition("-")[2]
-        if not number.isdecimal() or _is_running(int(number)):  # a copy that an editor or a backup made is no marker
-            continue
-        with suppress(FileNotFoundError):  # another run may tidy up too
-            started = marker.stat().st_mtime
-            for path in filter(Path.is_file, folder.iterdir()):
-                with suppress(FileNotFoundError):
-                    if path.stat().st_mtime >= started:
-                        path.unlink()
-
-
-def _marker_prefix() -> str:
-    return f"running-{platform.node()}-"
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # the latter is no number that a process has
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _package_version(backend: str) -> str:
-    for name in PACKAGES[backend]:
-        with suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    return "unknown"
-
-
-def _processor() -> str:
-    """A short hash of the processor's kind and instructions: code compiled for another may not run here."""
-    kind = platform.machine() + platform.processor() + cpu_description()
-    return hashlib.sha256(kind.encode()).hexdigest()[:12]
 
 
 def memory_in_use() -> int | None:

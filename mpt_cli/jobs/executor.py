@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any, Generic, Protocol, Self, TextIO, TypeVar
 
 from mpt_cli.errors import OK, TERMINATED
+from mpt_cli.jobs import guarded_start
 from mpt_cli.jobs.fork_server import (
     IS_POSSIBLE,
     OPTIONS,
@@ -147,8 +148,9 @@ class Executor(Protocol):
 class Guard:
     """A small `sh` that outlives this process: where that is killed, it ends what was started and not called off.
 
-    `end` is the command that it runs for each name. It waits for the end of its input, which only this process writes,
-    and is deaf to the signals that a whole job of a cluster, or a terminal, gets.
+    `end` is the command that it runs for each name. It waits for the end of its input, which this process writes, and
+    what it starts (`start`) until that has become a program; it is deaf to the signals that a whole job of a cluster,
+    or a terminal, gets.
     """
 
     _SCRIPT = """trap '' INT TERM HUP USR1 USR2
@@ -165,6 +167,35 @@ class Guard:
             ["sh", "-c", self._SCRIPT, "sh", *end], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
         )  # fmt: skip
+
+    def start(
+        self, arguments: Sequence[str], kept: Sequence[int], **options: Any
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
+        """A process in a group of its own, which is known here before it becomes what the `arguments` say; it keeps
+        these descriptors. OSError where it can't be started."""
+        told, failure = os.pipe()
+        own = (self._input.fileno(), failure)
+        by = [sys.executable, "-I", "-S", guarded_start.PATH, *map(str, own)]
+        with open(told, "rb") as failed:
+            try:
+                process = subprocess.Popen([*by, *arguments], process_group=0, pass_fds=[*kept, *own], **options)
+            finally:
+                os.close(failure)
+            self._await_start(process, arguments[0], failed)
+        return process
+
+    def _await_start(self, process: "subprocess.Popen[bytes]", program: str, failed: IO[bytes]) -> None:
+        """Until it has become the program, or can't."""
+        try:
+            number = failed.read()
+        except BaseException:  # a signal of this process
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        if number:
+            process.wait()
+            self.remove(-process.pid)
+            raise OSError(int(number), os.strerror(int(number)), program)
 
     def add(self, name: object) -> None:
         self._tell(f"add {name}\n")
@@ -245,19 +276,36 @@ class LocalExecutor:
         assert self._guard is not None or not self._is_guarded, "used outside of its with statement"
         try:
             with ExitStack() as stack, _kept_to(share.cores):
-                process = subprocess.Popen(
-                    command.arguments, cwd=command.cwd, env=_environment(command, share), process_group=0,
-                    pass_fds=[lock.fileno()] if lock else [], **_streams(command, stack),
-                )  # fmt: skip
+                options = {"cwd": command.cwd, "env": _environment(command, share), **_streams(command, stack)}
+                process = self._popen(command.arguments, [lock.fileno()] if lock else [], options)
         except OSError as error:
             raise CannotStart(str(error)) from error
-        return self.take_over(process, lock)
+        return self._handle(process, lock)
 
-    def take_over(self, process: "subprocess.Popen[bytes] | ForkedProcess", lock: TextIO | None) -> "LocalHandle":
+    def _popen(
+        self, arguments: Sequence[str], kept: Sequence[int], options: dict[str, Any]
+    ) -> "subprocess.Popen[bytes]":  # fmt: skip
+        if self._guard is not None:
+            return self._guard.start(arguments, kept, **options)
+        return subprocess.Popen(arguments, process_group=0, pass_fds=kept, **options)
+
+    def take_over(self, process: ForkedProcess, lock: TextIO | None) -> "LocalHandle":
+        """One that waits to be told what it is: where this process is killed before, it ends by itself."""
+        if self._guard is not None:
+            self._guard.add(-process.pid)  # the group
+        return self._handle(process, lock)
+
+    def _handle(self, process: "subprocess.Popen[bytes] | ForkedProcess", lock: TextIO | None) -> "LocalHandle":
         self._left.discard(process.pid)
         handle = LocalHandle(process, self._guard, self._left)
-        if lock is not None:
-            note_holder(lock, process.pid)
+        try:
+            if lock is not None:
+                note_holder(lock, process.pid)
+        except OSError as error:
+            handle.kill()
+            handle.wait_ended()
+            handle.poll()
+            raise CannotStart(f"its lock file can't be written: {error.strerror}") from error
         return handle
 
 
@@ -375,8 +423,6 @@ class LocalHandle:
         self, process: "subprocess.Popen[bytes] | ForkedProcess", guard: Guard | None, left: set[int]
     ) -> None:  # fmt: skip
         self._process, self._guard, self._left = process, guard, left
-        if guard is not None:
-            guard.add(-self.pid)  # the group
 
     @property
     def pid(self) -> int:
@@ -458,9 +504,15 @@ class ForkingHandle:
             self._start_anew()
             return
         if pid is not None:
-            self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
-            self._birth.begin(self._invocation)
+            self._take_over(pid)
             self._let_go()
+
+    def _take_over(self, pid: int) -> None:
+        try:
+            self._handle = self._executor.take_over(ForkedProcess(pid), self._lock)
+        except CannotStart as error:
+            raise Lost(f"it could not be started: {error}") from error
+        self._birth.begin(self._invocation)
 
     def _start_anew(self) -> None:
         try:

@@ -14,7 +14,9 @@ from typing import Any, ClassVar
 from mpt_cli.errors import ConfigError, Problem, did_you_mean, install_command
 from mpt_cli.jobs.capacity import GPU_VARIABLES, THREAD_VARIABLES, core_shares, fitting_workers, thread_environment
 from mpt_cli.jobs.executor import Executor, LocalExecutor
+from mpt_cli.redaction import REDACTED, note_passwords
 from mpt_cli.settings.key import as_whole, read_number
+from mpt_cli.settings.limits import set_variables
 
 PREFIX = "launcher."
 _SBATCH = "sbatch."
@@ -81,8 +83,10 @@ class Launcher(ABC):
         return thread_environment(workers, environment) if self.is_here else {}
 
     def inherited_variables(self) -> dict[str, str]:
-        """What a job that the launcher starts must be given of this process's environment: the GPUs the user shows."""
-        return {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+        """What a job that the launcher starts must be given of this process's environment: the limits of what is read,
+        and the GPUs the user shows."""
+        gpus = {} if self.gives_gpus else {name: os.environ[name] for name in GPU_VARIABLES if name in os.environ}
+        return {**set_variables(), **gpus}
 
     @abstractmethod
     def executor(self, workers: int, folder: Path) -> Executor:
@@ -180,6 +184,16 @@ class RayLauncher(Launcher):
     num_cpus: float = 1  # cores of a job
     num_gpus: float | None = None  # GPUs of a job
     memory_gb: float | None = None  # memory of a job
+
+    def __post_init__(self) -> None:
+        note_passwords(self.cluster_address or "")  # before it is written or said
+
+    def check_package(self) -> None:
+        super().check_package()
+        if self.address is not None and REDACTED in self.address:
+            rule = "is not in the record as it was, which holds no passwords."
+            remedy = "Give it again: --launcher ray launcher.address=…"
+            raise ConfigError(Problem("launcher.address", rule, self.address, remedy))
 
     @property
     def cluster_address(self) -> str | None:

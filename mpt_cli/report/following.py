@@ -208,6 +208,6 @@ def summary_from(tree: Mapping[str, Any], run: RunDirectory) -> Summary:
     found = {name: value for name, value in tree.items() if name in Summary.__dataclass_fields__}
     for name in ("metrics", "best_metrics"):
         found[name] = {metric: float(value) for metric, value in found[name].items()}
-    for name in ("final_loss_scale", "min_loss_scale", "max_loss_scale"):
-        found[name] = None if found[name] is None else float(found[name])
+    for name in ("final_loss_scale", "min_loss_scale", "max_loss_scale", "examples_per_second", "seconds"):
+        found[name] = None if found[name] is None else float(found[name])  # "NaN" in strict JSON
     return Summary(**{**found, "run_dir": str(run.path)})

@@ -5,18 +5,17 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate, islice, pairwise
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import yaml
 
 from mpt_cli.errors import ConfigError, DataError, printable, printable_tree
 from mpt_cli.runs.directory import RunDirectory, read_json
 from mpt_cli.runs.provenance import ENVIRONMENT
-from mpt_cli.settings.limits import open_file, quick_loader, read_yaml_text
+from mpt_cli.settings.limits import LONGEST_LINE, open_file, quick_loader, read_yaml_text
 from mpt_cli.settings.search_path import explicit_path, shell_command
 from mpt_cli.settings.variants import PYTHON
 from mpt_cli.telemetry.format import format_count
@@ -24,24 +23,33 @@ from mpt_cli.telemetry.records import GROWTH, OVERFLOW, Spike, Summary, as_numbe
 from mpt_cli.telemetry.sinks.files import spike_from
 
 _TAIL_BYTES = 8192
-LONGEST_LINE = 2**24  # bytes
 
 
-def read_lines(path: Path, tell_damaged: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, tell_damaged: Callable[[bool], None] = lambda _: None) -> Iterator[dict[str, Any]]:
     """Every line of metrics.jsonl or events.jsonl that can be read; a file that is not there has none.
 
-    `tell_damaged` is called for each other line, but not for a last one without an end, which may be being written.
+    `tell_damaged` is called for each other line, with whether it is too long to be read, but not for a last one without
+    an end, which may be being written.
     """
+    most = LONGEST_LINE.value
     try:
         with open_file(path) as file:
-            for raw in iter(partial(file.readline, LONGEST_LINE), b""):
-                line = raw.decode("utf-8", "replace")
-                if (found := json_object(line)) is not None:
+            for raw in _cut_lines(file, most):
+                is_long = len(raw) > most
+                if not is_long and (found := json_object(raw.decode("utf-8", "replace"))) is not None:
                     yield found
-                elif line.endswith("\n"):
-                    tell_damaged()
+                elif is_long or raw.endswith(b"\n"):
+                    tell_damaged(is_long)
     except OSError:
         return
+
+
+def _cut_lines(file: BinaryIO, most_bytes: int) -> Iterator[bytes]:
+    """Each line; of one with more bytes one more than these, and the rest of it is passed over."""
+    while line := file.readline(most_bytes + 1):
+        yield line
+        while len(line) > most_bytes and not line.endswith(b"\n"):
+            line = file.readline(most_bytes + 1)
 
 
 def latest_line(path: Path) -> dict[str, Any] | None:
@@ -56,14 +64,14 @@ def latest_line(path: Path) -> dict[str, Any] | None:
     return next((found for line in reversed(lines) if (found := json_object(line)) is not None), None)
 
 
-def read_spikes(run: RunDirectory, tell_damaged: Callable[[], None] = lambda: None) -> list[Spike]:
+def read_spikes(run: RunDirectory, tell_damaged: Callable[[bool], None] = lambda _: None) -> list[Spike]:
     """The jumps of the loss that the run noted; a line that can't be read is left out, and told."""
     spikes = []
     for line in islice(read_lines(run.spikes_jsonl, tell_damaged), MOST_SPIKES):
         if misfit(Spike, line, required_fields(Spike)) is None:
             spikes.append(spike_from(printable_tree(line)))
         else:
-            tell_damaged()
+            tell_damaged(False)
     return spikes
 
 
@@ -249,20 +257,23 @@ def _read(story: RunHistory, path: Path, record: type | Mapping[str, Any], conse
 
 def _lines_noting_damage(story: RunHistory, path: Path) -> Iterator[dict[str, Any]]:
     """The lines that can be read; how many can't is one of the gaps."""
-    lost: list[None] = []
-    yield from map(printable_tree, read_lines(path, lambda: lost.append(None)))
-    _note_damage(story, path, len(lost))
+    lost: list[bool] = []
+    yield from map(printable_tree, read_lines(path, lost.append))
+    _note_damage(story, path, lost)
 
 
 def _read_spikes(story: RunHistory) -> None:
-    lost: list[None] = []
-    story.spikes = read_spikes(story.run, lambda: lost.append(None))
-    _note_damage(story, story.run.spikes_jsonl, len(lost))
+    lost: list[bool] = []
+    story.spikes = read_spikes(story.run, lost.append)
+    _note_damage(story, story.run.spikes_jsonl, lost)
 
 
-def _note_damage(story: RunHistory, path: Path, lost: int) -> None:
+def _note_damage(story: RunHistory, path: Path, lost: list[bool]) -> None:
+    """`lost` has whether it was too long for each line that was not read."""
     if lost:
-        story.gaps.append(f"{path.name}: {lost} damaged line{'s were' if lost > 1 else ' was'} left out.")
+        why = f" A line may have {LONGEST_LINE.value:,} bytes. {LONGEST_LINE.remedy}" if any(lost) else ""
+        text = f"{path.name}: {len(lost)} damaged line{'s were' if len(lost) > 1 else ' was'} left out."
+        story.gaps.append(text + why)
 
 
 def _read_config(story: RunHistory) -> None:

@@ -208,12 +208,18 @@ class RunDirectory:
                 unknown = " Where it has ended, remove that file." if holder and holder.is_gone is None else ""
                 words = f"another process is writing in {self.path}{named}. Wait for it, or stop it first.{unknown}"
                 raise DataError(words)
-            note_holder(file)
+            self._note_holder(file, key)
             self._drop_temporary()
             try:
                 yield
             finally:
                 forget_holder(file)
+
+    def _note_holder(self, file: TextIO, key: str) -> None:
+        try:
+            note_holder(file)
+        except OSError as error:
+            raise _cannot_create(self.path, error, key) from error
 
     def _drop_temporary(self) -> None:
         """What `write_atomic` had begun when its process was killed; nobody else writes here now."""
@@ -429,10 +435,11 @@ def take_lock(lock_file: IO[Any], wait: bool = False) -> bool:
 
 
 def note_holder(lock_file: TextIO, pid: int | None = None) -> None:
-    """Write the process that holds it into the lock file; by default this one."""
+    """Write the process that holds it into the lock file; by default this one. OSError where it can't be written, which
+    nothing is kept of: the file's own buffer would be tried again when it is closed.
+    """
     forget_holder(lock_file)
-    lock_file.write(json.dumps(asdict(Holder.of(pid or os.getpid()))))
-    lock_file.flush()
+    os.write(lock_file.fileno(), json.dumps(asdict(Holder.of(pid or os.getpid()))).encode())
 
 
 def forget_holder(lock_file: TextIO) -> None:

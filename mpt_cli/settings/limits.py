@@ -1,28 +1,105 @@
 """What comes from outside is read within limits, so that a mistake, or a file that is no recipe, gets a sentence at
 once: words of a command line, and YAML before anything is built of it.
 
-The limits are far above what a recipe needs; the longest one that is shipped has 60 values.
+The limits are far above what a recipe needs; the longest one that is shipped has 60 values. A variable of the
+environment of each sets another: the user's shell says it, and nothing that is read can.
 """
 
 import errno
 import os
 import re
 import stat
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TextIO
 
-from mpt_cli.errors import ConfigError, DataError, Problem
+from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
 
-MOST_BYTES = 2**20  # of a YAML file
-MOST_FILE_BYTES = 2**26  # of a file of a run that is read as a whole
-MOST_VALUES = 20_000  # of a YAML file, each use of an alias counted
-DEEPEST = 50  # lists and mappings within each other
-LONGEST_WORD = 100_000  # characters of a word
-MOST_DIGITS = 400  # a float64 has 309 before its point
+PREFIX = "MPT_MAX_"
 _NO_FILE = "it is no regular file"
-_DIGITS = re.compile(rf"\d{{{MOST_DIGITS + 1},}}")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much of something is read: `usual`, or what the environment says under PREFIX and `name`, of which `highest`
+    is the most that what reads it can bear. `meaning` names what is counted, for the documentation.
+    """
+
+    name: str
+    usual: int
+    meaning: str
+    highest: int | None = None
+
+    @property
+    def variable(self) -> str:
+        return PREFIX + self.name
+
+    @property
+    def value(self) -> int:
+        """ConfigError where the variable holds no such number."""
+        text = os.environ.get(self.variable)
+        return self.usual if text is None else self._read(text)
+
+    @property
+    def remedy(self) -> str:
+        """What allows more, in a sentence.
+
+        >>> MOST_JOBS.remedy
+        'MPT_MAX_JOBS=… in the environment allows more.'
+        """
+        return f"{self.variable}=… in the environment allows more."
+
+    def _read(self, text: str) -> int:
+        is_whole = text.isascii() and text.isdecimal() and len(text) <= 15
+        if is_whole and int(text) >= 1 and (self.highest is None or int(text) <= self.highest):
+            return int(text)
+        bound = "" if self.highest is None else f" and <= {self.highest}"
+        rule = f"must be a whole number >= 1{bound}."
+        raise ConfigError(Problem(self.variable, rule, text, f"It is {self.usual} where it is not set."))
+
+
+MOST_BYTES = Limit("YAML_BYTES", 2**20, "bytes of a YAML file")
+MOST_VALUES = Limit("YAML_VALUES", 20_000, "values of a YAML file, each use of an alias counted")
+DEEPEST = Limit("DEPTH", 50, "lists and mappings within each other, in a file or a word", highest=200)
+_FRAMES = 20  # of Python's stack that composing takes for each; twelve were counted, and what calls it needs some
+LONGEST_WORD = Limit("WORD_LENGTH", 100_000, "characters of a word of the command line")
+MOST_DIGITS = Limit("DIGITS", 400, "digits of a number in a word; a float64 has 309 before its point", highest=4000)
+MOST_RECIPES = Limit("RECIPES", 50, "recipes that one starts from, all of theirs counted")
+LONGEST_EXPRESSION = Limit("EXPRESSION_LENGTH", 1_000, "characters of an expression in `${eval:…}`")
+MOST_BITS = Limit("EXPRESSION_BITS", 1_024, "bits of a whole number in an expression", highest=13_000)
+MOST_RANGE_VALUES = Limit("RANGE_VALUES", 100_000, "values of a `range()` of a sweep, each of which becomes a word")
+MOST_JOBS = Limit("JOBS", 10_000, "jobs of a sweep; checking so many takes a quarter of an hour")
+MOST_FILE_BYTES = Limit("FILE_BYTES", 2**26, "bytes of a file of a run that is read as a whole (JSON, logs)")
+LONGEST_LINE = Limit("LINE_BYTES", 2**24, "bytes of a line of a run's JSON lines")
+MOST_PROBLEMS = Limit("PROBLEMS", 50, "problems listed in one message; `--json` lists all")
+PATIENCE_SECONDS = Limit("PIPE_SECONDS", 10, "seconds until something is to be written into a pipe that is read")
+LIMITS = {each.variable: each for each in (
+    MOST_BYTES, MOST_VALUES, DEEPEST, LONGEST_WORD, MOST_DIGITS, MOST_RECIPES, LONGEST_EXPRESSION, MOST_BITS,
+    MOST_RANGE_VALUES, MOST_JOBS, MOST_FILE_BYTES, LONGEST_LINE, MOST_PROBLEMS, PATIENCE_SECONDS,
+)}  # fmt: skip
+
+
+def check_variables() -> None:
+    """ConfigError with all that is wrong with the limits that the environment sets."""
+    problems = []
+    for variable in sorted(name for name in os.environ if name.startswith(PREFIX)):
+        try:
+            if variable not in LIMITS:
+                problems.append(Problem(variable, "is no limit that mpt has.", None, did_you_mean(variable, LIMITS)))
+            else:
+                _ = LIMITS[variable].value
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+
+
+def set_variables() -> dict[str, str]:
+    """The limits that the environment sets, for what is run elsewhere on behalf of this process."""
+    return {variable: os.environ[variable] for variable in LIMITS if variable in os.environ}
 
 
 def word_problem(word: str) -> Problem | None:
@@ -32,15 +109,25 @@ def word_problem(word: str) -> Problem | None:
     (True, 'x: must not be nested deeper than 50 lists and mapping')
     """
     key, _, value = word.partition("=")
-    if len(word) > LONGEST_WORD:
-        return Problem(key[:80], f"must be at most {LONGEST_WORD:,} characters.", f"{len(word):,} characters")
-    if (rule := broken_text_rule(word)) is not None:
-        return Problem(_shown(key), rule, _shown(value))
-    if _DIGITS.search(value):
-        return Problem(key, f"must hold no number of more than {MOST_DIGITS} digits.", f"{value[:20]}…")
-    if _depth(value) > DEEPEST:
-        return Problem(key, f"must not be nested deeper than {DEEPEST} lists and mappings.", f"{value[:20]}…")
+    if len(word) > (most := LONGEST_WORD.value):
+        rule = f"must be at most {most:,} characters."
+        return Problem(key[:80], rule, f"{len(word):,} characters", LONGEST_WORD.remedy)
+    if (broken := broken_text_rule(word)) is not None:
+        return Problem(_shown(key), broken, _shown(value))
+    if re.search(rf"\d{{{(most := MOST_DIGITS.value) + 1},}}", value):
+        rule = f"must hold no number of more than {most:,} digits."
+        return Problem(key, rule, f"{value[:20]}…", MOST_DIGITS.remedy)
+    if _depth(value) > (most := _deepest()):
+        rule = f"must not be nested deeper than {most} lists and mappings."
+        return Problem(key, rule, f"{value[:20]}…", DEEPEST.remedy)
     return None
+
+
+def _deepest() -> int:
+    """The limit; where it was raised, with as much of a stack as what is nested so deep takes."""
+    if (most := DEEPEST.value) > DEEPEST.usual:
+        sys.setrecursionlimit(max(sys.getrecursionlimit(), 1000 + _FRAMES * most))
+    return most
 
 
 def broken_text_rule(text: str) -> str | None:
@@ -82,13 +169,22 @@ def _open_regular(path: str, flags: int) -> int:
     raise OSError(errno.EINVAL, _NO_FILE, path)
 
 
-def read_file(path: Path, most_bytes: int | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
+def read_file(path: Path, limit: Limit | None = MOST_FILE_BYTES, errors: str = "strict") -> str:
     """The text of a file. OSError as `open_file`, and where it is larger; UnicodeDecodeError, a ValueError."""
     with open_file(path) as file:
-        content = file.read(-1 if most_bytes is None else most_bytes + 1)
-    if most_bytes is not None and len(content) > most_bytes:
-        raise OSError(errno.EFBIG, f"it must be at most {most_bytes // 2**20} MiB", str(path))
+        content = file.read(-1 if limit is None else limit.value + 1)
+    if limit is not None and len(content) > limit.value:
+        allowed = f"it must be at most {_in_bytes(limit.value)} ({limit.variable}=… allows more)"
+        raise OSError(errno.EFBIG, allowed, str(path))
     return content.decode("utf-8", errors).replace("\r\n", "\n")
+
+
+def _in_bytes(count: int) -> str:
+    """
+    >>> _in_bytes(2**20), _in_bytes(1000)
+    ('1 MiB', '1,000 bytes')
+    """
+    return f"{count:,} bytes" if count % 2**20 else f"{count // 2**20} MiB"
 
 
 def remove_file(path: Path) -> None:
@@ -123,9 +219,9 @@ def read_yaml_text(path: Path) -> str:
 
     try:
         size = path.stat().st_size
-        if size > MOST_BYTES:
-            rule = f"{path} must be at most {MOST_BYTES // 2**20} MiB of YAML."
-            raise ConfigError(Problem("conf", rule, f"{size:,} bytes"))
+        if size > (most := MOST_BYTES.value):
+            rule = f"{path} must be at most {_in_bytes(most)} of YAML."
+            raise ConfigError(Problem("conf", rule, f"{size:,} bytes", MOST_BYTES.remedy))
         text = read_file(path, MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(Problem("conf", f"{path} cannot be read: {error}.")) from error
@@ -156,16 +252,17 @@ class _Count:
     def problem(self, events: Iterator[Any]) -> str | None:
         import yaml
 
+        deepest, most_values = _deepest(), MOST_VALUES.value
         for event in events:
             if isinstance(event, yaml.ScalarEvent) and event.value and not self.open and not self.values:
                 return "must hold keys and values at its top level."  # OmegaConf would take a text for a key
             if isinstance(event, yaml.AliasEvent) and event.anchor in [anchor for anchor, _ in self.open]:
                 return f"must not hold itself: &{event.anchor} contains *{event.anchor}."
             self._add(event)
-            if len(self.open) > DEEPEST:
-                return f"must not be nested deeper than {DEEPEST} lists and mappings."
-            if self.values > MOST_VALUES:
-                return f"must hold at most {MOST_VALUES:,} values."
+            if len(self.open) > deepest:
+                return f"must not be nested deeper than {deepest} lists and mappings. {DEEPEST.remedy}"
+            if self.values > most_values:
+                return f"must hold at most {most_values:,} values. {MOST_VALUES.remedy}"
         return None
 
     def _add(self, event: Any) -> None:

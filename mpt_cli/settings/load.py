@@ -31,6 +31,7 @@ from mpt_cli import plugins, redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
+from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
 from mpt_cli.settings.recipes import (
@@ -416,8 +417,6 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
 
 
-MOST_LETTERS = 1_000  # of an expression
-MOST_BITS = 1_024  # of a whole number in it: more is a slip, or meant to hang what reads the recipe
 Number = int | float
 _OPERATORS: dict[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -436,8 +435,8 @@ def evaluate(text: Any) -> Number:
     (342, 0.004)
     """
     written = str(text)
-    if len(written) > MOST_LETTERS:
-        raise ValueError(f"an expression must have at most {MOST_LETTERS:,} letters")
+    if len(written) > (most := LONGEST_EXPRESSION.value):
+        raise ValueError(f"an expression must have at most {most:,} letters. {LONGEST_EXPRESSION.remedy.rstrip('.')}")
     try:
         return _value(ast.parse(written.strip(), mode="eval").body)
     except (SyntaxError, RecursionError, MemoryError) as error:
@@ -463,15 +462,16 @@ def _value(node: ast.AST) -> Number:
 
 
 def _combined(combine: Callable[[Any, Any], Any], left: Number, right: Number) -> Number:
-    if combine is operator.pow and isinstance(left, int) and left.bit_length() * abs(right) > 2 * MOST_BITS:
-        raise ValueError(f"{left}**{right} is too large")
+    if combine is operator.pow and isinstance(left, int) and left.bit_length() * abs(right) > 2 * MOST_BITS.value:
+        raise ValueError(f"{left}**{right} is too large. {MOST_BITS.remedy.rstrip('.')}")
     return _checked(combine(left, right))
 
 
 def _checked(value: Any) -> Number:
-    if isinstance(value, complex) or (isinstance(value, int) and value.bit_length() > MOST_BITS):
-        what = "a complex number" if isinstance(value, complex) else "a number of so many digits"
-        raise ValueError(f"{what} is no value")
+    if isinstance(value, complex):
+        raise ValueError("a complex number is no value")
+    if isinstance(value, int) and value.bit_length() > MOST_BITS.value:
+        raise ValueError(f"a number of so many digits is no value. {MOST_BITS.remedy.rstrip('.')}")
     found: Number = value
     return found
 

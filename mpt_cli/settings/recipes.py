@@ -15,7 +15,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.plugins import PluginError
 from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
-from mpt_cli.settings.limits import read_yaml_text
+from mpt_cli.settings.limits import MOST_RECIPES, read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
@@ -46,7 +46,6 @@ from mpt_cli.settings.search_path import (
 )
 from mpt_cli.settings.variants import GIVEN, PYTHON
 
-MOST_BASES = 50
 IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader",
                    "optimizer.object": "object"}  # fmt: skip
 
@@ -436,9 +435,9 @@ def _add_read(recipe: Recipe, path: Path, reading: _Reading, name: str) -> None:
         recipe.problems.append(Problem("defaults", "a recipe must not start from itself.", name))
     elif any(path.resolve() == base.path.resolve() for base in recipe.bases):
         recipe.problems.append(Problem("defaults", "a recipe must be listed once.", name))
-    elif len(reading.seen) > MOST_BASES or sum(len(base.chain()) for base in recipe.bases) > MOST_BASES:
-        rule = f"a recipe must start from at most {MOST_BASES} others, all of theirs counted."
-        raise ConfigError(Problem("defaults", rule, name))
+    elif max(len(reading.seen), sum(len(base.chain()) for base in recipe.bases)) > (most := MOST_RECIPES.value):
+        rule = f"a recipe must start from at most {most} others, all of theirs counted."
+        raise ConfigError(Problem("defaults", rule, name, MOST_RECIPES.remedy))
     else:
         recipe.parts.append(read_recipe(path, reading))
 

@@ -31,6 +31,7 @@ from mpt_cli.errors import ConfigError, Problem, did_you_mean
 from mpt_cli.jobs.launchers import LAUNCHERS, PREFIX, read_launcher
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
+from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import Recipe, read_recipe
 from mpt_cli.settings.schema import unknown_key_problem
@@ -56,10 +57,7 @@ def _one_of(names: Sequence[str]) -> _Rule:
     return _Rule(f"must be one of {', '.join(names)}.", lambda value: value in names, names)
 
 
-_MOST_SEEDS = 10_000  # more than any sweep has jobs: a slip, which would fill the memory
-_SEEDS = _Rule(f"must be a whole number >= 1 and <= {_MOST_SEEDS}.",
-               lambda value: type(value) is int and 1 <= value <= _MOST_SEEDS)  # fmt: skip
-_PLAIN = {"seeds": _SEEDS, "jobs": _at_least(1), "sweep_dir": _Rule("must be a path.", lambda value:
+_PLAIN = {"seeds": _at_least(1), "jobs": _at_least(1), "sweep_dir": _Rule("must be a path.", lambda value:
           isinstance(value, str) and value != "")}  # fmt: skip
 _SEARCH = {"trials": _at_least(1), "sampler": _one_of([*SAMPLERS]), "sampler_seed": _at_least(0),
            "pruner": _one_of(PRUNERS)}  # fmt: skip
@@ -254,6 +252,10 @@ def _read(content: Any) -> Block:
     problems = block.problems
     plain = _checked("sweep", content, _PLAIN, problems, others=PARTS)
     block.seeds, block.jobs, block.sweep_dir = (plain.get(name) for name in ("seeds", "jobs", "sweep_dir"))
+    if (block.seeds or 0) > (most := MOST_JOBS.value):  # they would fill the memory
+        rule = f"must be at most {most:,}, as many jobs as a sweep may have."
+        problems.append(Problem("sweep.seeds", rule, block.seeds, MOST_JOBS.remedy))
+        block.seeds = None
     stop = _checked("sweep.stop", _section("sweep.stop", content.get("stop"), problems), _STOP, problems)
     block.timeout_seconds, block.stop_behind_median = stop.get("timeout_seconds"), stop.get("behind_median")
     block.launcher = _launcher(content.get("launcher"), problems)

@@ -15,12 +15,11 @@ from hydra.errors import HydraException
 from mpt_cli.errors import ConfigError, Problem
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.key import read_number
-from mpt_cli.settings.limits import word_problem
+from mpt_cli.settings.limits import MOST_RANGE_VALUES, word_problem
 from mpt_cli.settings.overrides import parse_override
 from mpt_cli.settings.schema import CHOOSING_KEYS, Settings, find_key
 from mpt_cli.settings.search_path import group_choices, group_names, recipe_paths
 
-MOST_VALUES = 100_000  # of a range, each of which becomes a word
 _POWER = re.compile(r"\d+(?:\.\d+)?\*\*-?\d+")
 _RANGE = re.compile(r"\brange\(([^()]*)\)")
 _POWERS_OF_A_RANGE = re.compile(r"([+~]*[\w.]+)=(\d+(?:\.\d+)?)\*\*(range\([^()]*\))")
@@ -122,8 +121,8 @@ def _broken_range_rule(values: RangeSweep) -> str | None:
         return "range() must have finite limits."
     if step == 0:
         return "range() must have a step other than 0."
-    if (stop - start) / step > MOST_VALUES:
-        return f"range() must have at most {MOST_VALUES:,} values."
+    if (stop - start) / step > (most := MOST_RANGE_VALUES.value):
+        return f"range() must have at most {most:,} values. {MOST_RANGE_VALUES.remedy}"
     return None
 
 

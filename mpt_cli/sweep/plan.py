@@ -16,6 +16,7 @@ from mpt_cli.runs.expectations import reportable
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.checks import check_combinations, object_keys
 from mpt_cli.settings.key import BadValue, read_number, read_value
+from mpt_cli.settings.limits import MOST_JOBS
 from mpt_cli.settings.load import interpolations
 from mpt_cli.settings.overrides import parse_override
 from mpt_cli.settings.schema import Settings, find_key
@@ -142,7 +143,6 @@ def _names(summary: Mapping[str, Any]) -> Iterable[str]:
             yield section
 
 
-MOST_JOBS = 10_000  # more could only be a slip; checking them alone would take a quarter of an hour
 _NAME_LENGTH = 80
 # One thread adds up in another order than several, and val_loss differed in the fourth digit; of the other variables
 # none changed a bit.
@@ -208,12 +208,12 @@ def make_plan(
     """
     grid = read_grid(words)
     spanned = (block or Block()).with_words(grid, first_seed(words) if block and block.seeds else 0)
-    count = spanned.most_points
+    count, most = spanned.most_points, MOST_JOBS.value
     problems = grid.problems + check_known(spanned)
-    if count > MOST_JOBS:
-        problems.append(Problem("sweep", f"must be at most {MOST_JOBS:,} jobs.", f"{count:,}"))
+    if count > most:
+        problems.append(Problem("sweep", f"must be at most {most:,} jobs.", f"{count:,}", MOST_JOBS.remedy))
     if problems:
-        raise ConfigError(problems + ([] if count > MOST_JOBS else _problems_of_the_rest(grid)))
+        raise ConfigError(problems + ([] if count > most else _problems_of_the_rest(grid)))
     if count >= 100:
         tell(f"checking {count:,} configurations")
     points = list(spanned.points())

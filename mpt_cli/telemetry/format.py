@@ -63,10 +63,10 @@ def format_bytes(count: int | None) -> str:
 
 def format_seconds(seconds: float) -> str:
     """
-    >>> format_seconds(1.23), format_seconds(75), format_seconds(3723)
-    ('1.2 s', '1:15', '1:02:03')
+    >>> format_seconds(1.23), format_seconds(75), format_seconds(3723), format_seconds(math.nan)
+    ('1.2 s', '1:15', '1:02:03', 'nan s')
     """
-    if seconds < 60:
+    if not 60 <= seconds < math.inf:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
@@ -84,10 +84,10 @@ def format_whole_seconds(seconds: float) -> str:
 
 def format_count(count: float) -> str:
     """
-    >>> format_count(12345.6), format_count(7.25)
-    ('12,346', '7.2')
+    >>> format_count(12345.6), format_count(7.25), format_count(math.nan)
+    ('12,346', '7.2', 'nan')
     """
-    return f"{count:,.0f}" if count >= 100 or count == round(count) else f"{count:.1f}"
+    return f"{count:,.0f}" if count >= 100 or float(count).is_integer() else f"{count:.1f}"
 
 
 def format_sample(sample: GradientSample) -> list[tuple[str, str]]:

@@ -70,6 +70,8 @@ def write_checkpoint(folder: Path, name: str, checkpoint: Checkpoint) -> None:
     except BaseException:
         partial_data.unlink(missing_ok=True)
         partial_label.unlink(missing_ok=True)
+        if _data_in_use(label) != data:  # it has its name, and its label has not: a resume would take it for damaged
+            data.unlink(missing_ok=True)
         raise
     for place in places:
         if place != data:

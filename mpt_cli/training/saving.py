@@ -4,7 +4,7 @@ which the run's own builder makes it anew. Which of the two it will be is known 
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ def _write_whole(model: Any, path: Path, suffix: str, save: Callable[[Path], Any
             save(partial)
         partial.replace(path)
     except OSError as error:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise DataError(f"{path} can't be written: {error.strerror or error}.") from error
 
 

@@ -229,7 +229,7 @@ def _content_for(target: Path, source: Path) -> bytes:
 def _content(recipe: Path) -> bytes:
     try:
         with open_file(recipe) as file:
-            return file.read(MOST_BYTES)
+            return file.read(MOST_BYTES.value)
     except OSError as error:
         raise DataError(f"{recipe} cannot be read: {error.strerror}.") from error
 

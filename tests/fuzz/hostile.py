@@ -3,6 +3,7 @@ lie in its working directory. `CORPUS` are those that once broke it; `drawn` mak
 """
 
 import json
+import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -171,6 +172,12 @@ CORPUS = (
     Case(("report", SWEEP), {f"{SWEEP}/001-seed-0/summary.json": b'{"schema_version": 1, "exit_code": 0}'}),
     Case(("sweep", "--resume", SWEEP, "seed=9", "--dry-run"),
         {f"{SWEEP}/002-seed-1/environment.json": b'{"schema_version": 1, "attempts": [{"earlier_seconds": "math"}]}'}),
+    *(of_run("summary.json", json.dumps({"schema_version": 1, "status": "finished", "exit_code": 0, "explanation": "",
+        "verdict": "healthy", "steps_seen": 90, "applied_steps": 90, "skipped_steps": 0, "final_loss_scale": 1.0,
+        "min_loss_scale": 1.0, "max_loss_scale": 1.0, "metrics": {}, "best_metrics": {}, "examples_per_second": 1.0,
+        "peak_memory_bytes": 1, "seconds": 1.0, "recipe": "x", "run_dir": "x", **strange}).encode(), verb, RUN)
+      for strange in ({"seconds": math.nan}, {"seconds": math.inf}, {"examples_per_second": "NaN"}, {"seconds": "NaN"})
+      for verb in ("watch", "report")),
     *(of_run("report.html", kind, "report", RUN) for kind in (FIFO, LOOP, FOLDER)),
     of_run(".lock", FIFO, "train", f"resume={RUN}", "trainer.epochs=9"),
     *(of_run(name, kind, *verb.split()) for kind in (FIFO, LOOP)

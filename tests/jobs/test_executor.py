@@ -1,5 +1,6 @@
 """Processes of this machine: what is left of them when they end, past their time, and when their parent is killed."""
 
+import json
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpt_cli.jobs.executor import Command, Guard, LocalExecutor, call, module_command, mpt_command
+from mpt_cli.jobs.executor import CannotStart, Command, Guard, LocalExecutor, call, module_command, mpt_command
 from mpt_cli.jobs.queue import run_one
 from mpt_cli.signals import handled_by, held_back
 
@@ -70,6 +71,62 @@ def test_the_guard_ends_what_was_added_and_not_removed_and_nothing_once_it_is_ca
         guard._process.wait()
     assert (tmp_path / "killed").read_text() == "7\n777\n"
     assert not (tmp_path / "closed").exists()
+
+
+SHOWN = """
+import json, os, sys
+print(json.dumps([dict(os.environ), os.getcwd(), os.getpgid(0) == os.getpid(), os.listdir("/proc/self/fd"), sys.argv]),
+      file=sys.stderr)
+"""
+
+
+def test_what_is_guarded_runs_as_it_would_without(tmp_path):
+    said = []
+    for is_guarded in (True, False):
+        command = Command("one", [sys.executable, "-c", SHOWN, "a b"], None, tmp_path / str(is_guarded), cwd=tmp_path,
+                          environment={"A.B": "c"})  # fmt: skip
+        with LocalExecutor(is_guarded) as executor:
+            handle = executor.start(command)
+            handle.wait_ended()
+            assert handle.poll() == 0
+        said.append(json.loads((tmp_path / str(is_guarded)).read_text()))
+    assert said[0] == said[1]
+    assert said[0][0]["A.B"] == "c" and said[0][2] is True and said[0][4] == ["-c", "a b"]
+
+
+def test_what_is_guarded_ignores_no_signal_that_it_would_not_without(capfd):
+    for is_guarded in (True, False):
+        with LocalExecutor(is_guarded) as executor:
+            handle = executor.start(Command("one", ["grep", "^Sig", "/proc/self/status"], None, is_heard=True))
+            handle.wait_ended()
+            assert handle.poll() == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines and lines[: len(lines) // 2] == lines[len(lines) // 2 :]
+
+
+@pytest.mark.parametrize(("program", "said"), [
+    ("/no/such/program", "[Errno 2] No such file or directory: '/no/such/program'"),
+    ("/etc/passwd", "[Errno 13] Permission denied: '/etc/passwd'"),
+])  # fmt: skip
+def test_what_can_not_be_started_is_said_and_guarded_no_more(program, said, tmp_path):
+    with LocalExecutor() as executor:
+        executor._guard.close()
+        executor._guard = Guard("sh", "-c", f'echo "$1" >> {tmp_path}/left', "sh")
+        with pytest.raises(CannotStart) as caught:
+            executor.start(Command("one", [program], None))
+        assert str(caught.value) == said
+        executor._guard._input.close()  # as where this process is killed
+        executor._guard._process.wait()
+        executor._guard = None
+        assert not (tmp_path / "left").exists()
+
+
+def test_a_process_whose_lock_can_not_be_written_is_ended_and_that_is_said(tmp_path):
+    with LocalExecutor() as executor, open("/dev/full", "a") as lock:
+        command = Command("one", ["sh", "-c", f"echo $$ > {tmp_path}/pid; sleep 60"], None)
+        with pytest.raises(CannotStart, match=r"^its lock file can't be written: "):
+            executor.start_process(command, lock=lock)
+    assert not (tmp_path / "pid").exists() or gone([int((tmp_path / "pid").read_text() or 2**30)])
 
 
 def test_the_guard_is_gone_with_its_executor():

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from preloaded import mpt
 
-from mpt_cli.engine.backend import cache_folder
+from mpt_cli.engine.compile_cache import cache_folder
 from mpt_cli.verbs import verb_parser
 
 FOLDER = Path(__file__).parents[2] / "examples" / "ci"

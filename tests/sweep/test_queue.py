@@ -47,7 +47,8 @@ def is_alive(pid: int) -> bool:
 
 @pytest.mark.slow
 def test_every_job_runs_and_no_more_at_a_time_than_asked(tmp_path):
-    record, stopped_by = run_queue([stub_work(tmp_path, number) for number in range(1, 8)], workers=3)
+    jobs = [stub_work(tmp_path, number, "once") for number in range(1, 8)]  # half a second each
+    record, stopped_by = run_queue(jobs, workers=3)
     assert {number: ending.exit_code for number, ending in record.endings.items()} == dict.fromkeys(range(1, 8), 0)
     assert record.most_running == 3 and stopped_by is None
 

@@ -1,10 +1,14 @@
 """Programs kept on disk: used by the next run, never in the way of one."""
 
+import itertools
 import json
 import os
+import random
+import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,8 +16,8 @@ import pytest
 from backends import only_on
 from preloaded import ENVIRONMENT, mpt
 
-from mpt_cli.engine import backend as compile_cache
-from mpt_cli.engine.backend import cache_folder, drop_oldest, use_compile_cache
+from mpt_cli.engine import compile_cache
+from mpt_cli.engine.compile_cache import cache_folder, drop_oldest, use_compile_cache
 from mpt_cli.settings import load_settings
 
 KILLED = 2**22 + 1  # beyond the largest process number of Linux
@@ -133,6 +137,125 @@ def test_the_files_not_used_for_longest_go_first(folder: Path) -> None:
     assert {path.name for path in folder.iterdir()} == {"new", "old"}
 
 
+def cut_off(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    """One bit; size and time of writing stay."""
+    times, content = path.stat(), bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+
+def anothers(path: Path) -> None:
+    """Whole, but of another program, or of a version that keeps others under this name."""
+    other = next(each for each in sorted(path.parent.glob(f"*{path.suffix}")) if each != path)
+    path.write_bytes(other.read_bytes() + b"x")
+
+
+def in_its_place(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+    (path / "file").write_text("")
+
+
+def a_link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+DAMAGES = {
+    "cut off": cut_off, "empty": lambda path: path.write_bytes(b""), "bit": flip, "another's": anothers,
+    "garbage": lambda path: path.write_bytes(random.Random(0).randbytes(5000)), "a folder": in_its_place,
+    "a link": a_link, "everybody's": lambda path: path.chmod(0o666),
+}  # fmt: skip
+
+
+def keep(folder: Path, *names: str) -> list[Path]:
+    """Programs that a run has left."""
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 100)
+    compile_cache._note_new(folder)
+    return paths
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_program_that_is_not_as_its_run_left_it_goes_and_no_other(damage, tmp_path: Path, folder: Path) -> None:
+    one, other = keep(folder, "a.pb", "b.pb")
+    damage(one)
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    assert not os.path.lexists(one) and other.read_bytes() == b"b.pb" * 100
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and other.exists()
+
+
+def test_a_program_of_another_user_goes(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid():
+        pytest.skip("this user can give no file away")
+    one, other = keep(folder, "a-cache", "b-cache")
+    os.chown(one, 12345, -1)
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    assert not one.exists() and other.exists()
+
+
+def test_a_program_that_no_run_has_noted_goes_unless_one_is_at_work(tmp_path: Path, folder: Path) -> None:
+    old, new = folder / "old-cache", folder / "new-cache"
+    old.write_bytes(b"1")
+    os.utime(old, (1000, 1000))
+    marker = folder / f"{compile_cache._marker_prefix()}{os.getppid()}"  # which is running
+    marker.touch()
+    os.utime(marker, (2000, 2000))
+    new.write_bytes(b"1")
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    assert not old.exists() and new.exists()
+    marker.rename(folder / f"{compile_cache._marker_prefix()}{KILLED}")
+    os.utime(folder / f"{compile_cache._marker_prefix()}{KILLED}")
+    compile_cache._markers.clear()
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and not new.exists()
+
+
+def test_what_an_earlier_process_of_the_same_number_left_half_written_goes(tmp_path: Path, folder: Path) -> None:
+    """In a container each run may be process 1."""
+    (folder / f"{compile_cache._marker_prefix()}{os.getpid()}").touch()
+    (folder / "half.pb").write_bytes(b"1")
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and not (folder / "half.pb").exists()
+
+
+def test_what_a_process_itself_has_written_stays_when_it_asks_again(tmp_path: Path, folder: Path) -> None:
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    (folder / "new.pb").write_bytes(b"1")
+    for _ in range(3):
+        time.sleep(0.02)
+        assert use_compile_cache(settings(str(tmp_path)), {}) is None and (folder / "new.pb").exists()
+
+
+def test_a_program_that_nothing_wrote_since_is_not_read_again(tmp_path: Path, folder: Path, monkeypatch) -> None:
+    (one,) = keep(folder, "a.pb")
+    restored = tmp_path / "restored"
+    monkeypatch.setattr(compile_cache.hashlib, "file_digest", None)
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and one.exists()
+    monkeypatch.undo()
+    kept = shutil.ignore_patterns("running-*")
+    shutil.copytree(folder, restored / folder.name, ignore=kept, copy_function=shutil.copyfile)  # as a CI restores it
+    assert use_compile_cache(settings(str(restored)), {}) is None and (restored / folder.name / "a.pb").exists()
+    monkeypatch.setattr(compile_cache.hashlib, "file_digest", None)  # once it was read
+    assert use_compile_cache(settings(str(restored)), {}) is None and (restored / folder.name / "a.pb").exists()
+
+
+def test_checksums_that_are_damaged_cost_the_programs_and_no_run(tmp_path: Path, folder: Path) -> None:
+    one, other = keep(folder, "a.pb", "b.pb")
+    lines = (folder / compile_cache.CHECKSUMS).read_text().splitlines()
+    (folder / compile_cache.CHECKSUMS).write_text(f"x\n{lines[0].replace(' ', ' x', 1)}\n\udcff\n{lines[1]}\n", "utf-8",
+                                                  "surrogateescape")  # fmt: skip
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None
+    assert [path.exists() for path in (one, other)] == [name in lines[1] for name in ("a.pb", "b.pb")]
+    (folder / compile_cache.CHECKSUMS).unlink()
+    os.mkfifo(folder / compile_cache.CHECKSUMS)
+    assert use_compile_cache(settings(str(tmp_path)), {}) is None and not one.exists() and not other.exists()
+
+
 def without_a_cache(environment: Mapping[str, str]) -> dict[str, str]:
     """A process of pytest, or the one that started it, may have chosen one."""
     chosen = ("TF_XLA_FLAGS", "JAX_COMPILATION_CACHE_DIR")
@@ -148,20 +271,30 @@ def programs(cache: Path) -> dict[Path, int]:
 @pytest.mark.slow
 @only_on("tensorflow")  # a matter of its own processes
 @pytest.mark.parametrize("backend", ["tensorflow", "jax"])
-def test_a_second_run_takes_the_programs_of_the_first_and_ends_with_its_weights(backend: str, tmp_path: Path) -> None:
+def test_a_second_run_takes_the_programs_of_the_first_and_a_third_no_damaged_one(backend: str, tmp_path: Path) -> None:
     words = ["conf=digits_mlp", f"backend={backend}", "trainer.max_steps=5", "trainer.jit_compile=true",
              "backend.compile_cache=cache"]
     command = [sys.executable, "-m", "mpt_cli", "train", *words, "logger.console=quiet"]
     quiet = without_a_cache(os.environ)
     quiet["TF_CPP_MIN_LOG_LEVEL"] = "3"  # as mpt sets it where the user doesn't
     written = []
-    for name in ("first", "second"):
+    for name in ("first", "second", "third"):
+        spoilt = damage_each(written[1]) if name == "third" else {}
         done = subprocess.run([*command, f"run_dir={name}"], cwd=tmp_path, env=quiet, capture_output=True, text=True)
         assert (done.returncode, done.stderr) == (0, "")
         written.append(programs(tmp_path / "cache"))
     assert written[0] == written[1] and len(written[0]) > 2
     assert not list((tmp_path / "cache").rglob("running-*"))
-    assert losses(tmp_path / "first") == losses(tmp_path / "second")
+    assert losses(tmp_path / "first") == losses(tmp_path / "second") == losses(tmp_path / "third")
+    assert set(written[2]) == set(written[0]) and all(path.read_bytes() != spoilt[path] for path in written[2])
+
+
+def damage_each(paths: Iterable[Path]) -> dict[Path, bytes]:
+    """Each in another way; what they hold then."""
+    kinds = itertools.cycle(DAMAGES[name] for name in ("cut off", "garbage", "empty", "another's", "bit"))
+    for path, damage in zip(sorted(paths), kinds, strict=False):
+        damage(path)
+    return {path: path.read_bytes() for path in paths}
 
 
 def losses(run: Path) -> list[object]:

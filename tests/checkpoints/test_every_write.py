@@ -1,0 +1,148 @@
+"""A disk that is full from some write of a run on, whichever it is: a sentence, exit code 3, nothing that is half
+written and taken for whole, and a run that goes on once there is room."""
+
+import errno
+import json
+import os
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from preloaded import run_program
+
+from mpt_cli.cli import main
+from mpt_cli.runs.directory import RunDirectory, read_json, read_summary
+from mpt_cli.training.checkpoint import CheckpointStore
+
+STEPS = 6
+WORDS = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=false", f"trainer.max_steps={STEPS}",
+         "trainer.checkpoint_every_steps=3", "trainer.log_every_steps=2", "logger.csv=true"]  # fmt: skip
+ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
+
+
+@pytest.fixture(scope="module")
+def failing_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The library that makes writing fail, compiled."""
+    compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
+    if compiler is None:
+        pytest.skip("there is no compiler for what makes writing fail")
+    source = Path(__file__).with_name("failing_files.c")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
+    return library
+
+
+def train(run: RunDirectory, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    return run_program("mpt_cli", "train", *WORDS, f"run_dir={run.path}", *words, backend="tensorflow",
+                       cwd=run.path.parent, timeout=200, **variables)  # fmt: skip
+
+
+def failing(library: Path, run: RunDirectory, start: int, number: int = errno.ENOSPC) -> dict[str, str]:
+    return {"LD_PRELOAD": str(library), "FAIL_UNDER": str(run.path), "FAIL_FROM": str(start),
+            "FAIL_ERRNO": str(number)}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def whole(failing_files: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunDirectory, list[str]]:
+    """A run that nothing befalls, and what it writes: how, and which file, without what differs between runs."""
+    run = RunDirectory(tmp_path_factory.mktemp("whole") / "run")
+    listed = run.path.parent / "listed"
+    done = train(run, **failing(failing_files, run, 0), FAIL_LIST=str(listed))
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = listed.read_text().replace(str(run.path), "run").splitlines()
+    return run, [re.sub(r"\.\d+\.tmp", ".tmp", line) for line in lines]
+
+
+def moments(writes: list[str]) -> Iterator[tuple[int, str]]:
+    """The number of the first of each kind into each file, from 1 on, and of the last that writes into it; all labels
+    of checkpoints are one file here, as are all their variables."""
+    kinds = [re.sub(r"\d+", "N", write) for write in writes]
+    for kind in dict.fromkeys(kinds):
+        numbers = [number for number, each in enumerate(kinds, 1) if each == kind]
+        last = numbers[-1:] if kind.startswith("write") else []
+        yield from ((number, kind) for number in dict.fromkeys([numbers[0], *last]))
+
+
+def losses(run: RunDirectory) -> list[tuple[int, float]]:
+    lines = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
+    return [(line["step"], line["loss"]) for line in lines if not line["epoch_end"]]
+
+
+def check_left(run: RunDirectory, sound: RunDirectory) -> None:
+    """Whatever has the name of a file of a run is whole."""
+    for path in (run.environment_json, run.header_json):
+        assert not path.exists() or read_json(path)
+    if run.summary_json.exists() and read_summary(run.summary_json)["exit_code"] == 0:
+        assert run.model_keras.exists() and losses(run) == losses(sound)  # the last lines of console.log alone are lost
+    assert not run.model_keras.exists() or zipfile.ZipFile(run.model_keras).testzip() is None
+    notes: list[str] = []
+    CheckpointStore(run.checkpoints, 1, notes.append).newest()
+    assert notes == []
+    assert [path.name for path in run.path.rglob("*") if ".tmp" in path.name or "partial" in path.name] == []
+    if run.config_yaml.exists():
+        assert main(["report", str(run.path), "--out", str(run.path.with_name("page.html"))]) == 0
+
+
+@pytest.mark.long
+def test_a_disk_that_is_full_from_any_write_on(whole, failing_files, tmp_path) -> None:
+    sound, writes = whole
+    assert {"run/.lock", "run/config.yaml", "run/environment.json", "run/header.json", "run/console.log",
+            "run/metrics.jsonl", "run/metrics.csv", "run/summary.json", "run/model.keras"} <= {
+                write.split()[1] for write in writes}  # fmt: skip
+    faults = []
+    for number, write in moments(writes):
+        run = RunDirectory(tmp_path / str(number) / "run")
+        run.path.parent.mkdir()
+        try:
+            check_full_from(number, run, failing_files, sound)
+        except AssertionError as error:
+            faults.append(f"from {write} (number {number}) on: {error}")
+        shutil.rmtree(run.path.parent)
+    assert not faults, "\n\n".join(faults)
+
+
+def check_full_from(number: int, run: RunDirectory, library: Path, sound: RunDirectory) -> None:
+    error = ERRORS[number % len(ERRORS)]
+    done = train(run, **failing(library, run, number, error))
+    assert done.returncode == 3, (done.returncode, done.stdout[-1000:], done.stderr[-1000:])
+    assert "Traceback" not in done.stderr and os.strerror(error) in done.stderr, done.stderr[-2000:]
+    assert done.stderr.splitlines()[-1].startswith("mpt train: ") and str(run.path) in done.stderr, done.stderr
+    assert "healthy" not in done.stdout, done.stdout[-1000:]
+    check_left(run, sound)
+    again = train(run, "resume=auto")
+    assert again.returncode == 0, (again.stdout[-1000:], again.stderr[-1000:])
+    summary = read_summary(run.summary_json)
+    assert (summary["status"], summary["steps_seen"], summary["applied_steps"]) == ("finished", STEPS, STEPS)
+    assert losses(run) == losses(sound)
+    assert zipfile.ZipFile(run.model_keras).testzip() is None
+
+
+@pytest.mark.long
+def test_a_page_for_which_there_is_no_room_is_not_there_or_as_before(whole, failing_files, tmp_path) -> None:
+    sound, _ = whole
+    run, listed = RunDirectory(tmp_path / "run"), tmp_path / "listed"
+    shutil.copytree(sound.path, run.path)
+
+    def report(start: int, **variables: str) -> "subprocess.CompletedProcess[str]":
+        number = ERRORS[start % len(ERRORS)]
+        return run_program("mpt_cli", "report", str(run.path), backend="tensorflow", cwd=tmp_path, timeout=100,
+                           **failing(failing_files, run, start, number), **variables)  # fmt: skip
+
+    assert report(0, FAIL_LIST=str(listed)).returncode == 0
+    page = (run.path / "report.html").read_bytes()
+    writes = [re.sub(r"\.\d+\.tmp", ".tmp", line) for line in listed.read_text().splitlines()]
+    renamed = writes.index(f"rename {run.path}/report.html") + 1
+    for number, write in moments(writes):
+        done = report(number)
+        said = done.stderr.strip()
+        assert done.returncode == 3 and said.startswith("mpt report: ") and "can't be written" in said, (write, said)
+        assert "\n" not in said and str(run.path) in said, (write, said)
+        now = (run.path / "report.html").read_bytes()
+        is_renamed = number > renamed and now.endswith(b"</html>\n")
+        assert (now == page or is_renamed) and not list(run.path.glob(".*.tmp")), write
+    (run.path / "report.html").unlink()
+    shutil.rmtree(run.path / "report_pictures")
+    assert report(renamed).returncode == 3 and not (run.path / "report.html").exists()

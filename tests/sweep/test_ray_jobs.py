@@ -1,0 +1,93 @@
+"""Jobs of a sweep on Ray, whose module is a stand-in: what is handed over."""
+
+import importlib.util
+import json
+import pickle
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sweep_stubs import STUB
+
+from mpt_cli import redaction
+from mpt_cli.errors import ConfigError
+from mpt_cli.jobs.launchers import RayLauncher, launcher_from_facts
+from mpt_cli.sweep.run import train_command
+
+
+@dataclass
+class Cluster:
+    """A stand-in for Ray that pickles what it is given, as Ray does, and runs actors in this process."""
+
+    exceptions = SimpleNamespace(RayError=RuntimeError)
+    sent: list[bytes] = field(default_factory=list)
+
+    def init(self, **given: Any) -> None:
+        self.sent.append(pickle.dumps(given))
+
+    def shutdown(self) -> None:
+        pass
+
+    def remote(self, cls: type) -> Any:
+        def begin(*given: Any) -> Any:
+            self.sent.append(pickle.dumps((cls, given)))
+            actor = cls(*pickle.loads(self.sent[-1])[1])
+            return SimpleNamespace(poll=SimpleNamespace(remote=lambda: actor.poll), actor=actor)
+
+        def options(**given: Any) -> Any:
+            self.sent.append(pickle.dumps(given))
+            return SimpleNamespace(remote=begin)
+
+        return SimpleNamespace(options=options)
+
+    def wait(self, questions: list[Any], timeout: float) -> tuple[list[Any], list[Any]]:
+        return questions, []
+
+    def get(self, question: Any) -> int | None:
+        return question()
+
+    def kill(self, handle: Any) -> None:
+        handle.actor._executor.__exit__()
+
+
+def stub_of_train(job: Any, run_dir: Path) -> list[str]:
+    """The stub, with all that the command of a real job holds behind it."""
+    return [sys.executable, "-S", "-c", f"import runpy, sys; sys.argv[1:] = ['good', {str(run_dir)!r}, '0.5']; "
+            f"runpy.run_path({str(STUB)!r}, run_name='__main__')", *train_command(job, run_dir)]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("address", [None, "ray://me:pa55-pa55@host:1"])
+def test_a_job_is_handed_to_ray_without_the_secrets_of_the_environment(stubs, address, tmp_path, monkeypatch):
+    cluster = Cluster()
+    monkeypatch.setitem(sys.modules, "ray", cluster)
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("DB_PASSWORD", "hunter2-hunter2")
+    monkeypatch.setenv("WANDB_API_KEY", "hunter2-hunter3")
+    words = ["conf=digits_mlp", "seed=0", "description='${oc.env:DB_PASSWORD}'", "sweep_dir=s"]
+    found, code = stubs.start(words, launch=stub_of_train, launcher=RayLauncher(address))
+    assert code == 0 and found.results[0].status == "finished"
+    init, resources, job = cluster.sent  # all that is handed over
+    assert (address or "local").encode() in init  # by its own words, to its own cluster
+    assert [b"hunter2" in part or b"pa55" in part for part in (resources, job)] == [False, False]
+    assert b"${oc.env:DB_PASSWORD}" in job
+    written = [path for path in (tmp_path / "s").rglob("*") if path.is_file() and path.suffix != ".environment"]
+    assert [str(path) for path in written if b"hunter2" in path.read_bytes() or b"pa55" in path.read_bytes()] == []
+    assert "${oc.env:DB_PASSWORD}" in (tmp_path / "s" / "sweep.json").read_text()
+
+
+def test_an_address_with_a_password_has_to_be_given_again(monkeypatch):
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda package: package)
+    facts = {"launcher": RayLauncher("ray://me:pa55-pa55@host:1").facts}
+    recorded = json.loads(redaction.without_secrets(json.dumps(facts)))
+    with pytest.raises(ConfigError) as caught:
+        launcher_from_facts(recorded)
+    assert str(caught.value) == (
+        "launcher.address: is not in the record as it was, which holds no passwords. Received: "
+        "'ray://me:<redacted>@host:1'. Give it again: --launcher ray launcher.address=…"
+    )
