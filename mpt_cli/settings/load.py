@@ -4,7 +4,7 @@ Hydra composes group files, then the recipe, then the overrides; the plain tree 
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache
@@ -24,6 +24,7 @@ from mpt_cli import redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
+from mpt_cli.settings.limits import read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
 from mpt_cli.settings.recipes import (
@@ -34,6 +35,7 @@ from mpt_cli.settings.recipes import (
     default_choices,
     is_meant_instead,
     read_recipe,
+    readable_files_of,
     variant_of,
 )
 from mpt_cli.settings.resolvers import register_installed
@@ -58,6 +60,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     searching,
 )
+from mpt_cli.settings.yaml_layout import line_of
 
 
 def resolved_yaml(settings: Settings) -> str:
@@ -351,7 +354,42 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     problems += _redacted(tree, "")
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
+    problems[:] = [_with_place(problem, recipe, choices, given) for problem in problems]
     return settings
+
+
+def _with_place(problem: Problem, recipe: Recipe, choices: dict[str, str], given: ParsedOverrides) -> Problem:
+    """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
+    the project, or a recipe that others start from.
+    """
+    path = problem.key.split(".")
+    if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in _keys_given(given)):
+        return problem
+    for file, inside in _files_with(path, recipe, choices):
+        if inside and (line := line_of(read_yaml_text(file), inside)) is not None:
+            place = f"It stands in {file}, line {line}."
+            return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
+    return problem
+
+
+def _keys_given(given: ParsedOverrides) -> list[str]:
+    return [text.lstrip("+~").partition("=")[0] for text in given.overrides]
+
+
+def _is_within(path: Sequence[str], key: str) -> bool:
+    names = key.split(".")
+    return [*path[: len(names)]] == names
+
+
+def _files_with(path: list[str], recipe: Recipe, choices: dict[str, str]) -> Iterator[tuple[Path, list[str]]]:
+    """The files that may give a key, the last one composed first, each with the key's path inside of it."""
+    for each in reversed(recipe.chain()):
+        package = [name for name in each.package.split(".") if name]
+        if not recipe.unreadable and path[: len(package)] == package:
+            yield each.path, path[len(package) :]
+    if path[0] in choices:
+        for file, _ in reversed(readable_files_of(path[0], choices[path[0]])):
+            yield file, path[1:]
 
 
 def _redacted(tree: Any, path: str) -> Iterator[Problem]:

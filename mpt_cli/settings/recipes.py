@@ -179,7 +179,8 @@ class Recipe:
     files it takes there, and None for its own keys.
 
     `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
-    `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be said of the modules it names.
+    `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be said of the modules it names, `package`
+    the section whose keys its file gives, dotted; empty for the whole configuration.
     """
 
     path: Path
@@ -191,6 +192,7 @@ class Recipe:
     sweep: Any = None
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    package: str = ""
     unreadable: bool = False
 
     @property
@@ -250,7 +252,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = load_mapping(path), Recipe(path)
+    content, recipe = load_mapping(path), Recipe(path, package=reading.package)
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
     with searching(recipe.searchpath):
@@ -584,7 +586,7 @@ def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str
     bodies = []
     for group in [group for group in choices if group in NAMING]:
         written, meant = dict[str, Any](), dict[str, Any]()
-        for path, content in _readable_files_of(group, choices[group]):
+        for path, content in readable_files_of(group, choices[group]):
             beside = Beside(path)
             written = _merged(written, content)
             meant = _merged(meant, {**content, **beside.section(group, content)})
@@ -594,8 +596,10 @@ def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str
     return bodies
 
 
-def _readable_files_of(group: str, choice: str) -> list[tuple[Path, dict[str, Any]]]:
-    """None where one can't be read, which is said where it is composed."""
+def readable_files_of(group: str, choice: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The project's file of a group and those of the group that it starts from, in the order of composition, each with
+    its keys; none where one can't be read, which is said where it is composed.
+    """
     with suppress(ConfigError):
         return list(_files_of(group, choice, own_only=True))
     return []

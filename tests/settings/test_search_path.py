@@ -147,6 +147,26 @@ def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_wrong_in_a_file_that_is_not_named_is_said_with_its_line(messages) -> None:
+    write("conf/loss_scale/mine.yaml", "# mine\nmode: dynamic\ngrowth_step: 5\n")
+    write("conf/loss_scale/mine2.yaml", "defaults: [mine]\ngrowth_factor: 0.5\n")
+    write("conf/experiment/a.yaml", "# @package trainer\n\nepoks: 2\n")
+    write("recipes/base.yaml", "seed: 1\ntrainer:\n  epochs: -4\n")
+    write("recipes/own.yaml", "defaults: [base, {loss_scale: mine2}, {experiment: a}]\noptimizer: {momentun: 1}\n")
+    places = {text.partition(":")[0]: text.partition(" It stands in ")[2] for text in messages("conf=own")}
+    assert places == {
+        "loss_scale.growth_step": "conf/loss_scale/mine.yaml, line 3.",
+        "loss_scale.growth_factor": "conf/loss_scale/mine2.yaml, line 2.",
+        "trainer.epoks": "conf/experiment/a.yaml, line 3.",
+        "trainer.epochs": "recipes/base.yaml, line 3.",
+        "optimizer.momentun": "",  # of the recipe that is named
+    }
+    given = messages("conf=own", "loss_scale.growth_factor=0.25", "trainer.epochs=-1")
+    assert [text for text in given if "growth_factor: " in text or "epochs: " in text and "It stands" in text] == [
+        "loss_scale.growth_factor: must be > 1 and <= 2**127. Received: 0.25."]  # fmt: skip
+
+
+@pytest.mark.slow
 def test_a_group_file_may_imply_which_it_is() -> None:
     write("conf/model/mine.yaml", "builder: nets.py:build\nkwargs: {width: 16}\n")
     write("conf/data/mine.yaml", "loader: nets.py:load\n")
