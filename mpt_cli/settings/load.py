@@ -53,10 +53,12 @@ from mpt_cli.settings.schema import (
 from mpt_cli.settings.search_path import (
     STDIN,
     conf_directory,
+    config_dir_with,
     find_recipe,
     group_files,
     is_pipe,
     own_conf_directories,
+    projects_named,
     recipe_paths,
     searching,
 )
@@ -302,10 +304,11 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
-    given = parse_overrides(overrides)
-    recipe, problems = _read_recipe(given)
-    with searching(recipe.searchpath):
-        settings = _settings_of(recipe, given, problems)
+    with searching((), projects_named(overrides)):
+        given = parse_overrides(overrides)
+        recipe, problems = _read_recipe(given)
+        with searching(recipe.searchpath, recipe.projects):
+            settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
     for note in [note for each in recipe.chain() for note in each.notes]:
@@ -319,12 +322,13 @@ def interpolations(overrides: list[str]) -> list[str]:
     >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
     ['${trainer.epochs}']
     """
-    given = parse_overrides(overrides)
-    recipe, problems = _read_recipe(given)
-    with searching(recipe.searchpath):
-        choices, _ = _sound_choices(recipe, given, problems)
-        bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
-        composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
+    with searching((), projects_named(overrides)):
+        given = parse_overrides(overrides)
+        recipe, problems = _read_recipe(given)
+        with searching(recipe.searchpath, recipe.projects):
+            choices, _ = _sound_choices(recipe, given, problems)
+            bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
+            composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
     return [text for text in _texts(composed) if "${" in text]
 
 
@@ -443,6 +447,15 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
     chosen = {**recipe.chosen(), **given.choices}
     by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
     considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
-    faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
+    faults = {group: _with_folder(fault, choice, recipe)
+              for group, choice in considered.items() if (fault := choice.problem())}  # fmt: skip
     problems.extend(faults.values())
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
+
+
+def _with_folder(problem: Problem, choice: GroupChoice, recipe: Recipe) -> Problem:
+    """With what to type where the file that is missing lies in a folder above the recipe."""
+    folder = None
+    if choice.name not in group_files(choice.group):
+        folder = config_dir_with(choice.group, str(choice.name), recipe.path)
+    return problem if folder is None else replace(problem, remedy=f"{folder} has one: write --config-dir {folder}.")

@@ -42,6 +42,7 @@ from mpt_cli.settings.search_path import (
     name_clash,
     own_conf_directories,
     own_group_file,
+    project_of,
     searching,
 )
 from mpt_cli.settings.variants import GIVEN, PYTHON
@@ -179,8 +180,8 @@ class Recipe:
     files it takes there, and None for its own keys.
 
     `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
-    `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be said of the modules it names, `package`
-    the section whose keys its file gives, dotted; empty for the whole configuration.
+    `projects` those that they lie in, `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be
+    said of the modules it names, `package` the section whose keys its file gives, dotted; empty for all of them.
     """
 
     path: Path
@@ -189,6 +190,7 @@ class Recipe:
     overriding: dict[str, GroupChoice] = field(default_factory=dict)
     parts: "list[Recipe | str | None]" = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
+    projects: list[Path] = field(default_factory=list)
     sweep: Any = None
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
@@ -252,10 +254,10 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = load_mapping(path), Recipe(path, package=reading.package)
+    content, recipe = load_mapping(path), Recipe(path, package=reading.package, projects=project_of(path))
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
-    with searching(recipe.searchpath):
+    with searching(recipe.searchpath, recipe.projects):
         for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
             _add_entry(recipe, entry, here)
         if not reading.seen and here.chosen:
@@ -272,6 +274,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
     recipe.searchpath += [folder for base in recipe.bases for folder in base.searchpath]
+    recipe.projects += [folder for base in recipe.bases for folder in base.projects]
     return recipe
 
 
