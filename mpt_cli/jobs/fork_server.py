@@ -306,23 +306,23 @@ def _become(descriptors: Sequence[int]) -> None:
         else:
             runpy.run_module(program.name, run_name="__main__", alter_sys=True)
     except SystemExit as stop:
-        if stop.code is not None and not isinstance(stop.code, int):
-            raise  # a text, which Python writes
-        _leave(stop.code or 0)
-    _leave(0)
+        _leave(stop.code)
+    _leave(None)
 
 
-def _leave(exit_code: int) -> None:
-    """End as Python does, but for taking down each object, which for those that were there before the fork copies their
-    memory first: a sixth of the CPU time of a short job. What is still open is written.
+def _leave(code: object) -> None:
+    """End as Python does at this `code` of SystemExit, but for taking down each object, which for those that were there
+    before the fork copies their memory first: a sixth of the CPU time of a short job. What is still open is written.
     """
+    if code is not None and not isinstance(code, int):
+        print(code, file=sys.stderr)
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as the end of Python does
     atexit._run_exitfuncs()
     files = [each for each in gc.get_objects() if issubclass(type(each), _WRITERS)]  # asking no proxy for its class
     for file in sorted([*files, sys.stdout, sys.stderr], key=lambda each: type(each) is io.BufferedWriter):
         with suppress(OSError, ValueError, AttributeError):  # it is closed, or its reader has gone
             file.flush()
-    os._exit(exit_code & 0xFF)
+    os._exit(code & 0xFF if isinstance(code, int) else int(code is not None))
 
 
 def main(backend: str, control: int) -> None:

@@ -17,6 +17,7 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
@@ -82,6 +83,7 @@ class Options:
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
     is_fresh: bool = False
+    known: Mapping[str, Settings] = field(default_factory=dict)  # of jobs, by name: settings that are loaded already
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
@@ -152,7 +154,7 @@ def start_sweep(
             **kind.facts(own),
         }
         begin(sweep, plan, facts, options)
-        return _run(sweep, options, screen)
+        return _run(sweep, replace(options, known=plan.settings), screen)
 
 
 def dry_run(overrides: Sequence[str], options: Options, kind: SamplerSettings) -> tuple[dict[str, Any], list[str]]:
@@ -379,7 +381,7 @@ def run_jobs(
         groups = Groups(sweep, [progress, sampler, *observers])
         commands = _commands(sweep, left, sampler, options)
         if options.vectorize is not None:
-            commands = _grouped(groups, [*commands], options.vectorize, screen)
+            commands = _grouped(groups, [*commands], options, screen)
         stopped_by = Queue(limits, executor, groups.record, [groups]).run(commands)
     if stopped_by is None and (why := sampler.why_fewer(wanted)):
         screen.say(why)
@@ -396,10 +398,13 @@ def _commands(
     return chain(earlier, new)
 
 
-def _grouped(groups: Groups, commands: Sequence[Command[Job]], most: int, screen: Screen) -> list[Command[Job]]:
+def _grouped(
+    groups: Groups, commands: Sequence[Command[Job]], options: Options, screen: Screen
+) -> list[Command[Job]]:  # fmt: skip
     by_name = {command.name: command for command in commands}
     load = SettingsLoader()
-    settings = {command.name: load(command.subject.words) for command in commands}
+    settings = {name: options.known.get(name) or load(command.subject.words) for name, command in by_name.items()}
+    most = options.vectorize or 1
     found, lines = group_jobs([(command.subject, settings[command.name]) for command in commands], most)
     for line in lines:
         screen.say(line)
