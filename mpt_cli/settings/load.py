@@ -456,6 +456,6 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
 def _with_folder(problem: Problem, choice: GroupChoice, recipe: Recipe) -> Problem:
     """With what to type where the file that is missing lies in a folder above the recipe."""
     folder = None
-    if choice.name not in group_files(choice.group):
+    if str(choice.name) not in group_files(choice.group):
         folder = config_dir_with(choice.group, str(choice.name), recipe.path)
     return problem if folder is None else replace(problem, remedy=f"{folder} has one: write --config-dir {folder}.")

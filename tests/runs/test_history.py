@@ -234,7 +234,7 @@ def test_a_file_that_can_no_longer_be_written_is_told_after_the_verdicts(outcome
 def test_json_has_what_the_history_says_and_runs_are_not_in_it(outcome, capsys) -> None:
     run(outcome, "--json", "--output", "out")
     (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["history"] == {"runs_before": 0, "drifts": [], "changes": []}
+    assert result["history"] == {"runs_before": 0, "drifts": [], "changes": [], "remark": ""}
     again = Path("out/1-mine")
     (again / "config.yaml").write_text(resolved_yaml(load_settings(["conf=./mine.yaml"])))
     assert main(["reproduce", str(again), "--history", str(FILE)]) == 0
