@@ -57,7 +57,7 @@ def resume_compare(path: str, options: Options, screen: Screen) -> tuple[Compari
     with folder.lock():
         plan, facts = folder.read_plan()
         own = replace(options, workers=read_workers(facts))
-        return _run(folder, jobs_left(folder, plan), own, screen)
+        return _run(folder, jobs_left(folder, plan, screen), own, screen)
 
 
 def _run(

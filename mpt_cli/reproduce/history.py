@@ -4,7 +4,9 @@ those before it on the same kind of machine.
 The rule: a figure has drifted that lies outside the range which, by the last LAST passed runs, the next one leaves in
 CHANCE of the cases, by Student's t (mean ± t · deviation · √(1 + 1/n)); fewer than FEWEST tell nothing. Figures are the
 metrics, the peak memory, and the speed as examples per round of a reference loop, which this process runs before and
-after each run, so that a machine that is slower today is no drift of the recipe.
+after each run, so that a machine that is slower today is no drift of the recipe. Runs of less than SHORTEST_SECONDS
+have no such speed: beside eight busy processes on two cores, that of digits_mlp came out up to 13 times apart in six runs
+of 2.5 s and 20 times in six of 9 s, against 5 times in five of 35 s.
 """
 
 import json
@@ -35,6 +37,7 @@ FEWEST = 3
 CHANCE = 0.01  # that a figure is called drifted and only varies as before
 VERSION = 1
 SPEED = "relative_speed"
+SHORTEST_SECONDS = 20.0
 MOST_NAMED = 3  # lines that can't be read; what has changed since
 _RESOLUTION = 2.0**-20  # a few roundings of a sum in float32
 _ENTRY = {
@@ -70,20 +73,25 @@ class Judgement:
     known: int
     drifts: list[Drift] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    remark: str = ""  # on a figure that is not judged
 
     def line(self, name: str) -> str:
+        return f"{name}: {self._verdict()}{f' ({self.remark})' if self.remark else ''}"
+
+    def _verdict(self) -> str:
         if self.known < FEWEST:
-            return f"{name}: {self.known} passed before it on this kind of machine; a drift is told from {FEWEST} on"
+            return f"{self.known} passed before it on this kind of machine; a drift is told from {FEWEST} on"
         against = f"against the last {self.known} that passed on this kind of machine"
         if not self.drifts:
-            return f"{name}: nothing drifted {against}"
+            return f"nothing drifted {against}"
         more = f" and {len(self.changes) - MOST_NAMED} more" if len(self.changes) > MOST_NAMED else ""
         since = f"; since then {', '.join(self.changes[:MOST_NAMED])}{more}" if self.changes else ""
-        return f"{name}: DRIFTED {against}: {'; '.join(map(str, self.drifts))}{since}"
+        return f"DRIFTED {against}: {'; '.join(map(str, self.drifts))}{since}"
 
     def as_dict(self) -> dict[str, Any]:
         """For `--json`."""
-        return {"runs_before": self.known, "drifts": [vars(each) for each in self.drifts], "changes": self.changes}
+        drifts = [vars(each) for each in self.drifts]
+        return {"runs_before": self.known, "drifts": drifts, "changes": self.changes, "remark": self.remark}
 
 
 def likely_range(values: Sequence[float]) -> tuple[float, float]:
@@ -102,18 +110,26 @@ def judge(entry: Entry, before: Iterable[Entry]) -> Judgement:
     """Holds the entry against the last that passed of the same recipe, words and kind of machine."""
     this = _what_ran(entry)
     alike = [each for each in before if each["passed"] and _what_ran(each) == this][-LAST:]
+    remark = "" if is_long(entry) else f"no {SPEED}: of less than {SHORTEST_SECONDS:g} s it is noise"
     if len(alike) < FEWEST:
-        return Judgement(len(alike))
+        return Judgement(len(alike), remark=remark)
     drifts = []
     for name, text in entry["figures"].items():
-        known = [float(each["figures"][name]) for each in alike if name in each["figures"]]
+        known = [float(each["figures"][name]) for each in alike
+                 if name in each["figures"] and (name != SPEED or is_long(each))]  # fmt: skip
         if len(known) < FEWEST or not all(map(math.isfinite, known)):
             continue
         value, (low, high) = float(text), likely_range(known)
         if not low <= value <= high:  # nan has drifted
             drifts.append(Drift(name, value, low, high))
     changes = environment_differences(alike[-1], entry) if drifts else []
-    return Judgement(len(alike), drifts, changes)
+    return Judgement(len(alike), drifts, changes, remark)
+
+
+def is_long(entry: Mapping[str, Any]) -> bool:
+    """Whether a run, by its summary or its entry, was long enough for its speed to mean something."""
+    seconds = entry.get("seconds")
+    return isinstance(seconds, int | float) and seconds >= SHORTEST_SECONDS
 
 
 def _what_ran(entry: Entry) -> tuple[str, list[str], str]:
@@ -226,7 +242,7 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
     """The line of a run; `rate` is that of the reference loop around it."""
     summary, environment = result.child.summary or {}, result.child.environment
     speed, memory = summary.get("examples_per_second"), summary.get("peak_memory_bytes")
-    figures = {**summary.get("metrics", {}), **({SPEED: float(speed) / rate} if speed else {}),
+    figures = {**summary.get("metrics", {}), **({SPEED: float(speed) / rate} if speed and is_long(summary) else {}),
                **({"peak_memory_bytes": memory} if memory else {})}  # fmt: skip
     machine = environment.get("machine") or {}
     return {
@@ -237,7 +253,8 @@ def entry_of(result: Reproduction, rate: float, jobs: int) -> Entry:
         "passed": result.passed,  # whether every expectation was met, with --fail-on-drift without a drift
         "attempt": result.attempts,  # 2 and more: one of --retries
         "exit_code": result.child.exit_code,  # of the run
-        "figures": figures,  # what may drift: the metrics, `relative_speed` and `peak_memory_bytes`
+        # what may drift: the metrics, `peak_memory_bytes`, and `relative_speed` of a run of 20 s and more
+        "figures": figures,
         "examples_per_second": speed,  # as in summary.json
         "reference_rate": rate,  # rounds of the reference loop per second, around the run
         "seconds": summary.get("seconds"),  # as in summary.json

@@ -15,6 +15,7 @@ from rich.text import Text
 from mpt_cli.errors import DataError, printable
 from mpt_cli.jobs.capacity import fewer_cores, usable_cores
 from mpt_cli.redaction import without_secrets
+from mpt_cli.report.tables import plain_lines, text_columns
 from mpt_cli.reproduce.collection import Collection
 from mpt_cli.reproduce.history import History, Judgement
 from mpt_cli.reproduce.reproduction import Reproduction
@@ -67,20 +68,31 @@ class ResultPrinter:
         self.line(f"[{self.done}/{self.count}] {result.target.name}: {verdict}")
 
     def finish(self, results: Sequence[Reproduction]) -> None:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        table.add_column("run", no_wrap=True)
-        for title in ("what", "expected", "got", ""):
-            table.add_column(title, overflow="fold")
-        for result in results:
-            for check in result.checks:
-                verdict = Text("ok", "green") if check.passed else Text("MISSED", "bold red")
-                table.add_row(result.target.name, check.name, Text(check.expected), check.got_text, verdict)
-        if table.rows:
+        rows = [
+            (result.target.name, check.name, check.expected, check.got_text, "ok" if check.passed else "MISSED")
+            for result in results
+            for check in result.checks
+        ]
+        if rows:
             self.console.print()
-            self.console.print(table)
+            self._show(rows)
         for result in results:
             if not result.passed:
                 self._explain(result)
+
+    def _show(self, rows: Sequence[Sequence[str]]) -> None:
+        """In a terminal as wide as that is, with cells of several lines; piped, a check is one line, however long."""
+        columns = text_columns(["run", "what", "expected", "got", ""])
+        if not self.console.is_terminal:
+            for line in plain_lines(columns, rows):
+                self.line(line)
+            return
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for column in columns:
+            table.add_column(column.title, overflow="fold")
+        for *cells, verdict in rows:
+            table.add_row(*map(Text, cells), Text(verdict, "green" if verdict == "ok" else "bold red"))
+        self.console.print(table)
 
     def _explain(self, result: Reproduction) -> None:
         self.line(f"\n{result.target.name}: look into {result.child.run.path}")

@@ -5,7 +5,7 @@ into it.
 import difflib
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -178,15 +178,21 @@ def reportable(settings: Settings) -> dict[str, Any] | None:
         return None
     words = [*(trainer.metrics or []), *(trainer.weighted_metrics or [])]
     names = [name for word in ["loss", *words] for name in (_AUTOMATIC if word == "auto" else [word])]
-    metrics = dict.fromkeys([*names, *(f"val_{name}" for name in names)], 0.0)
+    return summary_with([*names, *(f"val_{name}" for name in names)])
+
+
+def summary_with(metric_names: Iterable[str]) -> dict[str, Any]:
+    """A summary with every field and number of a run that reports these metrics."""
+    metrics = dict.fromkeys(metric_names, 0.0)
     gradients = {field.name: 0.0 for field in fields(GradientSample)}
     own = {field.name: 0.0 if field.type in _NUMBERS else "" for field in fields(Summary)}
     return {**own, "metrics": metrics, "best_metrics": metrics, "gradients": gradients}
 
 
-def check_names(settings: Settings) -> list[Problem]:
-    """What `expect` names and no run of these settings can report."""
-    summary = reportable(settings)
+def check_names(settings: Settings, metric_names: Sequence[str] | None = None) -> list[Problem]:
+    """What `expect` names and no run of these settings can report; `metric_names` are its metrics where the model has
+    told them."""
+    summary = reportable(settings) if metric_names is None else summary_with(metric_names)
     if summary is None:
         return []
     known = _known_values(summary)
@@ -260,7 +266,11 @@ def _exact(got: Sequence[Any]) -> Any:
 
 
 def _mean_and_margin(got: Sequence[float]) -> tuple[float, float]:
-    """Of whole numbers that are all the same the margin is 0: they are counted, not measured."""
+    """Of whole numbers that are all the same the margin is 0: they are counted, not measured. Of nan and infinities the
+    mean is nan.
+    """
+    if not all(map(math.isfinite, got)):
+        return math.nan, 0.0
     mean = math.fsum(got) / len(got)
     spread = DEVIATIONS * (statistics.stdev(got) if len(got) > 1 else 0.0)
     least = 0.0 if all(isinstance(value, int) for value in got) else LEAST_MARGIN * abs(mean)

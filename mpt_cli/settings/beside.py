@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from mpt_cli.errors import ConfigError
 from mpt_cli.settings.references import form_problem
 from mpt_cli.settings.search_path import (
+    PROJECT_FOLDERS,
     SUFFIXES,
     expanded,
     find_recipe,
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 NAMING = {"model": ("builder",), "data": ("loader",), "optimizer": ("name", "object", "kwargs", "schedule"),
           "trainer": ("loss", "metrics", "weighted_metrics", "callbacks")}  # fmt: skip
 _NAMING_KEYS = frozenset(f"{section}.{key}" for section, keys in NAMING.items() for key in keys)
-_OF_A_PROJECT = ("conf", "recipes")
 
 
 def module_folders(path: Path) -> list[Path]:
@@ -38,8 +38,8 @@ def module_folders(path: Path) -> list[Path]:
     folders = path.resolve().parents
     roots = [root.resolve() for root in own_conf_directories()]
     inside = [folder for folder in folders if folder in roots] or [
-        folder for folder in folders if folder.name in _OF_A_PROJECT]  # fmt: skip
-    projects = [folder.parent if folder.name in _OF_A_PROJECT else folder for folder in inside[:1]]
+        folder for folder in folders if folder.name in PROJECT_FOLDERS]  # fmt: skip
+    projects = [folder.parent if folder.name in PROJECT_FOLDERS else folder for folder in inside[:1]]
     return [path.parent, *projects]
 
 

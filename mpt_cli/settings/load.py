@@ -10,7 +10,7 @@ import math
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cache, partial
@@ -31,7 +31,7 @@ from mpt_cli import plugins, redaction
 from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
-from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS
+from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
 from mpt_cli.settings.recipes import (
@@ -42,6 +42,7 @@ from mpt_cli.settings.recipes import (
     default_choices,
     is_meant_instead,
     read_recipe,
+    readable_files_of,
     variant_of,
 )
 from mpt_cli.settings.schema import (
@@ -58,10 +59,12 @@ from mpt_cli.settings.schema import (
 from mpt_cli.settings.search_path import (
     STDIN,
     conf_directory,
+    config_dir_with,
     find_recipe,
     group_files,
     is_pipe,
     own_conf_directories,
+    projects_named,
     recipe_paths,
     searching,
 )
@@ -306,10 +309,11 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
-    given = parse_overrides(overrides)
-    recipe, problems = _read_recipe(given)
-    with searching(recipe.searchpath):
-        settings = _settings_of(recipe, given, problems)
+    with searching((), projects_named(overrides)):
+        given = parse_overrides(overrides)
+        recipe, problems = _read_recipe(given)
+        with searching(recipe.searchpath, recipe.projects):
+            settings = _settings_of(recipe, given, problems)
     if problems:
         raise ConfigError(problems)
     for note in [note for each in recipe.chain() for note in each.notes]:
@@ -323,12 +327,13 @@ def interpolations(overrides: list[str]) -> list[str]:
     >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
     ['${trainer.epochs}']
     """
-    given = parse_overrides(overrides)
-    recipe, problems = _read_recipe(given)
-    with searching(recipe.searchpath):
-        choices, _ = _sound_choices(recipe, given, problems)
-        bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
-        composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
+    with searching((), projects_named(overrides)):
+        given = parse_overrides(overrides)
+        recipe, problems = _read_recipe(given)
+        with searching(recipe.searchpath, recipe.projects):
+            choices, _ = _sound_choices(recipe, given, problems)
+            bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
+            composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
     return [text for text in _texts(composed) if "${" in text]
 
 
@@ -358,7 +363,44 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     problems += _redacted(tree, "")
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
+    problems[:] = [_with_place(problem, recipe, choices, given) for problem in problems]
     return settings
+
+
+def _with_place(problem: Problem, recipe: Recipe, choices: dict[str, str], given: ParsedOverrides) -> Problem:
+    """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
+    the project, or a recipe that others start from.
+    """
+    from mpt_cli.settings.recipe_edit import line_of  # whose library only a fault needs
+
+    path = problem.key.split(".")
+    if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in _keys_given(given)):
+        return problem
+    for file, inside in _files_with(path, recipe, choices):
+        if inside and (line := line_of(read_yaml_text(file), inside)) is not None:
+            place = f"It stands in {file}, line {line}."
+            return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
+    return problem
+
+
+def _keys_given(given: ParsedOverrides) -> list[str]:
+    return [text.lstrip("+~").partition("=")[0] for text in given.overrides]
+
+
+def _is_within(path: Sequence[str], key: str) -> bool:
+    names = key.split(".")
+    return [*path[: len(names)]] == names
+
+
+def _files_with(path: list[str], recipe: Recipe, choices: dict[str, str]) -> Iterator[tuple[Path, list[str]]]:
+    """The files that may give a key, the last one composed first, each with the key's path inside of it."""
+    for each in reversed(recipe.chain()):
+        package = [name for name in each.package.split(".") if name]
+        if not recipe.unreadable and path[: len(package)] == package:
+            yield each.path, path[len(package) :]
+    if path[0] in choices:
+        for file, _ in reversed(readable_files_of(path[0], choices[path[0]])):
+            yield file, path[1:]
 
 
 def _redacted(tree: Any, path: str) -> Iterator[Problem]:
@@ -412,9 +454,18 @@ def _sound_choices(recipe: Recipe, given: ParsedOverrides, problems: list[Proble
     chosen = {**recipe.chosen(), **given.choices}
     by_default = [GroupChoice(group, name, group) for group, name in default_choices().items()]
     considered = {**{each.group: each for each in by_default if is_meant_instead(each)}, **chosen}
-    faults = {group: fault for group, choice in considered.items() if (fault := choice.problem())}
+    faults = {group: _with_folder(fault, choice, recipe)
+              for group, choice in considered.items() if (fault := choice.problem())}  # fmt: skip
     problems.extend(faults.values())
     return {group: choice.name for group, choice in chosen.items() if group not in faults}, set(faults)
+
+
+def _with_folder(problem: Problem, choice: GroupChoice, recipe: Recipe) -> Problem:
+    """With what to type where the file that is missing lies in a folder above the recipe."""
+    folder = None
+    if str(choice.name) not in group_files(choice.group):
+        folder = config_dir_with(choice.group, str(choice.name), recipe.path)
+    return problem if folder is None else replace(problem, remedy=f"{folder} has one: write --config-dir {folder}.")
 
 
 Number = int | float

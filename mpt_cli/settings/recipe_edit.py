@@ -44,6 +44,29 @@ def find_indents(text: str) -> Indents:
     return Indents(len(section[1]) if section else 2, len(dash[1]) if dash else 2)
 
 
+def line_of(text: str, path: Sequence[str]) -> int | None:
+    """The number of the line, from 1, in which the key at this path stands; None where the text gives no such key.
+
+    >>> line_of("a:\\n  b: [{c: 1}]\\n", ["a", "b", "0", "c"]), line_of("a: 1\\n", ["b"])
+    (2, None)
+    """
+    node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
+    for name in path:
+        found = next(((part, mark.line + 1) for own, part, mark in _named_parts(node) if own == name), None)
+        if found is None:
+            return None
+        node, line = found
+    return line
+
+
+def _named_parts(node: Any) -> list[tuple[str, Any, Any]]:
+    """Names, values and places of the keys of a section, or by number of the entries of a list."""
+    if isinstance(node, yaml.MappingNode):
+        return [(key.value, part, key.start_mark) for key, part in node.value]
+    entries = node.value if isinstance(node, yaml.SequenceNode) else []
+    return [(str(number), part, part.start_mark) for number, part in enumerate(entries)]
+
+
 def bare_text(text: str) -> str:
     """The text without comments, blank lines and document markers. yaml.YAMLError where it is no YAML.
 

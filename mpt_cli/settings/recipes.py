@@ -42,6 +42,7 @@ from mpt_cli.settings.search_path import (
     name_clash,
     own_conf_directories,
     own_group_file,
+    project_of,
     searching,
 )
 from mpt_cli.settings.variants import GIVEN, PYTHON
@@ -178,7 +179,8 @@ class Recipe:
     files it takes there, and None for its own keys.
 
     `overriding` are choices that replace others where they stand, `searchpath` the folders that it and its bases add,
-    `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be said of the modules it names.
+    `projects` those that they lie in, `sweep` what `mpt sweep` is to vary, which no run reads, `notes` what is to be
+    said of the modules it names, `package` the section whose keys its file gives, dotted; empty for all of them.
     """
 
     path: Path
@@ -187,9 +189,11 @@ class Recipe:
     overriding: dict[str, GroupChoice] = field(default_factory=dict)
     parts: "list[Recipe | str | None]" = field(default_factory=list)
     searchpath: list[Path] = field(default_factory=list)
+    projects: list[Path] = field(default_factory=list)
     sweep: Any = None
     notes: list[str] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    package: str = ""
     unreadable: bool = False
 
     @property
@@ -249,10 +253,10 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     `chosen` are files of the project's own groups (`experiment=x`), which come last where no list names the group.
     """
     reading = reading or _Reading(chosen=dict(chosen or {}))
-    content, recipe = load_mapping(path), Recipe(path)
+    content, recipe = load_mapping(path), Recipe(path, package=reading.package, projects=project_of(path))
     recipe.searchpath, recipe.sweep = _take_searchpath(content, recipe), content.pop("sweep", None)
     here = replace(reading, seen=(*reading.seen, path.resolve()))
-    with searching(recipe.searchpath):
+    with searching(recipe.searchpath, recipe.projects):
         for entry in _defaults_entries(content.pop("defaults", None), recipe.problems):
             _add_entry(recipe, entry, here)
         if not reading.seen and here.chosen:
@@ -269,6 +273,7 @@ def read_recipe(path: Path, reading: _Reading | None = None, chosen: dict[str, s
     take_choices(recipe.body, known, recipe.problems)
     recipe.choices |= {group: choice for group, choice in known.items() if group not in recipe.overriding}
     recipe.searchpath += [folder for base in recipe.bases for folder in base.searchpath]
+    recipe.projects += [folder for base in recipe.bases for folder in base.projects]
     return recipe
 
 
@@ -583,7 +588,7 @@ def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str
     bodies = []
     for group in [group for group in choices if group in NAMING]:
         written, meant = dict[str, Any](), dict[str, Any]()
-        for path, content in _readable_files_of(group, choices[group]):
+        for path, content in readable_files_of(group, choices[group]):
             beside = Beside(path)
             written = _merged(written, content)
             meant = _merged(meant, {**content, **beside.section(group, content)})
@@ -593,8 +598,10 @@ def bodies_of_groups(choices: dict[str, str], notes: list[str]) -> list[dict[str
     return bodies
 
 
-def _readable_files_of(group: str, choice: str) -> list[tuple[Path, dict[str, Any]]]:
-    """None where one can't be read, which is said where it is composed."""
+def readable_files_of(group: str, choice: str) -> list[tuple[Path, dict[str, Any]]]:
+    """The project's file of a group and those of the group that it starts from, in the order of composition, each with
+    its keys; none where one can't be read, which is said where it is composed.
+    """
     with suppress(ConfigError):
         return list(_files_of(group, choice, own_only=True))
     return []

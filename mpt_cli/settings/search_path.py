@@ -1,7 +1,8 @@
 """Where recipes and group files are found: those that are shipped, those of the project one works in, and those of
 folders that are named.
 
-The folder one works in is a project: `./conf/<group>/*.yaml` are group files, `./recipes/**/*.yaml` recipes. A folder
+The folder one works in is a project: `./conf/<group>/*.yaml` are group files, `./recipes/**/*.yaml` recipes. So is,
+wherever one works, that of a recipe: the folder with the `recipes/` or `conf/` that it lies in, else its own. A folder
 named by `--config-dir`, `MPT_CONFIG_DIR` or a recipe's `hydra.searchpath` is one too, and may hold the groups and
 recipes themselves, as a folder of Hydra's does.
 """
@@ -85,16 +86,44 @@ def _shipped(name: str) -> Path:
 
 
 _OF_THE_RECIPE: ContextVar[tuple[Path, ...]] = ContextVar("searchpath", default=())
+_PROJECTS: ContextVar[tuple[Path, ...]] = ContextVar("projects", default=())
+PROJECT_FOLDERS = ("conf", "recipes")
 
 
 @contextmanager
-def searching(folders: Sequence[Path]) -> Iterator[None]:
-    """Within it these folders are searched too, after all others: those of a recipe's `hydra.searchpath`."""
-    token = _OF_THE_RECIPE.set((*_OF_THE_RECIPE.get(), *folders))
+def searching(folders: Sequence[Path], projects: Sequence[Path] = ()) -> Iterator[None]:
+    """Within it these folders are searched too, after all others: those of a recipe's `hydra.searchpath`, and before
+    them the `projects` that it and those it starts from lie in.
+    """
+    token, own = _OF_THE_RECIPE.set((*_OF_THE_RECIPE.get(), *folders)), _PROJECTS.set((*_PROJECTS.get(), *projects))
     try:
         yield
     finally:
         _OF_THE_RECIPE.reset(token)
+        _PROJECTS.reset(own)
+
+
+def project_of(recipe: Path) -> list[Path]:
+    """The folder with the `recipes/` or `conf/` that a recipe lies in, else its own; none where that has no `conf/`,
+    and none of a shipped recipe.
+    """
+    if is_shipped(recipe):
+        return []
+    above = Path(os.path.realpath(recipe)).parents
+    project = next((folder.parent for folder in above if folder.name in PROJECT_FOLDERS), above[0])
+    return [project] if (project / "conf").is_dir() else []
+
+
+def projects_named(words: Sequence[str]) -> list[Path]:
+    """The project of the recipe whose path the words have after `conf=`."""
+    paths = [expanded(word.removeprefix("conf=").strip("'\"")) for word in words if word.startswith("conf=")]
+    return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
+
+
+def config_dir_with(group: str, name: str, recipe: Path) -> Path | None:
+    """The nearest folder above a recipe that has this file of a group and is not searched; None where none has."""
+    above = Path(os.path.realpath(recipe)).parents
+    return next((folder for folder in above if os.path.isfile(folder / "conf" / group / f"{name}.yaml")), None)
 
 
 @contextmanager
@@ -151,7 +180,8 @@ def _conf_of(folders: Sequence[Path]) -> list[Path]:
 def own_conf_directories() -> list[Path]:
     """The folders with groups that are searched besides the shipped one, the first first."""
     here = [Path("conf")] if has_working_directory() else []
-    found = [*_conf_of(_environment_folders()), *here, *_conf_of(_OF_THE_RECIPE.get())]
+    projects = [folder / "conf" for folder in _PROJECTS.get()]
+    found = [*_conf_of(_environment_folders()), *here, *projects, *_conf_of(_OF_THE_RECIPE.get())]
     return _distinct(found, conf_directory())
 
 
@@ -161,7 +191,8 @@ def _own_recipe_files() -> Iterator[tuple[str, Path]]:
     for folder in named:
         yield from ((path.stem, path) for path in _files(folder.glob("*.yaml")) if path.stem != "config")
     here = [Path("recipes")] if has_working_directory() else []
-    for root in _distinct([*(folder / "recipes" for folder in named), *here], recipes_directory()):
+    projects = [folder / "recipes" for folder in _PROJECTS.get()]
+    for root in _distinct([*(folder / "recipes" for folder in named), *here, *projects], recipes_directory()):
         for path in _files(root.rglob("*.yaml")):
             inside = path.relative_to(root)
             if not any(part.startswith(".") for part in inside.parts):
@@ -257,7 +288,16 @@ def name_clash(group: str, name: str) -> str:
             return f"{own} and {added[name].package} both have this name. Rename the file."
         if own.is_file() and shipped is not None and is_shipped(shipped) and not _are_equal(own, shipped):
             return f"{own} has the name of a shipped file. Rename it."
-    return ""
+    return _clash_of_projects(Path(group, f"{name}.yaml"))
+
+
+def _clash_of_projects(inside: Path) -> str:
+    """What to do where the folder one works in and the project of the recipe have another file of this name."""
+    here = [Path("conf")] if has_working_directory() else []
+    roots = _distinct([*here, *(folder / "conf" for folder in _PROJECTS.get())], conf_directory())
+    files = [root / inside for root in roots if (root / inside).is_file()]
+    other = next((file for file in files if not _are_equal(files[0], file)), None)
+    return f"{files[0]} and {other} both have this name and differ. Rename one of them." if other else ""
 
 
 def is_own_group(name: str) -> bool:

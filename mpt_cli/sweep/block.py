@@ -206,7 +206,7 @@ def block_of(recipe: Recipe) -> Block:
     content = recipe.sweep_block()
     if content is None:
         return Block()
-    with searching(recipe.searchpath):
+    with searching(recipe.searchpath, recipe.projects):
         block = _read(content)
     if block.problems:
         raise ConfigError(block.problems)

@@ -346,7 +346,7 @@ class Configuration:
     results: list[JobResult]
     mean: float | None = None
     deviation: float | None = None
-    rank: int | None = None
+    rank: int | None = None  # that of the first of those with the same mean
 
     @property
     def finished(self) -> list[JobResult]:
@@ -419,6 +419,10 @@ class SweepResults:
     def ranked(self) -> list[Configuration]:
         return [row for row in self.configurations if row.rank is not None]
 
+    def tied(self, row: Configuration) -> list[Configuration]:
+        """The others that share its rank, as their mean is the same."""
+        return [other for other in self.ranked if other.rank == row.rank and other is not row]
+
     @property
     def keys(self) -> list[str]:
         """The varied keys, without the seed that several runs of one row share."""
@@ -474,7 +478,8 @@ def check_reported(sweep: SweepDirectory, objective: str | None) -> None:
 
 
 def rank(results: Sequence[JobResult], objective: Objective) -> list[Configuration]:
-    """Configurations, best first; of equals, the one that skipped less.
+    """Configurations, best first. Those of one mean share their rank, as 1, 2, 2, 4; the one of them that skipped less
+    stands first.
 
     One with failed jobs comes after those without: its mean is that of the survivors.
     """
@@ -484,8 +489,9 @@ def rank(results: Sequence[JobResult], objective: Objective) -> list[Configurati
         groups.setdefault(own, []).append(result)
     rows = [_configuration(dict(own), members, objective) for own, members in groups.items()]
     rows.sort(key=lambda row: (row.mean is None, not row.is_complete, objective.sort_key(row.mean), _skips(row)))
-    return [Configuration(row.overrides, row.results, row.mean, row.deviation, place if _is_ranked(row) else None)
-            for place, row in enumerate(rows, 1)]  # fmt: skip
+    first: dict[tuple[bool, float | None], int] = {}
+    ranks = [first.setdefault((row.is_complete, row.mean), place) for place, row in enumerate(rows, 1)]
+    return [replace(row, rank=rank if _is_ranked(row) else None) for row, rank in zip(rows, ranks, strict=True)]
 
 
 def _configuration(overrides: dict[str, str], members: list[JobResult], objective: Objective) -> Configuration:

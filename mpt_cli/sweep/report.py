@@ -63,7 +63,7 @@ def columns(found: SweepResults) -> list[TableColumn[Configuration]]:
     numerics = [column for column in _NUMERICS if column.title not in {each.name for each in found.others}]
     seeds = [TableColumn("n", _format_count)] if found.has_seeds else []
     behind = [TableColumn("to the first", partial(_format_behind, found))] if found.has_seeds else []
-    return [TableColumn("rank", lambda row: str(row.rank or "-")), *keys, *objective, *others, *front, *seeds,
+    return [TableColumn("rank", partial(_format_rank, found)), *keys, *objective, *others, *front, *seeds,
             *behind, *numerics]  # fmt: skip
 
 
@@ -93,6 +93,11 @@ def _job_verdict(result: JobResult) -> str:
     if result.is_good:
         return verdict if result.status == "finished" else result.status
     return f"{result.status}: {verdict}" if verdict and result.exit_code == 4 else result.status
+
+
+def _format_rank(found: SweepResults, row: Configuration) -> str:
+    """With a sign of equality where others share it."""
+    return "-" if row.rank is None else f"{row.rank}=" if found.tied(row) else str(row.rank)
 
 
 def _format_objective(row: Configuration) -> str:
@@ -253,14 +258,25 @@ def lead_sentence(found: SweepResults) -> str:
         return "The only configuration: what sets its seeds apart is chance."
     if lead.is_shown:
         return f"The best of {others + 1} configurations, shown over {count} seeds at 5%."
-    named = [_label(rows[place + 1].results[0], SEED) or "the other" for place in lead.together]
-    rest = f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else ""
-    apart = f"Not told apart from {'; '.join(named[:MOST_NAMED])}{rest}"
+    apart = f"{_tie(found)}Not told apart from {_names([rows[place + 1] for place in lead.together])}"
     if count == 1:
         return f"{apart}: one seed shows no spread, {FEWEST_SEEDS} do."
     if lead.seeds is None:
         return f"{apart} by {count} seeds, nor would {MOST_SEEDS:,} tell, as far as these show."
     return f"{apart} by {count} seeds; about {lead.seeds} would tell."
+
+
+def _tie(found: SweepResults) -> str:
+    """With whom the first shares its place, and what made it the first of them."""
+    tied = found.tied(found.ranked[0])
+    what = f"equal in {found.objective.name}, the one that skipped less stands first"
+    return f"Shares its place with {_names(tied)}: {what}. " if tied else ""
+
+
+def _names(rows: Sequence[Configuration]) -> str:
+    """By what they vary, in the order of their rank."""
+    named = [_label(row.results[0], SEED) or "the other" for row in rows]
+    return "; ".join(named[:MOST_NAMED]) + (f" and {len(named) - MOST_NAMED} more" if len(named) > MOST_NAMED else "")
 
 
 def seeds_command(found: SweepResults) -> str:
@@ -579,7 +595,7 @@ def configuration_dict(found: SweepResults, row: Configuration) -> dict[str, Any
     }
     return {
         **(several if found.others else {}),
-        "rank": row.rank,  # null where nothing finished
+        "rank": row.rank,  # null where nothing finished; those of the same mean share one
         "overrides": row.overrides,  # the varied keys but the seed
         "mean": row.mean,  # of the objective, over the jobs that finished
         "deviation": row.deviation,  # of the sample, n - 1; null for fewer than two

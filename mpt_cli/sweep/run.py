@@ -17,12 +17,14 @@ from mpt_cli.jobs.launchers import Launcher, LocalLauncher, choose_launcher
 from mpt_cli.jobs.queue import Limits, Observer, Queue
 from mpt_cli.machine import visible_gpus
 from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import CONFIG_DIR, check_no_pipe, expanded
 from mpt_cli.signals import GRACE_SECONDS, SIGNAL_EXIT_CODES
 from mpt_cli.sweep.block import read_block, with_more_values
 from mpt_cli.sweep.directory import (
     FAILED,
     GOOD,
+    NOT_RUN,
     JobResult,
     SweepDirectory,
     SweepResults,
@@ -43,7 +45,7 @@ from mpt_cli.sweep.plan import (
     plan_dict,
     plan_lines,
 )
-from mpt_cli.sweep.progress import Screen, SweepProgress
+from mpt_cli.sweep.progress import Screen, SweepProgress, standing_line
 from mpt_cli.sweep.report import write_results
 from mpt_cli.sweep.samplers import (
     GridSampler,
@@ -81,6 +83,7 @@ class Options:
     launch: Launch = field(default=train_command)
     launcher: Launcher = field(default_factory=LocalLauncher)
     is_fresh: bool = False
+    known: Mapping[str, Settings] = field(default_factory=dict)  # of jobs, by name: settings that are loaded already
 
     def filled(self, said: Mapping[str, Any]) -> Self:
         """With what is said elsewhere of the fields of which these say nothing."""
@@ -151,19 +154,26 @@ def start_sweep(
             **kind.facts(own),
         }
         begin(sweep, plan, facts, options)
-        return _run(sweep, options, screen)
+        return _run(sweep, replace(options, known=plan.settings), screen)
 
 
-def dry_run(
-    overrides: Sequence[str], options: Options, kind: SamplerSettings
-) -> tuple[dict[str, Any], list[str]]:
-    """What `start_sweep` would run, for --json and as lines; DataError where its directory is taken."""
+def dry_run(overrides: Sequence[str], options: Options, kind: SamplerSettings) -> tuple[dict[str, Any], list[str]]:
+    """What `start_sweep` would run, for --json and as lines; where its directory is taken, they say so too."""
     own, path = split_overrides(overrides)
     block = read_block(own)
-    found = kind.dry_run(own, options.filled({"objective": block.objective}))
-    if place := path or block.sweep_dir:
-        SweepDirectory(expanded(place)).check_free()
-    return found
+    content, lines = kind.dry_run(own, options.filled({"objective": block.objective}))
+    obstacle = _obstacle(path or block.sweep_dir)
+    return {**content, "obstacle": obstacle or None}, [*lines, *([f"would not begin: {obstacle}"] if obstacle else [])]
+
+
+def _obstacle(place: str | None) -> str:
+    """Why no new sweep can begin in this directory; empty where one can."""
+    try:
+        if place:
+            SweepDirectory(expanded(place)).check_free()
+    except DataError as error:
+        return str(error)
+    return ""
 
 
 def resume_sweep(
@@ -213,11 +223,13 @@ def dry_run_of_resume(
     if trials is not None:
         _check_search(facts, trials)
         plan = replace(plan, trials=trials * seeds)
-    left = [job for job in plan.jobs if read_job(sweep, job).status not in GOOD]
+    results = [result for result in (read_job(sweep, job) for job in plan.jobs) if result.status not in GOOD]
+    left = [result.job for result in results]
+    begun = [standing_line(sweep, result) for result in results if _has_begun(sweep, result)]
     shown = replace(plan, jobs=left, duplicates=[])
     together = group_lines(left, options.vectorize) if options.vectorize else []
     more = [f"and {plan.missing // seeds} more trials"] if plan.missing else []
-    return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *together, *more]
+    return {**plan_dict(shown), "trials": plan.missing // seeds}, [*plan_lines(shown), *begun, *together, *more]
 
 
 def grow_sweep(sweep: SweepDirectory, words: Sequence[str], options: Options, screen: Screen) -> None:
@@ -298,17 +310,22 @@ def begin(sweep: SweepDirectory, plan: SweepPlan, facts: dict[str, Any], options
     return plan
 
 
-def jobs_left(sweep: SweepDirectory, plan: SweepPlan) -> list[Job]:
-    """What is not good yet; what a failed job left behind is set aside."""
-    left = []
+def jobs_left(sweep: SweepDirectory, plan: SweepPlan, screen: Screen) -> list[Job]:
+    """What is not good yet; what a failed job left behind is set aside. Where any has begun, `screen` is told of each
+    what it came to, or where it goes on."""
     for job in plan.jobs:
         sweep.catch_up(job)
-    for result in (read_job(sweep, job) for job in plan.jobs):
-        if result.status not in GOOD:
-            left.append(result.job)
+    results = [read_job(sweep, job) for job in plan.jobs]
+    for result in results if any(_has_begun(sweep, result) for result in results) else []:
+        screen.say(standing_line(sweep, result))
+    for result in results:
         if result.status == FAILED:
             sweep.set_aside(result.job)
-    return left
+    return [result.job for result in results if result.status not in GOOD]
+
+
+def _has_begun(sweep: SweepDirectory, result: JobResult) -> bool:
+    return result.status != NOT_RUN or sweep.run(result.job).path.exists()
 
 
 def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[SweepResults, int]:
@@ -316,7 +333,7 @@ def _run(sweep: SweepDirectory, options: Options, screen: Screen) -> tuple[Sweep
     sampler = settings_from_facts(sweep.read_plan()[1]).open(sweep, options)
     for line in sampler.remarks():
         screen.say(line)
-    left = jobs_left(sweep, sampler.plan)
+    left = jobs_left(sweep, sampler.plan, screen)
     try:
         stopped_by = run_jobs(sweep, left, options, screen, median_observers(sweep, sampler.plan, options), sampler)
     except ConfigError:  # no job reports what the sweep is for
@@ -364,7 +381,7 @@ def run_jobs(
         groups = Groups(sweep, [progress, sampler, *observers])
         commands = _commands(sweep, left, sampler, options)
         if options.vectorize is not None:
-            commands = _grouped(groups, [*commands], options.vectorize, screen)
+            commands = _grouped(groups, [*commands], options, screen)
         stopped_by = Queue(limits, executor, groups.record, [groups]).run(commands)
     if stopped_by is None and (why := sampler.why_fewer(wanted)):
         screen.say(why)
@@ -381,10 +398,13 @@ def _commands(
     return chain(earlier, new)
 
 
-def _grouped(groups: Groups, commands: Sequence[Command[Job]], most: int, screen: Screen) -> list[Command[Job]]:
+def _grouped(
+    groups: Groups, commands: Sequence[Command[Job]], options: Options, screen: Screen
+) -> list[Command[Job]]:  # fmt: skip
     by_name = {command.name: command for command in commands}
     load = SettingsLoader()
-    settings = {command.name: load(command.subject.words) for command in commands}
+    settings = {name: options.known.get(name) or load(command.subject.words) for name, command in by_name.items()}
+    most = options.vectorize or 1
     found, lines = group_jobs([(command.subject, settings[command.name]) for command in commands], most)
     for line in lines:
         screen.say(line)

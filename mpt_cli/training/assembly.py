@@ -494,6 +494,7 @@ class BuildCheck:
     phases: tuple[str, ...] = ()
     overrides: dict[str, str] = field(default_factory=dict)  # that were chosen, with those asked for
     operations: OperationReport | None = None
+    metrics: tuple[str, ...] = ()  # names of all that a run reports, loss first
 
 
 def try_build(program: "Program", platform: Platform, with_operations: bool = False) -> BuildCheck:
@@ -506,6 +507,7 @@ def try_build(program: "Program", platform: Platform, with_operations: bool = Fa
     return BuildCheck(
         layers, count_parameters(parts.model), parts.data.description, describe_scaling(parts.scaling, parts.model),
         parts.warnings, parts.phases.lines, overrides, _operations(parts) if with_operations else None,
+        ("loss", *metric_names(parts.model, parts.validation_feed is not None)),
     )  # fmt: skip
 
 

@@ -332,13 +332,14 @@ def run_check(arguments: argparse.Namespace) -> int:
         raise ConfigError(Problem("--build", "imports and runs what the recipe names: it can't be --untrusted."))
     settings, variables = _settings_of(arguments)
     check_repeatable(settings)
-    if problems := check_names(settings):
-        raise ConfigError(problems)
-    built = None
-    if arguments.build:
+    problems, built = check_names(settings), None
+    if arguments.build and not problems:
         from mpt_cli import training_run
 
         built = training_run.check_build(settings, arguments.ops)
+        problems = check_names(settings, built.metrics)
+    if problems:
+        raise ConfigError(problems)
     if arguments.json:
         print_json({"status": "ok", "recipe": settings.recipe, "environment": variables,
                     "build": asdict(built) if built else None})  # fmt: skip

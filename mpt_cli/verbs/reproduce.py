@@ -3,12 +3,10 @@ goes on as if nothing had happened. Exit code 5 where that is missed.
 """
 
 import argparse
-import difflib
 import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from mpt_cli.reproduce.history import History
 from mpt_cli.reproduce.output import ReproduceReport, ResultPrinter, check_junit, write_for_github, write_junit
 from mpt_cli.reproduce.reproduction import Reproduction, RerunLimits, create_output_folder, reproduce
 from mpt_cli.reproduce.resume_proof import ResumeProof, verify_resume
-from mpt_cli.runs.expectations import first_figures, new_figures, updated_text, write_recipe
+from mpt_cli.reproduce.update import update_recipes
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.search_path import expanded
 from mpt_cli.telemetry.sink import Sink
@@ -70,11 +68,15 @@ def run_reproduce(arguments: argparse.Namespace) -> int:
         print_json({"passed": not missed and not errors, "left_out": found.left_out, "errors": errors,
                     "targets": [target.name for target in found.targets],
                     "results": [_as_dict(result, outcome) for result in results]})  # fmt: skip
-    is_met = _update(results) if arguments.update else not missed
+    is_met = update_recipes(results, _tell) if arguments.update else not missed
     if history and history.fault:
         raise DataError(history.fault)
     is_met = is_met and not (outcome.fails_on_drift and outcome.drifted)
     return BAD_CONFIG if found.errors else OK if is_met else MISMATCH
+
+
+def _tell(text: str) -> None:
+    say(text, sys.stderr)
 
 
 def _as_dict(result: Reproduction, outcome: ReproduceReport) -> dict[str, Any]:
@@ -111,36 +113,6 @@ def _problems(arguments: argparse.Namespace, names: list[str], has_run: bool) ->
          Problem("--update", "rewrites recipes; a run directory is a record and stays as it is.")),
     ]  # fmt: skip
     return [problem for holds, problem in checks if not holds]
-
-
-def _update(results: Sequence[Reproduction]) -> bool:
-    """Whether every recipe now expects what came out; a run that failed gives nothing to write."""
-    by_recipe: dict[Path, list[Reproduction]] = {}
-    for result in results:
-        if result.target.recipe is not None:
-            by_recipe.setdefault(result.target.recipe, []).append(result)
-    updated = [_update_recipe(path, seeds) for path, seeds in by_recipe.items()]  # all of them, also after a failure
-    return all(updated)
-
-
-def _update_recipe(path: Path, seeds: Sequence[Reproduction]) -> bool:
-    """`seeds` are the results of one recipe."""
-    expect = seeds[0].target.expect
-    reached = {name: [check.got for result in seeds for check in result.checks if check.name == name]
-               for name in dict.fromkeys(check.name for result in seeds for check in result.checks if not check.passed)}
-    if not reached and expect:
-        return True
-    is_lost = any(name not in expect or None in got for name, got in reached.items())
-    if is_lost or any(result.child.summary is None for result in seeds):
-        say(f"{path}: not updated, because the run failed or has no such value", sys.stderr)
-        return False
-    before = path.read_text(encoding="utf-8")
-    figures = new_figures(expect, reached) if expect else first_figures([each.child.summary or {} for each in seeds])
-    after = updated_text(before, figures, is_new=not expect)
-    lines = difflib.unified_diff(before.splitlines(), after.splitlines(), str(path), "updated", "", "", 0, "")
-    say("\n".join(lines), sys.stderr)
-    write_recipe(path, after)
-    return True
 
 
 class KillAt(Sink):

@@ -56,12 +56,35 @@ print(os.getppid(), flush=True)
 """
 
 
+ENDS = """
+import atexit, sys, threading, time
+
+class Taken:
+    def __del__(self):
+        open(sys.argv[1] + ".taken", "w").close()
+
+def wait():
+    time.sleep(0.5)
+    thread_file.write("its thread has ended, ")
+
+taken, thread_file = Taken(), open(sys.argv[1] + ".thread", "w")
+text, data = open(sys.argv[1], "w"), open(sys.argv[1] + ".bytes", "wb")
+text.write("written, ")
+data.write(b"bytes")
+atexit.register(text.write, "at its end")
+threading.Thread(target=wait).start()
+if sys.argv[2]:
+    sys.exit(sys.argv[2])
+"""
+
+
 @pytest.fixture(scope="module")
 def places(tmp_path_factory):
     """A directory with programs, and one to work in."""
     folder = tmp_path_factory.mktemp("programs")
     (folder / "facts.py").write_text(FACTS)
     (folder / "waits.py").write_text(WAITS)
+    (folder / "ends.py").write_text(ENDS)
     return folder
 
 
@@ -124,6 +147,16 @@ def test_a_signal_ends_it_with_all_that_it_started(executor, places, tmp_path, n
     handle.terminate() if number == signal.SIGTERM else handle.kill()
     assert ended(handle) == code == handle.poll()
     assert gone([int(pid) for pid in (tmp_path / "pids").read_text().split()])
+
+
+@pytest.mark.parametrize(("words", "code"), [("", 0), ("no more to do", 1)])
+def test_what_it_leaves_open_is_written_though_no_object_is_taken_down(executor, places, tmp_path, words, code):
+    (places / "log").unlink(missing_ok=True)
+    assert ended(executor.start(command(places, "ends", tmp_path / "left", words))) == code
+    found = [tmp_path / f"left{suffix}" for suffix in ("", ".bytes", ".thread")]
+    assert [path.read_text() for path in found] == ["written, at its end", "bytes", "its thread has ended, "]
+    assert not (tmp_path / "left.taken").exists()
+    assert (places / "log").read_text() == (f"{words}\n" if words else "")
 
 
 def test_one_that_is_ended_before_it_began_never_begins(executor, places, tmp_path):

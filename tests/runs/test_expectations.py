@@ -1,6 +1,8 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
+from preloaded import mpt
 
 from mpt_cli.cli import main
 from mpt_cli.runs.expectations import check_expectations, expectation_lines, with_own_expectations
@@ -109,3 +111,30 @@ def test_the_end_of_a_run_names_each_expectation_that_is_missed():
         "expected of this recipe, but 1 of 2 not met:",
         "MISS val_accuracy: expected at least 0.9, got 0.5",
     ]
+
+
+NET = """
+import keras
+
+
+def build(input_shape, num_classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+
+
+def closeness(y_true, y_pred):
+    return keras.ops.max(y_pred, axis=-1)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_model_of_ones_own_does_not_report_is_found_where_it_is_built(tmp_path: Path) -> None:
+    (tmp_path / "net.py").write_text(NET)
+    (tmp_path / "mine.yaml").write_text(
+        "defaults: [{data: digits}]\nmodel: {builder: 'net.py:build'}\ntrainer: {metrics: ['net.py:closeness']}\n"
+        "expect: {val_closenes: {min: 0}, closeness: {min: 0}, steps_sen: 3, best_metrics.val_loss: {max: 9}}\n")
+    assert mpt("check", "conf=mine.yaml", cwd=tmp_path).returncode == 0  # which imports nothing
+    done = mpt("check", "conf=mine.yaml", "--build", cwd=tmp_path)
+    assert done.returncode == 2 and "closeness: no" not in done.stderr
+    rule = "no run of this recipe reports it. Did you mean"
+    assert f"expect.val_closenes: {rule} val_closeness?" in done.stderr
+    assert f"expect.steps_sen: {rule} steps_seen?" in done.stderr and "best_metrics" not in done.stderr

@@ -12,7 +12,16 @@ from stub_runs import RECIPE, SUMMARY
 
 from mpt_cli.cli import main
 from mpt_cli.reproduce import history
-from mpt_cli.reproduce.history import FEWEST, LAST, Drift, History, judge, likely_range, read_entries
+from mpt_cli.reproduce.history import (
+    FEWEST,
+    LAST,
+    SHORTEST_SECONDS,
+    Drift,
+    History,
+    judge,
+    likely_range,
+    read_entries,
+)
 from mpt_cli.settings import load_settings, resolved_yaml
 
 MACHINE = {"os": "Linux", "cpu": "EPYC", "usable_cores": 2, "gpus": []}
@@ -30,9 +39,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: dict[str, A
                               "git": {"working_directory": {"commit": "c0ffee", "modified": False}}}  # fmt: skip
 
 
-def run(outcome: dict[str, Any], *words: str, accuracy: float = 0.98, speed: float = 5000.0, code: int = 0) -> None:
+def run(outcome: dict[str, Any], *words: str, accuracy: float = 0.98, speed: float = 5000.0, code: int = 0,
+        seconds: float = SHORTEST_SECONDS) -> None:  # fmt: skip
     outcome["summary"] = {**SUMMARY, "metrics": {"val_accuracy": accuracy, "val_loss": 0.1}, "peak_memory_bytes": 2**20,
-                          "examples_per_second": speed}  # fmt: skip
+                          "examples_per_second": speed, "seconds": seconds}  # fmt: skip
     assert main(["reproduce", "./mine.yaml", "--history", str(FILE), *words]) == code
 
 
@@ -51,6 +61,23 @@ def test_a_run_is_a_line_with_its_figures_and_where_they_come_from(outcome, caps
     assert entry["kind"] == "EPYC, 2 cores, jax on CPU, 1 at a time"
     said = capsys.readouterr().out
     assert "./mine.yaml: 0 passed before it on this kind of machine; a drift is told from 3 on" in said
+
+
+def test_the_speed_of_a_short_run_is_not_recorded_and_not_judged(outcome, capsys) -> None:
+    for _ in range(FEWEST):
+        run(outcome, seconds=SHORTEST_SECONDS)
+    run(outcome, seconds=SHORTEST_SECONDS - 0.1, speed=1.0)
+    assert "relative_speed" not in entries()[-1]["figures"] and entries()[-1]["examples_per_second"] == 1.0
+    said = f"nothing drifted against the last {FEWEST} that passed on this kind of machine (no relative_speed: of less"
+    assert said in capsys.readouterr().out
+    written = [{**entry, "seconds": 1.5} for entry in entries()]  # as by earlier versions
+    FILE.write_text("".join(json.dumps(entry) + "\n" for entry in written))
+    run(outcome, speed=1.0)
+    assert "DRIFTED" not in capsys.readouterr().out
+    for _ in range(FEWEST):
+        run(outcome, speed=1.0)
+    run(outcome, speed=5000.0)
+    assert "DRIFTED" in capsys.readouterr().out
 
 
 def test_the_guide_has_every_field_of_a_line(outcome, hook) -> None:
@@ -207,7 +234,7 @@ def test_a_file_that_can_no_longer_be_written_is_told_after_the_verdicts(outcome
 def test_json_has_what_the_history_says_and_runs_are_not_in_it(outcome, capsys) -> None:
     run(outcome, "--json", "--output", "out")
     (result,) = json.loads(capsys.readouterr().out)["results"]
-    assert result["history"] == {"runs_before": 0, "drifts": [], "changes": []}
+    assert result["history"] == {"runs_before": 0, "drifts": [], "changes": [], "remark": ""}
     again = Path("out/1-mine")
     (again / "config.yaml").write_text(resolved_yaml(load_settings(["conf=./mine.yaml"])))
     assert main(["reproduce", str(again), "--history", str(FILE)]) == 0

@@ -110,6 +110,32 @@ def test_a_recipe_names_folders_and_packages(folder, monkeypatch, messages) -> N
 
 
 @pytest.mark.slow
+def test_a_recipe_finds_the_groups_and_recipes_of_its_project_from_everywhere(folder, monkeypatch, messages) -> None:
+    write("far/conf/loss_scale/mine.yaml", MINE)
+    write("far/conf/experiment/a.yaml", "# @package _global_\nseed: 4\n")
+    recipe = write("far/recipes/vision/first.yaml", "defaults: [{loss_scale: mine}, plain]\n")
+    write("far/recipes/plain.yaml", "trainer: {epochs: 7}\n")
+    write("far/beside.yaml", "defaults: [{loss_scale: mine}]\n")
+    write("far/deep/below.yaml", "defaults: [{loss_scale: mine}]\n")
+    write("near/own.yaml", "defaults: [../far/recipes/vision/first.yaml]\n")
+    for word in (f"conf={recipe.resolve()}", "conf=far/recipes/vision/first.yaml", "conf=near/own.yaml"):
+        settings = load_settings([word, "experiment=a"] if "near" not in word else [word, "seed=4"])
+        assert (settings.loss_scale.initial_scale, settings.trainer.epochs, settings.seed) == (128.0, 7, 4)
+    assert load_settings(["conf=far/beside.yaml"]).loss_scale.initial_scale == 128.0
+    assert messages("conf=far/deep/below.yaml")[0].endswith(f"{folder}/far has one: write --config-dir {folder}/far.")
+    assert "loss_scale: must be one of" in messages("conf=digits_mlp", "loss_scale=mine")[0]  # of no recipe's project
+    write("conf/loss_scale/mine.yaml", MINE)
+    assert load_settings(["conf=far/beside.yaml"]).loss_scale.initial_scale == 128.0
+    write("conf/loss_scale/mine.yaml", MINE.replace("128", "64"))
+    assert messages("conf=far/beside.yaml") == [
+        "defaults.loss_scale: must be the name of one file. Received: 'mine'. conf/loss_scale/mine.yaml and "
+        f"{folder}/far/conf/loss_scale/mine.yaml both have this name and differ. Rename one of them."
+    ]
+    monkeypatch.chdir("far")
+    assert load_settings(["conf=./beside.yaml"]).loss_scale.initial_scale == 128.0
+
+
+@pytest.mark.slow
 def test_a_name_that_says_two_things_is_refused(messages) -> None:
     write("recipes/digits_mlp.yaml", "seed: 3\n")
     assert messages("conf=digits_mlp") == [
@@ -144,6 +170,26 @@ def test_a_name_that_says_two_things_is_refused(messages) -> None:
 def test_what_is_wrong_with_a_group_file_is_said(text, said, messages) -> None:
     write("conf/loss_scale/mine.yaml", text)
     assert said in "\n".join(messages("conf=digits_mlp", "loss_scale=mine"))
+
+
+@pytest.mark.slow
+def test_what_is_wrong_in_a_file_that_is_not_named_is_said_with_its_line(messages) -> None:
+    write("conf/loss_scale/mine.yaml", "# mine\nmode: dynamic\ngrowth_step: 5\n")
+    write("conf/loss_scale/mine2.yaml", "defaults: [mine]\ngrowth_factor: 0.5\n")
+    write("conf/experiment/a.yaml", "# @package trainer\n\nepoks: 2\n")
+    write("recipes/base.yaml", "seed: 1\ntrainer:\n  epochs: -4\n")
+    write("recipes/own.yaml", "defaults: [base, {loss_scale: mine2}, {experiment: a}]\noptimizer: {momentun: 1}\n")
+    places = {text.partition(":")[0]: text.partition(" It stands in ")[2] for text in messages("conf=own")}
+    assert places == {
+        "loss_scale.growth_step": "conf/loss_scale/mine.yaml, line 3.",
+        "loss_scale.growth_factor": "conf/loss_scale/mine2.yaml, line 2.",
+        "trainer.epoks": "conf/experiment/a.yaml, line 3.",
+        "trainer.epochs": "recipes/base.yaml, line 3.",
+        "optimizer.momentun": "",  # of the recipe that is named
+    }
+    given = messages("conf=own", "loss_scale.growth_factor=0.25", "trainer.epochs=-1")
+    assert [text for text in given if "growth_factor: " in text or ("epochs: " in text and "It" in text)] == [
+        "loss_scale.growth_factor: must be > 1 and <= 2**127. Received: 0.25."]  # fmt: skip
 
 
 @pytest.mark.slow

@@ -244,6 +244,19 @@ def test_of_equals_the_one_that_skipped_less_is_first(stubs, tmp_path):
     assert again.best is not None and again.best.job.number == 2
 
 
+def test_configurations_of_one_mean_share_their_rank_and_are_told_to(stubs, tmp_path):
+    stubs.values = {1: 0.6, 2: 0.7, 3: 0.6, 4: 0.7, 5: 0.5}
+    found, _ = stubs.start(["conf=digits_mlp", "trainer.epochs=1,2,3,4,5", "sweep_dir=s"])
+    lines = plain_lines(columns(found), found.configurations)
+    assert [line.split()[:2] for line in lines[1:]] == [["1=", "2"], ["1=", "4"], ["3=", "1"], ["3=", "3"], ["5", "5"]]
+    told = "Shares its place with epochs 4: equal in val_accuracy, the one that skipped less stands first. Not told"
+    assert best_lines(found)[2].strip().startswith(told) and told in (tmp_path / "s" / "results.md").read_text()
+    content = json.loads((tmp_path / "s" / "results.json").read_text())
+    assert [row["rank"] for row in content["configurations"]] == [1, 1, 3, 3, 5]
+    ranks = [row["rank"] for row in csv.DictReader((tmp_path / "s" / "results.csv").open())]
+    assert ranks == ["3", "1", "3", "1", "5"]  # by job
+
+
 @pytest.mark.slow
 def test_the_summary_is_made_from_the_directory_alone(stubs):
     stubs.manners = {2: "raises", 4: "killed"}
@@ -348,7 +361,7 @@ def test_a_narrow_terminal_gets_the_columns_that_matter(stubs):
     assert kept[:4] == ["rank", "initial_scale", "val_accuracy", "n"] and "verdict" in kept
     assert "seconds" not in kept and "memory" not in kept
     lines = plain_lines(columns(found), found.configurations)
-    assert len(lines) == 3 and lines[1].split()[:2] == ["1", "2**8"]
+    assert len(lines) == 3 and lines[1].split()[:2] == ["1=", "2**8"]  # of two that came to the same
 
 
 @pytest.mark.parametrize(
