@@ -202,8 +202,8 @@ def _chunked_loss(kind: Any, kwargs: dict[str, Any], chunk_tokens: int, context:
         raise ConfigError(Problem("trainer.loss_chunk_tokens", f"must be left out with {kind.__name__}: only the "
                                   "crossentropy of labels of two classes or more is computed in chunks.", chunk_tokens))
     if not kwargs.pop("from_logits"):
-        raise ConfigError(Problem("trainer.loss_chunk_tokens", "must be left out with a model that gives probabilities.",
-                                  chunk_tokens, "End it with the Dense that gives logits."))
+        raise ConfigError(Problem("trainer.loss_chunk_tokens", "must be left out with a model that gives "
+                                  "probabilities.", chunk_tokens, "End it with the Dense that gives logits."))
     return call_user(ChunkedCrossentropy, context.key, chunk_tokens=chunk_tokens, **kwargs)
 
 
