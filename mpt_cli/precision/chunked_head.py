@@ -143,15 +143,13 @@ def _makes_logits(head: Any, given: tuple[Any, ...], named: dict[str, Any]) -> b
 def _scored(
     head: Any, inputs: Tensor, labels: Tensor, loss: ChunkedCrossentropy, split: "BatchSplit | None"
 ) -> Tensor:
-    """The gradients of the weights, kept in float32, come in float32: they are not rounded as those of a `Dense`."""
-    bias = None
-    if not _is_reversible(head):
-        kernel, bias = value_as_kept(head.kernel), None if head.bias is None else value_as_kept(head.bias)
-    elif head.tie_weights:
-        kernel = ops.transpose(value_as_kept(head.embeddings))
-    else:
-        kernel = value_as_kept(head.reverse_embeddings)
-    return token_scores(labels, inputs, kernel, bias, loss.chunk_tokens, split)
+    """In the dtype in which the head would multiply. The gradients of its weights come in the dtype that they are kept
+    in: float32 is not rounded, as that of a `Dense` is."""
+    is_tied, bias = _is_reversible(head) and head.tie_weights, getattr(head, "bias", None)
+    weight = head.embeddings if is_tied else head.reverse_embeddings if _is_reversible(head) else head.kernel
+    kernel = ops.transpose(value_as_kept(weight)) if is_tied else value_as_kept(weight)
+    hidden = ops.cast(inputs, keras.backend.result_type(inputs.dtype, weight.value.dtype))
+    return token_scores(labels, hidden, kernel, None if bias is None else value_as_kept(bias), loss.chunk_tokens, split)
 
 
 def _accuracy(y_true: Tensor, scores: Tensor) -> Tensor:
