@@ -65,10 +65,11 @@ def compiled(chunked: bool, kind: str = "plain", policy: str = "float32", head: 
     scale = loss.pop("initial_scale", 2.0**10)
     own = ChunkedCrossentropy(7, **loss)
     given = own if chunked else keras.losses.SparseCategoricalCrossentropy(from_logits=True, **loss)
-    top = keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")
-    entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy")
-    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), initial_scale=scale), given,
-                  metrics=["accuracy", top], weighted_metrics=[entropy], auto_scale_loss=False, jit_compile=False)
+    top = [keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")] if policy == "float32" else []
+    entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy",
+                                                          ignore_class=loss.get("ignore_class"))  # fmt: skip
+    model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=scale), given,
+                  metrics=["accuracy", *top], weighted_metrics=[entropy], auto_scale_loss=False, jit_compile=False)
     model.optimizer.build(model.trainable_variables)
     return model
 
@@ -106,7 +107,7 @@ def test_it_trains_and_is_tested_as_with_whole_logits(kind, weighted, loss):
     assert_alike(tested, tested_whole, 1e-5)
     assert np.isfinite(records.floats).all()
     for ours, theirs in zip(models[0].variables, models[1].variables, strict=True):
-        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=2e-6)
     assert int(models[0].optimizer.applied_steps) == STEPS
     np.testing.assert_allclose(models[0].predict(data.x, verbose=0), models[1].predict(data.x, verbose=0), rtol=1e-5,
                                atol=1e-5)  # fmt: skip
@@ -288,7 +289,7 @@ def test_a_compiled_model_says_it_itself(tmp_path):
     del given["settings"]["trainer.loss_chunk_tokens"]
     model.compile("sgd", ChunkedCrossentropy(4), metrics=["accuracy"])
     run = mpt.fit(model, data.x, data.y, **given)
-    assert run.summary.applied_steps == 2
+    assert run.summary["applied_steps"] == 2
     model.get_layer("head").activation = keras.activations.relu
     with pytest.raises(ConfigError, match=r"trainer.loss: ChunkedCrossentropy needs a Sequential or functional model"):
         mpt.fit(model, data.x, data.y, **given | {"run_dir": tmp_path / "other"})

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND, MODES, central_difference, compiled, float64_allowed, gradients
+from backends import BACKEND, MODE_NAMES, central_difference, compiled, float64_allowed, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from keras import ops
@@ -50,7 +50,10 @@ def whole(labels, hidden, kernel):
     return ops.sparse_categorical_crossentropy(labels, logits, from_logits=True)
 
 
-@pytest.mark.parametrize("mode", MODES)
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize("mode", ["eager", *(pytest.param(mode, marks=SLOW) for mode in MODE_NAMES[1:])])
 def test_values_and_gradients_are_those_of_whole_logits(mode):
     labels, *weights = drawn()
 
@@ -68,6 +71,7 @@ def test_values_and_gradients_are_those_of_whole_logits(mode):
         np.testing.assert_allclose(numpy_of(slope), central_difference(changed, weights[place]), rtol=2e-6, atol=2e-6)
 
 
+@SLOW
 def test_gradients_agree_with_finite_differences_in_float64():
     labels, *weights = drawn(tokens=5, width=3, classes=4)
     with float64_allowed():
@@ -85,8 +89,8 @@ def test_gradients_agree_with_finite_differences_in_float64():
             np.testing.assert_allclose(ops.convert_to_numpy(slope), expected, rtol=1e-8, atol=1e-9)
 
 
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None, derandomize=True)
+@SLOW
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(tokens=st.integers(1, 12), width=st.integers(1, 5), classes=st.integers(2, 7), chunk=st.integers(1, 14),
        seed=st.integers(0, 9))  # fmt: skip
 def test_no_number_of_tokens_or_size_of_a_chunk_changes_the_result(tokens, width, classes, chunk, seed):
@@ -99,7 +103,7 @@ def test_no_number_of_tokens_or_size_of_a_chunk_changes_the_result(tokens, width
         np.testing.assert_allclose(numpy_of(slope), expected, rtol=1e-5, atol=4e-6)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=SLOW)])
 def test_half_precision_is_no_worse_than_whole_logits_in_it(dtype):
     """Held against float64 from the numbers that half precision holds."""
     labels, hidden, kernel, _ = drawn(tokens=96, width=32, classes=50, seed=3)
@@ -187,11 +191,12 @@ TOKENS, CLASSES = 48, 101
 @pytest.mark.skipif(BACKEND != "jax", reason="TensorFlow's graphs are read below")
 def test_no_array_of_the_traced_program_is_as_large_as_the_logits():
     import jax
+    import jax.extend
 
     def sizes(jaxpr):
         for each in jaxpr.eqns:
             yield from (np.prod(v.aval.shape, dtype=int) for v in each.outvars)
-            for inner in jax.core.jaxprs_in_params(each.params):
+            for inner in jax.extend.core.jaxprs_in_params(each.params):
                 yield from sizes(inner)
 
     def slopes(hidden, kernel):
