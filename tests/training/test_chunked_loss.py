@@ -65,7 +65,9 @@ def compiled(chunked: bool, kind: str = "plain", policy: str = "float32", head: 
     scale = loss.pop("initial_scale", 2.0**10)
     own = ChunkedCrossentropy(7, **loss)
     given = own if chunked else keras.losses.SparseCategoricalCrossentropy(from_logits=True, **loss)
-    top = [keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")] if policy == "float32" else []
+    # not of float16 logits on TensorFlow; on JAX Keras takes a label of -1 for the last class there
+    takes_top = policy == "float32" and "ignore_class" not in loss
+    top = [keras.metrics.SparseTopKCategoricalAccuracy(3, name="top")] if takes_top else []
     entropy = keras.metrics.SparseCategoricalCrossentropy(from_logits=True, name="entropy",
                                                           ignore_class=loss.get("ignore_class"))  # fmt: skip
     model.compile(LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9), initial_scale=scale), given,
@@ -87,7 +89,7 @@ def trained(model: Any, data: Examples) -> tuple[dict[str, float], dict[str, flo
 
 
 def assert_alike(found: dict[str, float], expected: dict[str, float], rel: float) -> None:
-    assert found.keys() == expected.keys() == {"loss", "accuracy", "top", "entropy"}
+    assert found.keys() == expected.keys() >= {"loss", "accuracy", "entropy"}
     for name, value in expected.items():
         assert found[name] == pytest.approx(value, rel=rel), name
 

@@ -212,8 +212,9 @@ def _on_own_tokens(
     import jax
     from jax.sharding import PartitionSpec
 
+    as_program: Callable[..., Callable[..., tuple[Tensor, ...]]] = jax.jit
     if split is None:
-        return jax.jit(function)(*tokens, *whole)
+        return as_program(function)(*tokens, *whole)
 
     def on_device(*given: Tensor) -> tuple[Tensor, ...]:
         made = function(*given)
@@ -224,7 +225,7 @@ def _on_own_tokens(
     rows, same = PartitionSpec(split.axis), PartitionSpec()
     divided = jax.shard_map(on_device, mesh=split.mesh, in_specs=(*(rows for _ in tokens), *(same for _ in whole)),
                             out_specs=(rows, *(same for _ in range(sums))), axis_names={split.axis})  # fmt: skip
-    return jax.jit(divided)(*tokens, *whole)
+    return as_program(divided)(*tokens, *whole)
 
 
 Step = Callable[[Sequence[Tensor], Sequence[Tensor]], tuple[Sequence[Tensor], Tensor]]
@@ -269,7 +270,8 @@ def _scan_on_jax(
 ) -> tuple[Sequence[Tensor], Tensor]:
     import jax
 
-    sums, found = jax.lax.scan(step, list(sums), list(rows))
+    scan: Any = jax.lax.scan
+    sums, found = scan(step, list(sums), list(rows))
     return sums, found
 
 
