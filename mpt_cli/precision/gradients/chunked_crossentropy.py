@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 Tensor = Any
 CHUNK_TOKENS = 1024
-LOSS, LARGER, EQUAL_BEFORE = 0, 1, 2  # what is scored of a token
+LOSS, LARGER, EQUAL_BEFORE, LOG_SUM = 0, 1, 2, 3  # what is found of a token; the last is for the backward pass
+TILE, LARGE = 64, 1024  # of so many classes on, logits have a multiple of TILE columns, as matrix units want them
 SUMS_TOKENS = "sums_tokens_in_float32"  # the name of the backward pass in a traced program of JAX
 
 
@@ -74,7 +75,7 @@ def token_scores(
     weights = (kernel,) if bias is None else (kernel, bias)
     split = None if split is None or rows[0].shape[0] % split.size else split
     scores = _score(*rows, *weights, chunk_tokens=int(chunk_tokens), split=split)
-    return ops.reshape(scores, (*ops.shape(labels), 3))
+    return ops.reshape(scores[:, :LOG_SUM], (*ops.shape(labels), LOG_SUM))
 
 
 def _labels_of(labels: Tensor, hidden: Tensor) -> Tensor:
@@ -95,18 +96,20 @@ def _check_shapes(labels: Tensor, hidden: Tensor, kernel: Tensor, chunk_tokens: 
 
 
 def _score(*given: Tensor, **how: Any) -> Tensor:
-    return define_gradient(_scores_of_tokens, _gradients_of_tokens)(*given, **how)
+    """The scores, made first and without a gradient, so that the backward pass can read what it would make again."""
+    scores = define_gradient(_scores_of_tokens, lambda upstream, *x, **_: (None,) * len(x))(*given, **how)
+    return define_gradient(lambda *x, **_: x[-1], _gradients_of_tokens)(*given, scores, **how)
 
 
 def _scores_of_tokens(*given: Tensor, chunk_tokens: int, split: "BatchSplit | None") -> Tensor:
     def score(labels: Tensor, hidden: Tensor, kernel: Tensor, *bias: Tensor) -> tuple[Tensor]:
-        weights, wide = _operand(kernel, hidden.dtype), wide_dtype(hidden)
+        head = _Head.of(kernel, bias, hidden.dtype)
 
         def step(sums: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
             labels, hidden = rows
-            return sums, _scores(labels, _logits(hidden, weights, bias))
+            return sums, _scores(labels, head.logits(hidden), head.classes)
 
-        return (_over_chunks(step, (), (labels, hidden), chunk_tokens, Made(wide, 3))[1],)
+        return (_over_chunks(step, (), (labels, hidden), chunk_tokens, Made(wide_dtype(hidden), LOG_SUM + 1))[1],)
 
     tokens, whole = given[:2], given[2:]
     return _on_own_tokens(score, split, tokens, whole, sums=0)[0]
@@ -116,66 +119,90 @@ def _gradients_of_tokens(
     upstream: Tensor, *given: Tensor, chunk_tokens: int, split: "BatchSplit | None"
 ) -> tuple[Tensor | None, ...]:
     def differentiate(
-        labels: Tensor, hidden: Tensor, upstream: Tensor, kernel: Tensor, *bias: Tensor
+        labels: Tensor, hidden: Tensor, log_sums: Tensor, upstream: Tensor, kernel: Tensor, *bias: Tensor
     ) -> tuple[Tensor, ...]:
-        weights, wide = _operand(kernel, hidden.dtype), wide_dtype(hidden)
+        head, wide = _Head.of(kernel, bias, hidden.dtype), wide_dtype(hidden)
 
         def step(sums: Sequence[Tensor], rows: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
-            labels, hidden, upstream = rows
-            slopes = _slopes(labels, _logits(hidden, weights, bias), upstream)
+            labels, hidden, log_sums, upstream = rows
+            slopes = _slopes(labels, head.logits(hidden), log_sums, upstream, head.classes)
             rounded = _operand(slopes, hidden.dtype)
             added = _product(_operand(hidden, hidden.dtype), rounded, "rows"), *(ops.sum(slopes, axis=0) for _ in bias)
             sums = [total + part for total, part in zip(sums, added, strict=True)]
-            return sums, ops.cast(_product(rounded, weights, "columns"), hidden.dtype)
+            return sums, ops.cast(_product(rounded, head.kernel, "columns"), hidden.dtype)
 
         zero = ops.cast(labels[0] * 0, wide)  # of the device's own tokens: each begins a sum of its own
-        begin = [ops.zeros(weight.shape, wide) + zero for weight in (kernel, *bias)]
-        made = Made(hidden.dtype, hidden.shape[-1])
-        sums, slopes = _over_chunks(step, begin, (labels, hidden, upstream), chunk_tokens, made)
-        return slopes, *sums
+        begin = [ops.zeros(weight.shape, wide) + zero for weight in (head.kernel, *head.bias)]
+        tokens = labels, hidden, log_sums, upstream
+        sums, slopes = _over_chunks(step, begin, tokens, chunk_tokens, Made(hidden.dtype, hidden.shape[-1]))
+        return slopes, *(total[..., : head.classes] for total in sums)
 
-    (labels, hidden), weights = given[:2], given[2:]
+    labels, hidden, *weights, scores = given
     differentiate.__name__ = SUMS_TOKENS
-    tokens = labels, hidden, upstream[:, LOSS]
+    tokens = labels, hidden, scores[:, LOG_SUM], upstream[:, LOSS]
     slopes, *sums = _on_own_tokens(differentiate, split, tokens, weights, sums=len(weights))
-    return None, slopes, *(ops.cast(total, weight.dtype) for total, weight in zip(sums, weights, strict=True))
+    return None, slopes, *(ops.cast(total, weight.dtype) for total, weight in zip(sums, weights, strict=True)), None
 
 
-def _logits(hidden: Tensor, weights: Tensor, bias: Sequence[Tensor]) -> Tensor:
-    logits = _product(_operand(hidden, hidden.dtype), weights, "")
-    rounded = [ops.cast(_operand(each, hidden.dtype), logits.dtype) for each in bias]
-    return logits + rounded[0] if rounded else logits
+class _Head(NamedTuple):
+    """The weights of a head as they are multiplied, with columns of zeros up to a multiple of `TILE` behind those of
+    many classes, once instead of in each product."""
+
+    kernel: Tensor
+    bias: Sequence[Tensor]
+    classes: int
+
+    @classmethod
+    def of(cls, kernel: Tensor, bias: Sequence[Tensor], dtype: Any) -> "_Head":
+        classes = kernel.shape[-1]
+        missing = -classes % TILE if classes >= LARGE else 0
+
+        def widened(weight: Tensor) -> Tensor:
+            rounded = _operand(weight, dtype)
+            return ops.pad(rounded, [[0, 0]] * (len(weight.shape) - 1) + [[0, missing]]) if missing else rounded
+
+        return cls(widened(kernel), [widened(each) for each in bias], classes)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Of classes that are none: -inf."""
+        logits = _product(_operand(hidden, hidden.dtype), self.kernel, "")
+        for each in self.bias:
+            logits = logits + ops.cast(each, logits.dtype)
+        if logits.shape[-1] == self.classes:
+            return logits
+        return ops.where(_columns(logits) < self.classes, logits, -float("inf"))
 
 
-def _scores(labels: Tensor, logits: Tensor) -> Tensor:
-    is_label, is_class = _places(labels, logits)
-    at_label = ops.sum(ops.where(is_label, logits, 0.0), axis=-1, keepdims=True)
-    loss = ops.logsumexp(logits, axis=-1) - at_label[:, 0]
-    is_before = ops.arange(logits.shape[-1], dtype="int32") < labels[:, None]
+def _scores(labels: Tensor, logits: Tensor, classes: int) -> Tensor:
+    at_label = ops.take_along_axis(logits, ops.clip(labels, 0, classes - 1)[:, None], axis=-1)
+    log_sum = ops.logsumexp(logits, axis=-1)
+    loss = log_sum - at_label[:, 0]
     larger = _count(ops.logical_not(logits <= at_label), logits)  # nan, too
-    equal = _count(ops.logical_and(logits == at_label, is_before), logits)
-    of_none = ops.full_like(loss, float("nan")), ops.full_like(loss, logits.shape[-1]), ops.zeros_like(loss)
+    equal = _count(ops.logical_and(logits == at_label, _columns(logits) < labels[:, None]), logits)
+    of_none = ops.full_like(loss, float("nan")), ops.full_like(loss, classes), ops.zeros_like(loss)
+    is_class = _is_class(labels, classes)
     scores = [ops.where(is_class, *pair) for pair in zip((loss, larger, equal), of_none, strict=True)]
-    return ops.stack(scores, axis=-1)
+    return ops.stack([*scores, log_sum], axis=-1)
 
 
 def _count(flags: Tensor, logits: Tensor) -> Tensor:
     return ops.sum(ops.cast(flags, logits.dtype), axis=-1)
 
 
-def _slopes(labels: Tensor, logits: Tensor, upstream: Tensor) -> Tensor:
+def _slopes(labels: Tensor, logits: Tensor, log_sums: Tensor, upstream: Tensor, classes: int) -> Tensor:
     """Of the logits: (softmax - one-hot) * upstream."""
-    is_label, is_class = _places(labels, logits)
-    bad = ops.logical_and(ops.logical_not(is_class), upstream != 0)
+    bad = ops.logical_and(ops.logical_not(_is_class(labels, classes)), upstream != 0)
     upstream = ops.where(bad, ops.full_like(upstream, float("nan")), upstream)
-    return (ops.softmax(logits, axis=-1) - ops.cast(is_label, logits.dtype)) * upstream[:, None]
+    is_label = ops.cast(labels[:, None] == _columns(logits), logits.dtype)
+    return (ops.exp(logits - log_sums[:, None]) - is_label) * upstream[:, None]
 
 
-def _places(labels: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Boolean (tokens, classes), true at each label, and (tokens,), whether a label is a class."""
-    classes = logits.shape[-1]
-    is_class = ops.logical_and(labels >= 0, labels < classes)
-    return labels[:, None] == ops.arange(classes, dtype="int32"), is_class
+def _columns(logits: Tensor) -> Tensor:
+    return ops.arange(logits.shape[-1], dtype="int32")
+
+
+def _is_class(labels: Tensor, classes: int) -> Tensor:
+    return ops.logical_and(labels >= 0, labels < classes)
 
 
 def _is_jax() -> bool:

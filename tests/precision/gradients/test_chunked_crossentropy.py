@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from keras import ops
 
 from mpt_cli.precision.gradients import ChunkedCrossentropy, chunked_crossentropy
-from mpt_cli.precision.gradients.chunked_crossentropy import token_scores
+from mpt_cli.precision.gradients.chunked_crossentropy import LARGE, token_scores
 
 ROUNDING = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24}
 
@@ -36,9 +36,9 @@ def reference(labels, hidden, kernel, bias=0.0):
     return exact - np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
 
 
-def reference_slopes(labels, hidden, kernel, upstream):
+def reference_slopes(labels, hidden, kernel, upstream, bias=0.0):
     """Of hidden states and kernel, in float64."""
-    logits = hidden @ kernel
+    logits = hidden @ kernel + bias
     p = np.exp(logits - logits.max(axis=-1, keepdims=True))
     slopes = (p / p.sum(axis=-1, keepdims=True) - np.eye(kernel.shape[1])[labels]) * upstream[:, None]
     return slopes @ kernel.T, hidden.T @ slopes
@@ -101,6 +101,31 @@ def test_no_number_of_tokens_or_size_of_a_chunk_changes_the_result(tokens, width
     slopes = gradients(lambda *x: chunked_crossentropy(labels, *x, chunk_tokens=chunk), *given)
     for slope, expected in zip(slopes, reference_slopes(labels, hidden, kernel, np.ones(tokens)), strict=True):
         np.testing.assert_allclose(numpy_of(slope), expected, rtol=1e-5, atol=4e-6)
+
+
+def test_columns_that_fill_up_the_tiles_of_many_classes_are_no_classes():
+    """1,030 are multiplied as 1,088, whose last logits, 0, would be larger than all others here."""
+    labels, hidden, kernel, bias = drawn(tokens=5, width=3, classes=LARGE + 6)
+    labels[0] = LARGE + 6
+    hidden, kernel, bias = np.abs(hidden), -np.abs(kernel), -np.abs(bias)
+    given = tensor(hidden), tensor(kernel), tensor(bias)
+    scores = numpy_of(token_scores(labels, *given, chunk_tokens=2))
+    logits = hidden @ kernel + bias
+    at_label = np.take_along_axis(logits[1:], labels[1:, None], axis=1)
+    assert np.isnan(scores[0, 0]) and scores[0, 1] == LARGE + 6
+    np.testing.assert_array_equal(scores[1:, 1], (logits[1:] > at_label).sum(axis=1))
+    np.testing.assert_allclose(scores[1:, 0], reference(labels[1:], hidden[1:], kernel, bias), rtol=1e-5)
+    weights = np.arange(5.0)  # none for the label that is no class
+    counts = tensor(weights) > 0
+
+    def weighted(*x):
+        return ops.where(counts, chunked_crossentropy(labels, *x, chunk_tokens=2), 0.0) * tensor(weights)
+
+    slopes = gradients(weighted, *given)
+    assert [tuple(slope.shape) for slope in slopes] == [x.shape for x in (hidden, kernel, bias)]
+    expected = reference_slopes(np.minimum(labels, LARGE + 5), hidden, kernel, weights, bias)
+    for slope, wanted in zip(slopes, expected, strict=False):
+        np.testing.assert_allclose(numpy_of(slope), wanted, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float16", pytest.param("bfloat16", marks=SLOW)])
