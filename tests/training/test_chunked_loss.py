@@ -94,12 +94,13 @@ def assert_alike(found: dict[str, float], expected: dict[str, float], rel: float
         assert found[name] == pytest.approx(value, rel=rel), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "weighted", "loss"), [
     pytest.param("plain", True, {}, id="masks and weights"),
     pytest.param("plain", True, {"ignore_class": -1, "reduction": "sum"}, id="a class that is ignored"),
     pytest.param("tied", False, {}, id="tied", marks=pytest.mark.skipif(
         not hasattr(layers, "ReversibleEmbedding"), reason="Keras has no ReversibleEmbedding yet")),
-    pytest.param("nested", False, {}, id="nested", marks=pytest.mark.slow),
+    pytest.param("nested", False, {}, id="nested"),
 ])  # fmt: skip
 def test_it_trains_and_is_tested_as_with_whole_logits(kind, weighted, loss):
     data = data_of(weighted, "ignore_class" in loss)
@@ -115,7 +116,8 @@ def test_it_trains_and_is_tested_as_with_whole_logits(kind, weighted, loss):
                                atol=1e-5)  # fmt: skip
 
 
-@pytest.mark.parametrize("head", ["mixed_float16", pytest.param("float32", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["mixed_float16", "float32"])
 def test_in_float16_it_skips_where_gradients_overflow_and_then_trains(head):
     """Scales of 2^30 and 2^29 over 30 tokens are above what float16 holds, wherever the head multiplies."""
     model, data = compiled(True, policy="mixed_float16", head=head, initial_scale=2.0**30), data_of()
