@@ -1,11 +1,12 @@
 """A model whose logits never exist whole trains and is tested as one whose do: losses, metrics, weights and skips."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
-from backends import BACKEND
+from backends import BACKEND, only_on
 from keras import layers
 
 from mpt_cli import training_run
@@ -216,6 +217,15 @@ def test_it_is_the_only_loss_of_a_model():
     model.compile("sgd", [ChunkedCrossentropy(), "mse"])
     with pytest.raises(ValueError, match=r"must be the only loss of a model. Received: 2 losses."):
         chunked_loss(model)
+
+
+@only_on("tensorflow")
+def test_the_words_for_several_replicas(monkeypatch):
+    model = plain_net()
+    model.compile("sgd", ChunkedCrossentropy())
+    monkeypatch.setattr("tensorflow.distribute.get_strategy", lambda: SimpleNamespace(num_replicas_in_sync=2))
+    with pytest.raises(ValueError, match=r"does not work on several replicas of tf.distribute.* Received: 2 replicas."):
+        check_chunked_head(model)
 
 
 TINY = [
