@@ -72,7 +72,8 @@ class JaxEngine(Engine):
         super().__init__(model, jit_compile)
         self.ensemble: Ensemble | None = None  # the runs whose programs and data are those of this one too
         axis, self._distribution = distribution.batch_axis, distribution
-        step = train_step if axis is None else partial(train_step, split=BatchSplit(mesh, axis, distribution.axes_of))
+        self._split = None if axis is None else BatchSplit(mesh, axis, distribution.axes_of)
+        step = train_step if self._split is None else partial(train_step, split=self._split)
         self._step = step_wrapper(step) if step_wrapper else step
         self._batch_place = None if mesh is None else NamedSharding(mesh, PartitionSpec(axis))
         self._everywhere = None if mesh is None else NamedSharding(mesh, PartitionSpec())

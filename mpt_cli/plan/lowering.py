@@ -12,6 +12,7 @@ from mpt_cli.engine.distribution import Distribution
 from mpt_cli.engine.feed import Piece
 from mpt_cli.engine.loop import LoopControl
 from mpt_cli.engine.loop_jax import JaxEngine
+from mpt_cli.precision.chunked_head import labels_at_head
 from mpt_cli.precision.keras_fit import packed
 from mpt_cli.precision.own_step import metric_variables
 from mpt_cli.precision.step_jax import TrainState
@@ -54,8 +55,9 @@ class PlannedEngine(JaxEngine):
     def _plain_loop(self, state: TrainState, source: Any, batch_indices: Any, packed_control: Any) -> TrainState:
         def step(carry: tuple[Any, TrainState]) -> tuple[Any, TrainState]:
             i, state = carry
-            batch = packed(self._batch(source, batch_indices[i]))
-            _, new = self.model.train_step(tuple(list(part) for part in self._in_place(state)), batch)
+            batch = self._batch(source, batch_indices[i])
+            with labels_at_head(self.model, batch[1], self._split):
+                _, new = self.model.train_step(tuple(list(part) for part in self._in_place(state)), packed(batch))
             return i + 1, self._in_place(TrainState(*(list(part) for part in new)))
 
         count = LoopControl.unpack(packed_control).count

@@ -11,7 +11,7 @@ from typing import Any
 
 from mpt_cli.errors import ConfigError
 from mpt_cli.plan.device import Device, load_device
-from mpt_cli.plan.hlo import Computation, Module, parse_module
+from mpt_cli.plan.hlo import parse_module
 from mpt_cli.plan.program import (
     Compiled,
     CompileTarget,
@@ -22,7 +22,7 @@ from mpt_cli.plan.program import (
     check_plan,
     prepare_compiler,
 )
-from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, step_loop, uneven
+from mpt_cli.plan.work import Buffer, Kernel, Product, Step, largest_buffers, read_step, uneven
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.schema import Settings, is_mixed
 from mpt_cli.sweep.block import Block
@@ -236,7 +236,7 @@ def read_plan(planned: Planned, compiled: Compiled, plain: Compiled | None) -> P
         overrides={}, policy=parts.settings.policy.name, batch_size=parts.settings.trainer.batch_size,
         devices=planned.target.count, parameters=count_parameters(parts.model), memory=compiled.memory,
         held_bytes=_held_bytes(planned), usable_bytes=0 if device is None else device.usable_bytes,
-        buffers=largest_buffers(_body(module), 8), kernels=len(step.kernels), flops=flops,
+        buffers=largest_buffers(module, 8), kernels=len(step.kernels), flops=flops,
         product_flops=products, matrix_share=on_units / max(sum(flops.values()), 1.0),
         bytes=step.bytes, moves=_moves(step), islands=_islands(step.products, parts.settings.policy.name),
         uneven=_uneven(step.products, units), traffic=_traffic(step), host_transfers=step.host_transfers,
@@ -245,10 +245,6 @@ def read_plan(planned: Planned, compiled: Compiled, plain: Compiled | None) -> P
         extra=None if plain is None else _extra(step, compiled, plain, has_tf32),
         compile_seconds=compiled.seconds, warnings=list(parts.warnings),
     )  # fmt: skip
-
-
-def _body(module: Module) -> Computation:
-    return module.computations[step_loop(module).called["body"]]
 
 
 def _held_bytes(planned: Planned) -> int:

@@ -386,8 +386,9 @@ class Buffer:
     layer: str
 
 
-def largest_buffers(body: Computation, count: int) -> list[Buffer]:
-    """The `count` largest arrays that a step has made when most bytes are in use, those of a form and layer as one.
+def largest_buffers(module: Module, count: int) -> list[Buffer]:
+    """The `count` largest arrays that a step has made when most bytes are in use, those of a form and layer as one;
+    while a loop inside of it runs, with those that one round of that has made at its own fullest.
 
     XLA hands out no assignment of buffers for a GPU that is not there, so lifetimes are read off the schedule, which is
     the order of the text: an array is there from the kernel that makes it to the last that reads it. XLA may do with
@@ -395,8 +396,8 @@ def largest_buffers(body: Computation, count: int) -> list[Buffer]:
     nor are its new values, which are written over the old ones.
     """
     merged: dict[tuple[str, str], list[int]] = {}
-    for name, index in _live_at_peak(body):
-        instruction = body.instructions[name]
+    body = module.computations[step_loop(module).called["body"]]
+    for instruction, index in _live_at_peak(module.computations, body):
         shape = instruction.shapes[index]
         merged.setdefault((matrix_shape(shape), str(layer_of(instruction.op_name))), []).append(shape.bytes)
     found = [Buffer(sum(sizes), f"{len(sizes)} x {form}" if len(sizes) > 1 else form, layer)
@@ -404,9 +405,14 @@ def largest_buffers(body: Computation, count: int) -> list[Buffer]:
     return sorted(found, key=lambda buffer: -buffer.bytes)[:count]
 
 
-def _live_at_peak(body: Computation) -> list[Place]:
+Array = tuple[Instruction, int]  # what made it, and which of its arrays it is
+
+
+def _live_at_peak(computations: dict[str, Computation], body: Computation) -> list[Array]:
     """All arrays in use where most bytes are."""
     order = list(body)
+    inside = {each.name: _live_at_peak(computations, computations[each.called["body"]])
+              for each in order if each.opcode == "while"}  # fmt: skip
     sources: dict[str, list[list[Place]]] = {}  # of each instruction, the arrays that each of its results stands for
     last: dict[Place, int] = {}
     for number, each in enumerate(order):
@@ -415,15 +421,16 @@ def _live_at_peak(body: Computation) -> list[Place]:
             last.update({place: number for result in sources.get(name, []) for place in result})
     carried = {place for result in sources[body.root.name] for place in result}
     live: dict[Place, int] = {}
-    total = most = 0
-    peak: list[Place] = []
+    most = 0
+    peak: list[Array] = []
     for number, each in enumerate(order):
         made = {(each.name, index): shape.bytes for index, shape in enumerate(each.shapes)
                 if (each.name, index) not in carried}  # fmt: skip
         live |= {} if each.opcode in SAME_ARRAY | NO_ARRAY else made
-        total = sum(live.values())
+        within = inside.get(each.name, [])
+        total = sum(live.values()) + sum(maker.shapes[index].bytes for maker, index in within)
         if total > most:
-            most, peak = total, list(live)
+            most, peak = total, [*((body.instructions[name], index) for name, index in live), *within]
         live = {place: size for place, size in live.items() if last.get(place, number) > number}
     return peak
 

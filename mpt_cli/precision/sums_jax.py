@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jax.extend.core import Var
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from mpt_cli.precision.gradients.chunked_crossentropy import SUMS_TOKENS
+
 Tensor = Any
 Equation = Any
 
@@ -123,6 +125,8 @@ class _Rewriter:
     ) -> list[Tensor]:  # fmt: skip
         """The results of an operation on the way to a gradient, in float32 where that can be."""
         name, rounded = each.primitive.name, [_rounded(v, atom) for v, atom in zip(given, each.invars, strict=True)]
+        if _sums_tokens(each):
+            return _as_it_is(each, rounded)
         if name in CALLS:
             inner = each.params[CALLS[name]]
             return self.evaluate(inner.jaxpr, [*inner.consts, *given], [False] * len(inner.consts) + data, wanted)
@@ -263,9 +267,15 @@ def _way_to(jaxpr: Any, data: set[Any], outputs: Iterable[Any]) -> set[Any]:
     return way
 
 
+def _sums_tokens(each: Equation) -> bool:
+    return each.primitive.name in CALLS and each.params.get("name") == SUMS_TOKENS
+
+
 def _sums_examples(each: Equation, data: set[Any]) -> bool:
     """Whether this is where examples are added up: a product of two things that are made of them, a sum over an axis
-    that is more than one long, rows added to the places that examples name."""
+    that is more than one long, rows added to the places that examples name, and what adds them up in float32 itself."""
+    if _sums_tokens(each):
+        return True
     name, of_data = each.primitive.name, [_is_variable(v) and v in data for v in each.invars]
     if name == SUM:
         return any(each.invars[0].aval.shape[axis] > 1 for axis in each.params["axes"])

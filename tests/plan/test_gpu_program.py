@@ -56,6 +56,20 @@ def test_gpt2_fits_an_h100_and_its_bound_is_below_that_of_float32(gpt):
     assert set(float32.product_flops) == {"tf32"}
 
 
+def test_in_chunks_the_logits_of_gpt2_never_exist_whole():
+    """One product more than the three of a head, all in float16, of sizes that fill the tiles of matrix units."""
+    head = [*GPT, "model.layers=1", "policy.head=mixed_float16"]
+    (whole,), (chunked,) = (plans_of(*head, f"trainer.loss_chunk_tokens={count}") for count in ("null", 1024))
+    tokens, words = 8 * 1024, 50257
+    assert max(buffer.bytes for buffer in whole.buffers) >= 2 * tokens * words
+    assert all(buffer.bytes < 2 * tokens * words / 2 for buffer in chunked.buffers)
+    assert chunked.memory.temporaries < 0.8 * whole.memory.temporaries
+    more = chunked.product_flops["float16"] - whole.product_flops["float16"]
+    assert more == pytest.approx(2 * tokens * words * 768, rel=0.01)
+    assert set(chunked.product_flops) == {"float16"} and not chunked.islands and not chunked.unknown_loops
+    assert any("head" in size for size in whole.uneven) and not any("head" in size for size in chunked.uneven)
+
+
 def test_a_v100_has_no_tf32():
     found = plans_of("conf=digits_mlp", "seed=0", device="v100")[0]
     assert set(found.product_flops) == {"float16", "float32"}

@@ -3,7 +3,7 @@
 import pytest
 
 from mpt_cli.plan.hlo import parse_module
-from mpt_cli.plan.work import largest_buffers, read_step, step_loop
+from mpt_cli.plan.work import largest_buffers, read_step
 
 # The lines are as XLA prints them.
 # ruff: noqa: E501
@@ -163,10 +163,27 @@ def test_an_inner_loop_counts_as_often_as_it_runs():
 
 def test_arrays_are_there_from_the_kernel_that_makes_them_to_the_last_that_reads_them():
     module = parse_module(STEP)
-    found = largest_buffers(module.computations[step_loop(module).called["body"]], 9)
+    found = largest_buffers(module, 9)
     # fullest while the conditional runs: what it was given and what it makes; the float16 ones are gone
     assert (found[0].bytes, found[0].form) == (2 * 64 * 512 * 4, "2 x float32 [64, 512]")
     assert all("float16" not in buffer.form for buffer in found)
+
+
+def test_while_an_inner_loop_runs_its_own_arrays_are_there_too():
+    loop = "  %again = (f32[64,512]) while(%given), condition=%go, body=%round, metadata={op_name=\"jit(f)/while/body/head\"}"
+    body = """%round (a: (f32[64,512])) -> (f32[64,512]) {
+  %a = (f32[64,512]) parameter(0)
+  %a0 = f32[64,512]{1,0} get-tuple-element(%a), index=0
+  %logits = f32[64,5000]{1,0} dot(%a0, %a0), metadata={op_name="jit(f)/while/body/head/dot_general"}
+  %new = f32[64,512]{1,0} slice(%logits), slice={[0:64], [0:512]}
+  ROOT %result = (f32[64,512]) tuple(%new)
+}
+
+"""
+    text = STEP.replace("%go (g:", f"{body}%go (g:", 1).replace("  %four =", f"{loop}\n  %four =", 1)
+    found = largest_buffers(parse_module(text), 9)
+    assert (found[0].bytes, found[0].form, found[0].layer) == (64 * 5000 * 4, "float32 [64, 5000]", "head")
+    assert "float32 [64, 512]" in found[1].form  # what the loop is given is there all the while
 
 
 def test_a_text_without_a_program_or_without_a_loop_is_refused():
