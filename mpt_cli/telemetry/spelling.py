@@ -8,7 +8,8 @@ there the same setting has another name, or is an affair of the program's.
 import re
 from dataclasses import dataclass
 
-_SETTING = re.compile(r"\b(loss_scale|policy|optimizer|trainer)(?:\.([a-z_]+))?(?:=([\w*]+(?:\.\d+)?))?")
+_VALUE = r"\d+\*\*-?\d+|\d[\d.]*(?<!\.)(?:e[+-]?\d+)?|[a-z]\w*"
+SETTING = re.compile(rf"\b(loss_scale|policy|optimizer|trainer)(?:\.([a-z_]+))?(?:=({_VALUE}))?")
 ANY = "…"  # stands for a value that the reader chooses
 
 
@@ -55,7 +56,7 @@ class Spelling:
             section, key, value = (part or "" for part in found.groups())
             return self.write(Setting(section, key, value, mode)) if key or value else found[0]
 
-        return _SETTING.sub(write, text)
+        return SETTING.sub(write, text)
 
 
 class _OfProgram(Spelling):
