@@ -114,8 +114,9 @@ def check_in_script(spelling: Spelling, mode: str) -> None:
 def test_a_recipe_takes_what_its_advice_names(mode):
     words = words_of(RECIPE, mode)
     assert {("optimizer.learning_rate", ""), ("policy.overrides", "")} < words
+    groups = {"policy": "mixed_float16", "loss_scale": mode}
     for path, value in words:
-        given = [f"{group}={name}" for group, name in (("policy", "mixed_float16"), ("loss_scale", mode)) if group != path]
+        given = [f"{group}={name}" for group, name in groups.items() if group != path]
         load_settings(["conf=digits_mlp", *given, override(path, value)])
 
 

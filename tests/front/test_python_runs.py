@@ -135,14 +135,27 @@ def test_the_step_log_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recorder_stops_what_no_longer_trains(tmp_path):
+@pytest.mark.parametrize(("steps_per_execution", "seen"), [(1, 20), (7, 21)])
+def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(tmp_path, steps_per_execution, seen):
     x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
-    recorder = mpt.Recorder(tmp_path / "run", settings={**QUIET, "loss_scale.max_consecutive_skips": 20})
-    net().fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
+    settings = {**QUIET, "loss_scale.max_consecutive_skips": 20, "trainer.log_every_steps": 1000}
+    recorder = mpt.Recorder(tmp_path / "run", settings=settings)
+    model = net(steps_per_execution=steps_per_execution)
+    model.fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
     assert summary["status"] == "stopped" and summary["exit_code"] == 4
     assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
-    assert 20 <= summary["steps_seen"] <= 30
+    assert summary["steps_seen"] == seen
+
+
+@pytest.mark.slow
+def test_a_fit_that_another_callback_ends_did_so_early(tmp_path):
+    recorder, stopping = mpt.Recorder(tmp_path / "run", settings=QUIET), keras.callbacks.EarlyStopping("loss", 1e9)
+    net().fit(*data(bad=()), batch_size=16, epochs=5, verbose=0, callbacks=[stopping, recorder])
+    summary = recorder.run.summary
+    assert (summary["status"], summary["ended_early"]) == ("finished", "model.stop_training was set")
+    assert summary["explanation"].endswith(" It ended early, in epoch 2: model.stop_training was set.")
+    assert summary["epochs_completed"] == 2 and summary["applied_steps"] == summary["steps_seen"] == 16
 
 
 @pytest.mark.slow
@@ -578,7 +591,7 @@ def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, 
     assert "verbs/run.py" not in said and "runpy" not in said  # a traceback begins in the script
     summary = mpt.load_run(tmp_path / "run").summary
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)
-    assert 10 <= summary["skipped_steps"] <= 15 and summary["steps_seen"] == summary["skipped_steps"]
+    assert summary["skipped_steps"] == summary["steps_seen"] == 10
     assert keras.Model.fit is fit_of_keras and keras.config.dtype_policy().name == "float32"
     assert main(["run", f"backend={OTHER}", "never.py"]) == 2
     assert f"Keras is loaded with backend {BACKEND} already" in capsys.readouterr().err
