@@ -111,13 +111,13 @@ def test_of_heavy_tails_a_single_high_loss_is_noise_and_two_near_one_another_are
 
 @pytest.mark.slow
 def test_the_first_steps_have_a_bound_and_few_false_jumps():
-    """Of 64 steps in which the loss falls by a factor of five, in 400 runs of each noise: none before step 17, 19,200
-    others; one or two of noise by factors of e."""
+    """Of 64 steps in which the loss falls by a factor of five, in 400 runs of each noise: none before step 17, and of
+    19,200 others at most three, where noise makes losses differ by factors of e squared."""
     for kind in FAMILIES:
         fall = np.exp(-np.arange(64) / 40) / np.exp(-np.arange(64) / 2000)
         alarms = [step for seed in range(400) for step in jumps_in(
             (noisy(kind, 64, seed) * fall).astype(np.float32))]  # fmt: skip
-        assert len(alarms) <= 2 and all(step > EARLY[0] for step in alarms), (kind, alarms)
+        assert len(alarms) <= 3 and all(step > EARLY[0] for step in alarms), (kind, alarms)
 
 
 @pytest.mark.parametrize("kind", ["normal, 10 %", "normal, 30 %", "Student's t of 5 degrees"])

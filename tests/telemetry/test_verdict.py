@@ -443,7 +443,7 @@ def test_a_search_after_a_growth_may_go_one_halving_too_far(skips, unprovoked) -
     assert ("long after the scale had settled" in judge(signs)[1]) == bool(unprovoked)
 
 
-HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100))
+HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40))
 FAR = tuple(2.0 ** (40 - step) for step in range(1, 26))
 
 
