@@ -1,5 +1,6 @@
 """`mpt.fit`, `Run` and `Recorder`: the same run whoever drives it."""
 
+import html
 import json
 import signal
 import subprocess
@@ -82,7 +83,7 @@ def test_a_run_shows_itself(reference):
     assert "skipped steps" in run._repr_html_() and run._repr_html_().count("<svg") >= 2
     assert repr(run).endswith(f"Finished: {run.verdict})") and mpt.load_run(run.path).verdict == run.verdict
     assert all(path.is_file() for path in run.plot())
-    assert mpt.load_run(str(run.path)).explanation in run._repr_html_()
+    assert html.escape(mpt.load_run(str(run.path)).explanation) in run._repr_html_()
 
 
 def without_layers(run: mpt.Run) -> list[dict]:
