@@ -5,6 +5,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 """
 
 import atexit
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,12 +22,13 @@ from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
+from mpt_cli.precision.step_log import count_of
 from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import Stop
+from mpt_cli.telemetry.health import NextCheck, Stop
 from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
 from mpt_cli.telemetry.spelling import RECORDER, SCALED_RECORDER, Spelling
 from mpt_cli.training.assembly import warn_of_half_head
@@ -158,13 +160,20 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 @dataclass
 class _Watch:
-    """Where a `fit` is: steps that were asked for, the last line of the log, and the first step at which a health rule
-    can be broken."""
+    """Where a `fit` is: steps that were asked for, the last line of the log, and the step at which it is next asked
+    whether a health rule is broken, if all is clean `clean_steps` after that, at `last_check` in any case."""
 
     asked_before_epoch: int = 0
     asked: int = 0
     line: int = 0
     next_check: int = 0
+    clean_steps: int = 0
+    last_check: int = 0
+
+    def ask_again(self, seen: int, ahead: NextCheck | None) -> None:
+        """After `seen` steps; None: of no rule."""
+        soonest, self.clean_steps, last = (NEVER, NEVER, NEVER) if ahead is None else ahead
+        self.next_check, self.last_check = seen + soonest, seen + last
 
 
 class _FitRecording(Recording):
@@ -179,12 +188,13 @@ class _FitRecording(Recording):
         subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile),
                           spelling)  # fmt: skip
         super().__init__(subject, model.optimizer, run, missing)
+        self.skipped_before = int(model.optimizer.skipped_steps)
         self.watch, self._is_announced = _Watch(), False
         self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
                                   "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
         self.all_finite = backend_step().compiled(all_finite)
         self.open(quiet=bool(recorder.params.get("verbose")))
-        self.watch.next_check = self.health.steps_to_break(self.signs())
+        self.watch.ask_again(0, self.health.next_check(self.signs()))
         self.watch_weights()
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
@@ -282,7 +292,7 @@ class _FitRecording(Recording):
         watch, every = self.watch, self.settings.trainer.log_every_steps
         watch.asked = watch.asked_before_epoch + steps_in_epoch
         is_line = watch.asked // every > watch.line // every
-        if is_line or watch.asked >= watch.next_check:
+        if is_line or (watch.asked >= watch.next_check and self._may_be_broken(logs)):
             self._look()
         if is_line:
             watch.line = watch.asked
@@ -303,8 +313,23 @@ class _FitRecording(Recording):
     def _look(self) -> None:
         self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch
         self.take(self.rows())
-        left = NEVER if self.stop is not None else self.health.steps_to_break(self.signs())
-        self.watch.next_check = self.ledger.seen + left
+        self.watch.ask_again(self.ledger.seen, None if self.stop is not None else self.health.next_check(self.signs()))
+
+    def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
+        """Whether a health rule may be by now, so that the records are to be read; else when to ask again is settled.
+
+        What tells at less cost that no step was skipped since, and no loss not finite: the optimizer's tally, and the
+        mean loss of the epoch. It knows nothing of gradients that were all zero.
+        """
+        watch = self.watch
+        if watch.asked >= watch.last_check or not self._is_clean(logs):
+            return True
+        watch.next_check = min(watch.asked + watch.clean_steps, watch.last_check)
+        return False
+
+    def _is_clean(self, logs: Mapping[str, Any]) -> bool:
+        skipped = count_of(self.ring()[1], "skipped") - self.skipped_before
+        return skipped == self.ledger.skipped and math.isfinite(logs.get("loss", math.nan))
 
     def ring(self) -> tuple[list[Any], Any]:
         values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state

@@ -7,6 +7,7 @@ is one row of `CAUSES`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
@@ -626,6 +627,16 @@ def judge(signs: Signs) -> tuple[str, str]:
     return verdict, signs.spell(" ".join([words, *(remark for remark in remarks if remark)]))
 
 
+class NextCheck(NamedTuple):
+    """In how many steps a rule can be broken: at the `soonest`, where each is bad; `clean_steps` after one by which no
+    further step was skipped and no loss was not finite; and at `last` though there were none, by gradients that are all
+    zero, or where the skip rate begins to count."""
+
+    soonest: int
+    clean_steps: int
+    last: int
+
+
 @dataclass(frozen=True)
 class HealthRules:
     """The rules of one run with their limits. `check` is asked after every call into the compiled loop."""
@@ -657,11 +668,14 @@ class HealthRules:
         """Steps until a rule counts for the first time, None where all do already or never will: a call ends there."""
         return min((left for rule, _ in self._active(signs) if (left := rule.first_steps(signs)) > 0), default=None)
 
-    def steps_to_break(self, signs: Signs) -> int:
-        """The least number of steps after which a rule can be broken, if each of them is bad."""
-        limits = self.stop_limits(signs)
+    def next_check(self, signs: Signs) -> NextCheck:
+        """When a rule of steps is to be asked again, so that none is broken before."""
+        limits, begins = self.stop_limits(signs), self.steps_to_first_check(signs) or NEVER
         left = [limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)]
-        return min([*left, self.steps_to_first_check(signs) or NEVER])
+        named = limits.limits._asdict()
+        zero_steps = limits.reachable().zero_steps - limits.streaks.zero_steps
+        clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
+        return NextCheck(min([*left, begins]), clean_steps, min(zero_steps, begins))
 
     def _first_broken(self, signs: Signs, at_epoch_end: bool) -> Stop | None:
         asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)
