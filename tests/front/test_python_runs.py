@@ -149,6 +149,32 @@ def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(t
     assert summary["steps_seen"] == seen
 
 
+def of_zero(y, y_pred):
+    return 0.0 * keras.ops.sum(y_pred, -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "bad", "rules", "seen"), [
+    ("float32", (), {"trainer.max_zero_gradients": 7}, 7),
+    ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 8),
+    ("mixed_float16", range(2, 33, 2), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10}, 20),
+    pytest.param("mixed_float16", range(18, 33), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10},
+                 22, marks=pytest.mark.long),
+])  # fmt: skip
+def test_each_rule_ends_a_recorded_fit_at_its_step(tmp_path, policy, bad, rules, seen):
+    x, y = data(bad=bad)
+    x[x > 5e4] = np.inf
+    model = net(policy)
+    if "trainer.max_zero_gradients" in rules:
+        model.compile(model.optimizer, of_zero)
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0 if bad and policy != "float32" else None,
+                            settings={**QUIET, "trainer.log_every_steps": 1000, **rules})  # fmt: skip
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+    summary = recorder.run.summary
+    assert (summary["status"], summary["steps_seen"]) == ("stopped", seen)
+    assert f"(rule {next(iter(rules))})" in summary["explanation"]
+
+
 @pytest.mark.slow
 def test_a_fit_that_another_callback_ends_did_so_early(tmp_path):
     recorder, stopping = mpt.Recorder(tmp_path / "run", settings=QUIET), keras.callbacks.EarlyStopping("loss", 1e9)
