@@ -149,6 +149,22 @@ def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(t
     assert summary["steps_seen"] == seen
 
 
+@pytest.mark.slow
+def test_a_fit_with_a_head_in_float16_is_told_what_keeps_it_in_float32(tmp_path):
+    warnings = {}
+    for name, more in (("as_built", {}), ("as_told", {"policy.head": "float32"})):
+        with mpt.Policy("mixed_float16").scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, name="out")], name="net")
+        model.compile("sgd", "mse", auto_scale_loss=False)
+        x, y = data(bad=())
+        run = mpt.fit(model, x, np.eye(2)[y], batch_size=32, run_dir=tmp_path / name, settings={**QUIET, **more})
+        assert run.summary["applied_steps"] == 4
+        warnings[name] = json.loads((run.path / "header.json").read_text())["warnings"]
+    (said,) = [text for text in warnings["as_built"] if text.startswith("layer net/out makes the output of the model")]
+    assert said.endswith(' Keep it in float32: settings={"policy.head": "float32"}.')
+    assert not any("makes the output" in text for text in warnings["as_told"])
+
+
 def of_zero(y, y_pred):
     return 0.0 * keras.ops.sum(y_pred, -1)
 
