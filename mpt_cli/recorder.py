@@ -5,6 +5,7 @@ from there between two calls, so that `steps_per_execution` hides none.
 """
 
 import atexit
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
@@ -21,14 +22,17 @@ from mpt_cli.precision.keras_fit import check_replicas
 from mpt_cli.precision.keras_internals import optimizer_values_in_fit
 from mpt_cli.precision.optimizer import backend_step
 from mpt_cli.precision.own_step import optimizers_in, unwrapped
+from mpt_cli.precision.scale_state import count_of
 from mpt_cli.python_api import Asked, given_settings
 from mpt_cli.recording import NO_LOSS, Recording, Subject, policy_on_record, scaling_on_record
 from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.settings.schema import Settings
-from mpt_cli.telemetry.health import Stop
-from mpt_cli.telemetry.records import RunHeader, Scaling
-from mpt_cli.training.callbacks import metrics_in
+from mpt_cli.telemetry.health import NextCheck, Stop
+from mpt_cli.telemetry.records import NEVER, RunHeader, Scaling
+from mpt_cli.telemetry.spelling import RECORDER, SCALED_RECORDER, Spelling
+from mpt_cli.training.assembly import warn_of_half_head
+from mpt_cli.training.callbacks import metrics_in, why_ended
 from mpt_cli.training.loss_and_optimizer import describe_scaling, warn_of_scaling, wrap_optimizer
 from mpt_cli.training.model_program import described_model, rule_of
 from mpt_cli.training.outcome import Conclusion
@@ -98,6 +102,9 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
         self.run_dir, self.on_unhealthy, self.whole_skips = run_dir, on_unhealthy, whole_skips
         self.asked = Asked(loss_scale=loss_scale, name=name, more=dict(settings or {}))
         self.command: Sequence[str] = ()  # the words behind `mpt` that run the script it is in
+        self.spelling: Spelling | None = None  # None: as a program has it that made the recorder itself
+        self.others: Sequence[Any] = ()  # the callbacks beside it, where they are known
+        self.shown: list[Path] = []  # directories of runs that a console showed
         self.runs: list[Run] = []
         self._session: _FitRecording | None = None
         self._logs: dict[str, Any] = {}
@@ -121,6 +128,7 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
                                policy=policy_on_record(settings.policy))  # fmt: skip
         self._session = _FitRecording(self, model, settings, self._place())
         self.runs.append(Run(self._session.run.path))
+        self.shown += [self._session.run.path] if self._session.is_shown else []
         atexit.register(self.fail, None)
 
     def _place(self) -> str | Path | None:
@@ -152,11 +160,20 @@ class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
 
 @dataclass
 class _Watch:
-    """Where a `fit` is: steps that were asked for, and the last line of the log."""
+    """Where a `fit` is: steps that were asked for, the last line of the log, and the step at which it is next asked
+    whether a health rule is broken, if all is clean `clean_steps` after that, at `last_check` in any case."""
 
     asked_before_epoch: int = 0
     asked: int = 0
     line: int = 0
+    next_check: int = 0
+    clean_steps: int = 0
+    last_check: int = 0
+
+    def ask_again(self, seen: int, ahead: NextCheck | None) -> None:
+        """After `seen` steps; None: of no rule."""
+        soonest, self.clean_steps, last = (NEVER, NEVER, NEVER) if ahead is None else ahead
+        self.next_check, self.last_check = seen + soonest, seen + last
 
 
 class _FitRecording(Recording):
@@ -164,15 +181,20 @@ class _FitRecording(Recording):
 
     def __init__(self, recorder: Recorder, model: Any, settings: Settings, place: Any) -> None:
         self.recorder, self.model, scaling = recorder, model, scaling_of(model, settings)
+        is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+        spelling = recorder.spelling or (SCALED_RECORDER if is_scaled else RECORDER)
         missing = self._take_over(settings, scaling)
         run = RunDirectory.create(place, settings.recipe)
-        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile))
+        subject = Subject("Recorder", settings, scaling, recorder.on_unhealthy == "stop", bool(model.jit_compile),
+                          spelling)  # fmt: skip
         super().__init__(subject, model.optimizer, run, missing)
+        self.skipped_before = int(model.optimizer.skipped_steps)
         self.watch, self._is_announced = _Watch(), False
         self.no_loss = NO_LOSS + ("JAX tells it to no one" if keras.backend.backend() == "jax" else
                                   "the train_step does not hand it to optimizer.scale_loss")  # fmt: skip
         self.all_finite = backend_step().compiled(all_finite)
         self.open(quiet=bool(recorder.params.get("verbose")))
+        self.watch.ask_again(0, self.health.next_check(self.signs()))
         self.watch_weights()
 
     def _take_over(self, settings: Settings, scaling: Scaling) -> list[str]:
@@ -248,9 +270,14 @@ class _FitRecording(Recording):
             optimizer=self.described_optimizer(), backend=platform.backend, device=platform.device,
             execution=f"Keras's fit, {model.steps_per_execution} steps per call", epochs=settings.trainer.epochs,
             steps_per_epoch=steps, total_steps=total,
-            warnings=(*warn_of_scaling(self.scaling, model), *platform.notices), scaling=self.scaling,
+            warnings=(*self.warnings(), *platform.notices), scaling=self.scaling,
             metric_names=(*names, *(f"val_{name}" for name in ["loss", *names])),
         )  # fmt: skip
+
+    def warnings(self) -> list[str]:
+        """What is unusual about the model and how it is scaled."""
+        texts = [*warn_of_scaling(self.scaling, self.model), *warn_of_half_head(self.model)]
+        return [self.health.spell(text) for text in texts]
 
     def start_epoch(self, epoch: int) -> None:
         self.progress.epoch = epoch
@@ -258,14 +285,16 @@ class _FitRecording(Recording):
         self.ledger.start_epoch()
 
     def after_batch(self, steps_in_epoch: int, logs: Mapping[str, Any]) -> None:
-        """Look at the records where a line of the log is due."""
+        """Look at the records where a line of the log is due, or a health rule may be broken by now."""
         if not self._is_announced:
             self._check_used()
         self._announce(logs)
         watch, every = self.watch, self.settings.trainer.log_every_steps
         watch.asked = watch.asked_before_epoch + steps_in_epoch
-        if watch.asked // every > watch.line // every:
+        is_line = watch.asked // every > watch.line // every
+        if is_line or (watch.asked >= watch.next_check and self._may_be_broken(logs)):
             self._look()
+        if is_line:
             watch.line = watch.asked
             self.snapshot({name: float(value) for name, value in logs.items()})
 
@@ -284,6 +313,23 @@ class _FitRecording(Recording):
     def _look(self) -> None:
         self.progress.step_in_epoch = self.watch.asked - self.watch.asked_before_epoch
         self.take(self.rows())
+        self.watch.ask_again(self.ledger.seen, None if self.stop is not None else self.health.next_check(self.signs()))
+
+    def _may_be_broken(self, logs: Mapping[str, Any]) -> bool:
+        """Whether a health rule may be by now, so that the records are to be read; else when to ask again is settled.
+
+        What tells at less cost that no step was skipped since, and no loss not finite: the optimizer's tally, and the
+        mean loss of the epoch. It knows nothing of gradients that were all zero.
+        """
+        watch = self.watch
+        if watch.asked >= watch.last_check or not self._is_clean(logs):
+            return True
+        watch.next_check = min(watch.asked + watch.clean_steps, watch.last_check)
+        return False
+
+    def _is_clean(self, logs: Mapping[str, Any]) -> bool:
+        skipped = count_of(self.ring()[1], "skipped") - self.skipped_before
+        return skipped == self.ledger.skipped and math.isfinite(logs.get("loss", math.nan))
 
     def ring(self) -> tuple[list[Any], Any]:
         values, state = optimizer_values_in_fit(self.model), self.optimizer.scale_state
@@ -298,15 +344,22 @@ class _FitRecording(Recording):
             self.model.stop_training = True
         return ends
 
+    def why_ended(self) -> str:
+        if not self.model.stop_training or self.progress.epoch >= self.settings.trainer.epochs:
+            return ""
+        stopped = [each for each in self.recorder.others
+                   if isinstance(each, keras.callbacks.EarlyStopping) and each.stopped_epoch]  # fmt: skip
+        return why_ended(stopped[0], "on_epoch_end") if stopped else "model.stop_training was set"
+
     def fail(self, error: BaseException | None) -> None:
         with suppress(Exception):  # JAX may have taken what the step that was broken off was given; `error` matters
             if self.optimizer.scale_state is not None:
                 self._look()
         super().fail(error)
 
-    def end(self, ending: Conclusion) -> None:
+    def end(self, ending: Conclusion, ended_early: str = "") -> None:
         self._announce([])
-        super().end(ending)
+        super().end(ending, ended_early)
         self._give_back()
 
     def _give_back(self) -> None:

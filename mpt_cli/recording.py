@@ -19,7 +19,7 @@ import yaml
 
 from mpt_cli.engine.backend import memory_in_use, peak_memory, running_platform
 from mpt_cli.engine.weight_watch import WeightWatch
-from mpt_cli.errors import summarise_error
+from mpt_cli.errors import NUMERICAL, summarise_error
 from mpt_cli.precision import LossScaleOptimizer
 from mpt_cli.precision.own_step import unwrapped
 from mpt_cli.precision.scale_state import StepRows
@@ -36,6 +36,7 @@ from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import RunHeader, Scaling, Summary
 from mpt_cli.telemetry.setup import build_telemetry
 from mpt_cli.telemetry.signs import EventTally, observe
+from mpt_cli.telemetry.spelling import RECORDER, Spelling
 from mpt_cli.training.outcome import Conclusion, Outcome, conclude_unfinished, counted, status_of, status_of_error
 from mpt_cli.training.progress import Progress
 
@@ -57,6 +58,7 @@ class Subject:
     scaling: Scaling
     stops: bool = True
     jit_compile: bool = False
+    spelling: Spelling = RECORDER
 
 
 class Recording(ABC):
@@ -71,11 +73,12 @@ class Recording(ABC):
         self.run, self.missing = run, [*missing, NO_SAMPLES, NO_PROGRAM]
         self.offset, self.taken, self.began = int(optimizer.seen_steps), 0, time.perf_counter()
         self.ledger = Ledger(self.ledger_options(), window_steps=settings.loss_scale.skip_rate_window)
-        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling)
+        self.health = HealthRules(settings.loss_scale, settings.trainer, self.scaling, subject.spelling)
         self.progress = Progress()
         self.stop: Stop | None = None
         self.logged = 0  # the step of the latest line of the log
         self.weight_watch: WeightWatch | None = None  # from where the weights can be read on
+        self.is_shown = False  # on a console, once it is open
         self.stack = ExitStack()
 
     @property
@@ -107,6 +110,7 @@ class Recording(ABC):
         """Hold the run directory, and write down what is recorded."""
         self.stack.enter_context(self.run.lock())
         logger = replace(self.settings.logger, console="quiet") if quiet else self.settings.logger
+        self.is_shown = logger.console != "quiet"
         self.telemetry = self.stack.enter_context(build_telemetry(self.run.telemetry_files, logger))
         self.telemetry.tally = EventTally(self.scaling)
         platform = running_platform(self.settings)
@@ -170,7 +174,8 @@ class Recording(ABC):
     def signs(self) -> Any:
         progress = self.progress
         return observe(self.ledger, self.telemetry.tally, self.scaling, progress.metrics, val_loss=progress.val_loss,
-                       unmoved=None if self.weight_watch is None else self.weight_watch.found)  # fmt: skip
+                       unmoved=None if self.weight_watch is None else self.weight_watch.found,
+                       spelling=self.subject.spelling)  # fmt: skip
 
     def watch_weights(self) -> None:
         """From here on see whether they move, as far as the optimizer's own variables tell it."""
@@ -181,14 +186,15 @@ class Recording(ABC):
         """Where they can be read."""
         watch, ledger = self.weight_watch, self.ledger
         if watch is not None and (found := watch.news(ledger.seen, ledger.learning_rate)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
+            self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
 
     def obey(self, stop: Stop | None) -> bool:
-        """Say that a health rule is broken, the first time; whether the run is to end."""
+        """Say that a health rule is broken, the first time; whether the run is to end, whose end says why."""
         if stop is None or self.stop is not None:
             return False
         self.stop = stop
-        self.telemetry.message(str(stop))
+        self.telemetry.message(f"step {self.ledger.seen}: stopped by rule {stop.key}" if self.subject.stops else
+                               str(stop))  # fmt: skip
         return self.subject.stops
 
     def snapshot(self, metrics: Mapping[str, float], epoch_end: bool = False) -> None:
@@ -211,7 +217,18 @@ class Recording(ABC):
             explanation = f"{'Stopped' if stopped else 'Went on'}: {self.stop}"
             verdict = STOPPED if verdict in GOOD_VERDICTS else verdict
         status, exit_code = status_of(Outcome(self.progress, self.stop if stopped else None), verdict)
-        self.end(Conclusion(status, exit_code, verdict, explanation))
+        ended_early = self.why_ended() if status == "finished" else ""
+        if ended_early:
+            explanation += f" It ended early, in epoch {self.progress.epoch}: {ended_early}."
+        self.end(Conclusion(status, self.exit_code(exit_code), verdict, explanation), ended_early)
+
+    def why_ended(self) -> str:
+        """Why something else than a rule ended it before its last epoch; empty where nothing did."""
+        return ""
+
+    def exit_code(self, usual: int) -> int:
+        """Of a run that came to its end; `usual` is that of its status and verdict."""
+        return usual
 
     def fail(self, error: BaseException | None) -> None:
         """Where it did not come to its end; `error` is what ended it, where that is known."""
@@ -220,7 +237,7 @@ class Recording(ABC):
         words = words if number is None else f"It was {format_end(number)}."
         self.end(conclude_unfinished(status_of_error(error), self.signs(), words))
 
-    def end(self, ending: Conclusion) -> None:
+    def end(self, ending: Conclusion, ended_early: str = "") -> None:
         """With a line of the log for the last steps, however few they are."""
         if self.ledger.seen > self.logged:
             self.snapshot({})
@@ -230,6 +247,7 @@ class Recording(ABC):
             peak_memory_bytes=peak_memory(), seconds=time.perf_counter() - self.began,
             recipe=self.settings.recipe, run_dir=str(self.run.path), repeatable=False, not_recorded=self.missing,
             unmoved_weights=None if watch is None or watch.found is None else watch.found.layers,
+            ended_early=ended_early,
         )  # fmt: skip
         self.telemetry.finish(summary)
         write_summary(self.run.summary_json, summary)
@@ -278,7 +296,8 @@ NO_LOSS = "the loss of each step, and so whether it jumped, and whether an overf
 class LoopRecording(Recording):
     """A training loop of a script's own: its steps are taken every now and then by another thread, and at the end.
 
-    The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it is said.
+    The ring of the optimizer is long enough for the steps in between. A health rule can't stop the loop; it is said,
+    and the exit code is that of a run which it stopped.
     """
 
     no_loss = NO_LOSS + "gradients were applied elsewhere than they were taken"
@@ -294,6 +313,9 @@ class LoopRecording(Recording):
     @property
     def variables(self) -> Sequence[Any]:
         return self.optimizer.trained_variables
+
+    def exit_code(self, usual: int) -> int:
+        return usual if self.stop is None else NUMERICAL
 
     def header(self) -> RunHeader:
         settings, scaling = self.settings, self.scaling

@@ -38,7 +38,10 @@ from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, BackendSettings, Sett
 from mpt_cli.settings.variants import GivenData, GivenModel
 from mpt_cli.signals import heard_by_script
 from mpt_cli.telemetry.format import format_scale
+from mpt_cli.telemetry.health import GOOD_VERDICTS
 from mpt_cli.telemetry.records import Scaling
+from mpt_cli.telemetry.spelling import SCALED_SCRIPT, SCRIPT, Spelling
+from mpt_cli.training.assembly import warn_of_half_head
 from mpt_cli.training.loss_and_optimizer import scaling_for, wrap_optimizer
 from mpt_cli.training.model_program import described_optimizer
 
@@ -63,8 +66,10 @@ class ScriptRun:
     plain: list[Any] = field(default_factory=list)  # optimizers that the script made
     own_scalings: list[Any] = field(default_factory=list)  # and those of loss scaling
     wrappers: dict[int, LossScaleOptimizer] = field(default_factory=dict)  # by the id of the optimizer inside
+    made: set[int] = field(default_factory=set)  # the ids of those that are not the script's own
     loops: dict[int, LoopRecording] = field(default_factory=dict)  # of those that a loop of the script's own used
     loop_runs: list[Run] = field(default_factory=list)  # of loops that are over
+    fit_runs: list[Run] = field(default_factory=list)  # that `mpt.fit` has made and shown
     drain: Drain = field(default_factory=Drain)
     batches: dict[int, Any] = field(default_factory=dict)  # models by their id, in train_on_batch on JAX
     fits: int = 0  # that are going on, one inside the other
@@ -83,6 +88,17 @@ class ScriptRun:
         finally:
             self.fits -= 1
 
+    @contextmanager
+    def noting(self, recorders: Sequence[Recorder]) -> Iterator[None]:
+        """Around a fit with these, each of which has the verdict of it then; also of one that an exception ends."""
+        self.recorders += [each for each in recorders if each not in self.recorders]
+        try:
+            yield
+        except BaseException as error:
+            for recorder in recorders:
+                recorder.fail(error)
+            raise
+
     def note(self, sentence: str) -> None:
         """Something to be said at the end, once."""
         if sentence not in self.notes:
@@ -99,7 +115,13 @@ class ScriptRun:
         if id(inner) not in self.wrappers:
             scaling = self._scaling(model)
             self.wrappers[id(inner)] = self._watched(wrap_optimizer(inner, self.settings.loss_scale, scaling))
+            self.made.add(id(self.wrappers[id(inner)]))
         return self.wrappers[id(inner)]
+
+    def spelling_of(self, optimizer: Any) -> Spelling:
+        """How advice names settings of what this optimizer trains: the script may have it in loss scaling itself."""
+        is_own = isinstance(optimizer, LossScaleOptimizer) and id(optimizer) not in self.made
+        return SCALED_SCRIPT if is_own else SCRIPT
 
     def _scaling(self, model: Any) -> Scaling:
         needed = keras.config.dtype_policy().compute_dtype == "float16"
@@ -171,7 +193,8 @@ class ScriptRun:
         )  # fmt: skip
         needed = keras.config.dtype_policy().compute_dtype == "float16"
         scaling = Scaling(wrapper.rule, wrapper.on_overflow, needed)
-        return Subject("mpt run, from the optimizer", settings, scaling, stops=False)
+        return Subject("mpt run, from the optimizer", settings, scaling, stops=False,
+                       spelling=self.spelling_of(wrapper))  # fmt: skip
 
     def place(self) -> str | None:
         """The next run directory, where one was asked for."""
@@ -241,14 +264,31 @@ class ScriptRun:
         """The gravest of the runs that came to their end; what ended another the script has caught itself. 4 where
         nothing was applied.
         """
-        codes = [run.exit_code for run in self.runs if run.summary["status"] in ("finished", "stopped")]
         idle = [model for model in self.batches.values() if int(model.optimizer.applied_steps) == 0]
-        return max([OK, *codes, *[NUMERICAL for _ in idle]])
+        return max([OK, *[run.exit_code for run in self.ended_runs], *[NUMERICAL for _ in idle]])
+
+    @property
+    def ended_runs(self) -> list[Run]:
+        """Those that came to their end, which a rule may have brought about."""
+        return [run for run in self.runs if run.summary["status"] in ("finished", "stopped")]
+
+    def why_not_good(self) -> str:
+        """Which verdict is not a good one, in a sentence; empty where all are, and there is one at least."""
+        bad = [f"{run.path} is {run.verdict}" for run in self.ended_runs if run.verdict not in GOOD_VERDICTS]
+        if not self.ended_runs:
+            return "there is no verdict, as nothing that the script trained was recorded to its end"
+        return f"not every verdict is {' or '.join(GOOD_VERDICTS)}: {', '.join(bad)}" if bad else ""
 
     @property
     def runs(self) -> list[Run]:
-        """Of its fits, then of its own loops."""
-        return [*(run for recorder in self.recorders for run in recorder.runs), *self.loop_runs]
+        """Of its fits, of its calls of `mpt.fit`, then of its own loops."""
+        return [*(run for recorder in self.recorders for run in recorder.runs), *self.fit_runs, *self.loop_runs]
+
+    def note_head(self, model: Any, recorder: Recorder) -> None:
+        """Where its output layer is in half precision, and no console has said so."""
+        if model.built and not recorder.shown:
+            for sentence in warn_of_half_head(model):
+                self.note(SCRIPT.spell(sentence, ""))
 
     def sentences(self) -> list[str]:
         """How it went, for the end."""
@@ -266,10 +306,12 @@ class ScriptRun:
             found.append(f"not recorded: train_on_batch on JAX. {type(unwrapped(optimizer)).__name__} skipped "
                          f"{int(optimizer.skipped_steps)} of {int(optimizer.seen_steps)} steps there, loss scale "
                          f"{format_scale(float(optimizer.loss_scale))}")  # fmt: skip
-        found += [f"{run.path}: {run.verdict}. {run.explanation}" for run in self.runs]
+        shown = {path for recorder in self.recorders for path in recorder.shown} | {run.path for run in self.fit_runs}
+        found += [f"{run.path}: {run.verdict}" + ("" if run.path in shown else f". {run.explanation}")
+                  for run in self.runs]  # fmt: skip
         missing: dict[str, list[str]] = {}
         for run in self.runs:
-            for sentence in run.summary["not_recorded"]:
+            for sentence in run.summary.get("not_recorded", []):
                 missing.setdefault(sentence, []).append(str(run.path))
         return found + [f"not recorded in {', '.join(paths)}: {sentence}" for sentence, paths in missing.items()]
 
@@ -428,20 +470,20 @@ def _fits(seen: ScriptRun) -> Iterator[None]:
             given = list(keras.tree.flatten(callbacks)) if callbacks is not None else []
             if isinstance(callbacks, keras.callbacks.CallbackList) or any(isinstance(c, Recorder) for c in given):
                 seen.note("a fit has a Recorder or a CallbackList of its own, to which nothing was added")
-                with seen.fitting():
+                with seen.fitting(), seen.noting([each for each in given if isinstance(each, Recorder)]):
                     return fit(model, *arguments, **named)
             if others := _other_optimizers(model):
                 seen.note(f"the train_step of {type(model).__name__} has optimizers of its own ({', '.join(others)}): "
                           "each that it uses is recorded by itself, as in a loop of the script's own")
                 return fit(model, *arguments, **named)
             recorder = _recorder(seen)
+            recorder.others, recorder.spelling = given, seen.spelling_of(model.optimizer)
             bound.arguments["callbacks"] = [*given, recorder]
-            try:
-                with seen.fitting():
+            with seen.fitting(), seen.noting([recorder]):
+                try:
                     return fit(*bound.args, **bound.kwargs)
-            except BaseException as error:
-                recorder.fail(error)
-                raise
+                finally:
+                    seen.note_head(model, recorder)
 
         return recorded
 
@@ -466,7 +508,9 @@ def _runs_of_ours(seen: ScriptRun) -> Iterator[None]:
         @wraps(function)
         def called(*arguments: Any, **named: Any) -> Any:
             with seen.fitting():
-                return function(*arguments, **named)
+                found = function(*arguments, **named)
+            seen.fit_runs += [found] if isinstance(found, Run) else []
+            return found
 
         return called
 
@@ -486,7 +530,6 @@ def _recorder(seen: ScriptRun) -> Recorder:
     more |= {f"trainer.{name}": getattr(settings.trainer, name) for name in RECORDED_TRAINER_KEYS}
     recorder = Recorder(seen.place(), loss_scale=asdict(settings.loss_scale), settings=more, name=seen.title)
     recorder.command = seen.command
-    seen.recorders.append(recorder)
     return recorder
 
 

@@ -315,11 +315,16 @@ class StepLog:
 
     def read(self, values: list[Any], tally: Any, after: int) -> StepRows:
         """The steps since the `after`-th, from `values` of the variables and the optimizer's `tally`."""
-        seen = int(_copies(tally)[0][TALLY.index("seen")])
+        seen = count_of(tally, "seen")
         first = max(after, seen - self.capacity)
         places = np.arange(first, seen) % self.capacity
         floats, ints = (np.stack([copy[places] for copy in _copies(value)]) for value in values)
         return StepRows(_mean_loss(floats), _of_all_replicas(ints), first - after)
+
+
+def count_of(tally: Any, name: str) -> int:
+    """One of the counts of an optimizer's `tally`, by its name in `TALLY`."""
+    return int(_copies(tally)[0][TALLY.index(name)])
 
 
 def _copies(value: Tensor) -> list[NDArray[Any]]:

@@ -7,6 +7,7 @@ is one row of `CAUSES`.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
@@ -30,6 +31,7 @@ from mpt_cli.telemetry.records import (
     UnmovedWeights,
 )
 from mpt_cli.telemetry.signs import LONGEST_SETTLING_SKIPS, THIRD_TIME, Signs
+from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Cause:
     `fits` is asked with how many of the latest skipped steps are in question. `remedy` is the advice while the run is
     on and `explanation` the one in the verdict; `hint` is the console's comment on a few skips; `change` are the words
     that carry the remedy out when they are added to the command, empty where that takes a look first. In the texts
-    {fixed} is the scale of the settings and {lower} one that is 2^8 lower than the present.
+    {fixed} is the scale of the settings, {lower} one that is 2^8 lower than the present, and {or_slower} what else
+    helps a scale that grows after so many steps. Settings are named as a recipe's command line has them.
     """
 
     fits: Callable[[Signs, int], bool]
@@ -57,7 +60,8 @@ class Cause:
 
 def _fill(text: str, signs: Signs) -> str:
     lower = format_scale(None if signs.scale is None else signs.scale / 2**8).replace("^", "**")
-    return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower)
+    or_slower = "raise loss_scale.growth_steps, " if signs.scaling.growth_steps else ""
+    return text.format(fixed=format_scale(signs.scaling.initial_scale), lower=lower, or_slower=or_slower)
 
 
 def _always(signs: Signs, skips: int) -> bool:
@@ -124,7 +128,7 @@ CAUSES = {
     TOO_HIGH: Cause(
         _always,
         remedy=LOWER_START,
-        explanation="lower loss_scale.max_scale, raise loss_scale.growth_steps, or try policy=mixed_bfloat16.",
+        explanation="lower loss_scale.max_scale, {or_slower}or try policy=mixed_bfloat16.",
         change=WIDER,
     ),
     IN_DOUBT: Cause(
@@ -371,24 +375,44 @@ def _ends_useless(signs: Signs) -> str | None:
 
 
 def _ends_warmed_up(signs: Signs) -> str | None:
-    if not signs.skip_steps or not signs.scaling.growth_steps:
+    if not signs.skip_steps or signs.search_skips < signs.skipped_steps:
         return None
-    last = signs.skip_steps[-1]
-    if not signs.is_early(last) or (signs.first_growth_step is not None and last > signs.first_growth_step):
-        return None
-    words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step {last}; "
-    return f"{words}this is normal and nothing needs to be done."
+    words = f"{_format_skipped(signs)} while the scale settled{_format_at_scale(signs)}, the last at step "
+    return f"{words}{signs.skip_steps[-1]}; this is normal and nothing needs to be done.{_advise_first_scale(signs)}"
+
+
+def _advise_first_scale(signs: Signs) -> str:
+    """The first scale that would have needed no search, in a sentence; empty where there was none."""
+    if signs.found_scale is None:
+        return ""
+    found, first = (format_scale(scale) for scale in (signs.found_scale, signs.scaling.initial_scale))
+    count = signs.search_skips
+    which = "The first skip" if count == 1 else f"The first {format_count(count)} skips"
+    return (f" {which} came of a scale that began too high, at {first}: loss_scale.initial_scale="
+            f"{found.replace('^', '**')} would have needed none.")  # fmt: skip
 
 
 def _ends_well(signs: Signs) -> str:
     if signs.skip_steps:
-        return f"{_format_skipped(signs)}, few enough to do no harm."
+        return _describe_skips(signs)
     words = f"All {format_count(signs.steps_seen)} steps were applied"
     if signs.bad_steps and signs.scaling.applies_overflows:
         words += f", {format_count(signs.bad_steps)} of them with gradients that were not finite"
     if signs.scaling.scales:
         return f"{words}{_format_at_scale(signs)}."
     return f"{words}; {_explain_no_scale(signs)}"
+
+
+def _describe_skips(signs: Signs) -> str:
+    """Each group of them by what it is due to: the search for the scale at the start, its growths, and all else."""
+    searched = signs.search_skips
+    if not searched:
+        return f"{_format_skipped(signs)}, few enough to do no harm."
+    later = sum(step > signs.skip_steps[searched - 1] for step in signs.unprovoked_steps)
+    groups = {"while the scale settled": searched, "after it had grown": signs.skipped_steps - searched - later,
+              "later": later}  # fmt: skip
+    told = ", ".join(f"{format_count(count)} {when}" for when, count in groups.items() if count)
+    return f"{_format_skipped(signs)}: {told}, few enough to do no harm.{_advise_first_scale(signs)}"
 
 
 def _remark_late_skips(signs: Signs) -> str | None:
@@ -513,7 +537,8 @@ class HealthRule:
             return None
         skips = self.skips(signs) if self.skips is not None else int(value)
         cause = CAUSES[find_cause(signs, skips, self.causes)]
-        return Stop(self.key, self.evidence(signs), cause.advise(signs), cause.change, self.needs_sample)
+        change = cause.change if signs.spelling.is_command else ""
+        return Stop(self.key, self.evidence(signs), signs.spell(cause.advise(signs)), change, self.needs_sample)
 
 
 def _skips_to_rate(signs: Signs, rate: float) -> int:
@@ -599,7 +624,17 @@ def judge(signs: Signs) -> tuple[str, str]:
     found = ((rule.verdict, rule.ending(signs)) for rule in RULES)
     verdict, words = next((verdict, words) for verdict, words in found if words is not None)
     remarks = [remark(signs) for remark in REMARKS] if verdict in GOOD_VERDICTS else []
-    return verdict, " ".join([words, *(remark for remark in remarks if remark)])
+    return verdict, signs.spell(" ".join([words, *(remark for remark in remarks if remark)]))
+
+
+class NextCheck(NamedTuple):
+    """In how many steps a rule can be broken: at the `soonest`, where each is bad; `clean_steps` after one by which no
+    further step was skipped and no loss was not finite; and at `last` though there were none, by gradients that are all
+    zero, or where the skip rate begins to count."""
+
+    soonest: int
+    clean_steps: int
+    last: int
 
 
 @dataclass(frozen=True)
@@ -609,10 +644,15 @@ class HealthRules:
     loss_scale: LossScaleSettings
     trainer: TrainerSettings
     scaling: Scaling
+    spelling: Spelling = RECIPE
 
     def check(self, signs: Signs) -> Stop | None:
         """The first rule that a step of the last call broke, or None."""
         return self._first_broken(signs, at_epoch_end=False)
+
+    def spell(self, text: str) -> str:
+        """`text` with the settings that it names as they are written where the run was begun."""
+        return self.spelling.spell(text, self.scaling.mode)
 
     def check_epoch(self, signs: Signs) -> Stop | None:
         """At the end of an epoch: did it train at all, and what of the weights? A nan in them can hide behind a relu
@@ -627,6 +667,15 @@ class HealthRules:
     def steps_to_first_check(self, signs: Signs) -> int | None:
         """Steps until a rule counts for the first time, None where all do already or never will: a call ends there."""
         return min((left for rule, _ in self._active(signs) if (left := rule.first_steps(signs)) > 0), default=None)
+
+    def next_check(self, signs: Signs) -> NextCheck:
+        """When a rule of steps is to be asked again, so that none is broken before."""
+        limits, begins = self.stop_limits(signs), self.steps_to_first_check(signs) or NEVER
+        left = [limit - streak for limit, streak in zip(limits.reachable(), limits.streaks, strict=True)]
+        named = limits.limits._asdict()
+        zero_steps = limits.reachable().zero_steps - limits.streaks.zero_steps
+        clean_steps = min(limit for count, limit in named.items() if count != "zero_steps")
+        return NextCheck(min([*left, begins]), clean_steps, min(zero_steps, begins))
 
     def _first_broken(self, signs: Signs, at_epoch_end: bool) -> Stop | None:
         asked = ((rule, limit) for rule, limit in self._active(signs) if rule.at_epoch_end == at_epoch_end)

@@ -19,6 +19,7 @@ from mpt_cli.telemetry.records import (
     StreakCounts,
     UnmovedWeights,
 )
+from mpt_cli.telemetry.spelling import RECIPE, Spelling
 
 if TYPE_CHECKING:
     from mpt_cli.telemetry.ledger import Ledger
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
 class EventTally:
     """Counts over all events so far; `skip_steps` holds the number of every skipped step, ascending, `forward_steps` of
     those whose loss was already not finite, `unprovoked_steps` of those that nothing explains: neither had the scale
-    grown since the skip before, or since the start, nor had a phase begun. `nan_steps` are those whose loss was finite
+    grown since the skip before, or since the start, nor had a phase begun, nor does the search that a growth began
+    still go on. `skip_scales` has the scale after each skip. `nan_steps` are those whose loss was finite
     and whose gradients held nan and no inf: an overflow far above what float16 holds leaves the same, once inf met inf
     on the way back. `uncured_steps` are those of them that the scale does not explain, as its rule says
     (`ScaleRule.may_explain`), and those before them that this shows not to be the scale's either: of the same streak,
@@ -39,6 +41,7 @@ class EventTally:
 
     scaling: Scaling = field(default_factory=Scaling)
     skip_steps: list[int] = field(default_factory=list)
+    skip_scales: list[float] = field(default_factory=list)
     first_growth_step: int | None = None
     growths: int = 0
     forward_steps: list[int] = field(default_factory=list)
@@ -52,6 +55,7 @@ class EventTally:
     latest: deque[Event] = field(default_factory=lambda: deque(maxlen=100))
     _is_changed: bool = False  # by a growth or a phase since the last skip
     _is_provoked: bool = False  # whether that explains the last skip
+    _grown_from: dict[str | None, float] = field(default_factory=dict)  # the scale before the last growth, by optimizer
     _last_steps: dict[str | None, int] = field(default_factory=dict)  # of an event, by optimizer
     _applied_scales: dict[str | None, float] = field(default_factory=dict)  # the highest that is known
     _overflowed_scales: dict[str | None, float] = field(default_factory=dict)  # the lowest, of inf
@@ -72,6 +76,7 @@ class EventTally:
             self._is_changed = True
         elif event.kind == GROWTH:
             self._is_changed = True
+            self._grown_from[event.optimizer] = event.scale_before
             self.growths += 1
             if self.first_growth_step is None:
                 self.first_growth_step = event.step
@@ -92,9 +97,10 @@ class EventTally:
 
     def _add_skip(self, event: Event) -> None:
         goes_on = bool(self.skip_steps) and event.step <= self.skip_steps[-1] + 1
-        self._is_provoked = self._is_changed or (goes_on and self._is_provoked)
+        self._is_provoked = self._is_changed or (goes_on and self._is_provoked) or self._searches_on(event)
         self._is_changed = False
         self.skip_steps.append(event.step)
+        self.skip_scales.append(event.scale_after)
         if event.cause == FORWARD_PASS:
             self.forward_steps.append(event.step)
         elif event.nan and not event.inf:
@@ -104,6 +110,13 @@ class EventTally:
             self._overflowed_scales[event.optimizer] = lowest
         if not self._is_provoked:
             self.unprovoked_steps.append(event.step)
+
+    def _searches_on(self, event: Event) -> bool:
+        """Whether the last growth explains this skip, which is not the first after it: the scale is still above what it
+        had grown from, or came back to that only now, one halving too few."""
+        before = self._grown_from.get(event.optimizer, math.inf)
+        is_near = bool(self.skip_steps) and event.step - self.skip_steps[-1] <= SETTLING_STEPS
+        return event.scale_before > before or (self._is_provoked and is_near and event.scale_before == before)
 
     def _add_nan(self, event: Event) -> None:
         self.nan_steps.append(event.step)
@@ -182,6 +195,7 @@ class Signs:
     steps_seen: int
     applied_steps: int
     skip_steps: Sequence[int] = ()  # the number of every skipped step, ascending
+    skip_scales: Sequence[float] = ()  # the scale after each of them
     forward_steps: Sequence[int] = ()  # of those whose loss was already not finite
     unprovoked_steps: Sequence[int] = ()  # of those that neither a growth of the scale nor a phase explains
     nan_steps: Sequence[int] = ()  # of those with nan and no inf in the gradients of a finite loss
@@ -206,6 +220,11 @@ class Signs:
     val_loss: LossTrend = LossTrend()
     input_seconds: float = 0.0  # that steps waited for their data
     step_seconds: float = 0.0  # that they took themselves
+    spelling: Spelling = RECIPE  # of what advice names, where the run was begun
+
+    def spell(self, text: str) -> str:
+        """`text` with the settings that it names as they are written where the run was begun."""
+        return self.spelling.spell(text, self.scaling.mode)
 
     @property
     def skipped_steps(self) -> int:
@@ -239,6 +258,21 @@ class Signs:
     def is_early(self, step: int) -> bool:
         """Whether a skip at `step` may be part of the settling at the start."""
         return may_still_settle(step - 1 - bisect_left(self.skip_steps, step), self.steps_seen)
+
+    @property
+    def search_skips(self) -> int:
+        """How many of the first skips were the search for the scale at the start: before it had grown, and early."""
+        if not self.scaling.growth_steps:
+            return 0
+        end = self.steps_seen if self.first_growth_step is None else self.first_growth_step
+        others = (place for place, step in enumerate(self.skip_steps) if step > end or not self.is_early(step))
+        return next(others, self.skipped_steps)
+
+    @property
+    def found_scale(self) -> float | None:
+        """The scale that this search came to; None without one, and where the first scale was no higher."""
+        found = min(self.skip_scales[: self.search_skips], default=math.inf)
+        return found if found < self.scaling.initial_scale else None
 
     @property
     def is_settling(self) -> bool:
@@ -296,6 +330,7 @@ def observe(
         steps_seen=ledger.seen,
         applied_steps=ledger.applied,
         skip_steps=() if applies else tally.skip_steps,
+        skip_scales=() if applies else tally.skip_scales,
         forward_steps=() if applies else tally.forward_steps,
         unprovoked_steps=() if applies else tally.unprovoked_steps,
         nan_steps=() if applies else tally.nan_steps,

@@ -164,7 +164,9 @@ def _assemble(program: "Program", platform: Platform, data: DataSet, hardware: H
     scaling = resolve_scaling(settings.loss_scale, model)
     warnings = [
         *warn_of_fault(settings.fault), *check_numerics(settings, model, data),
-        *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_learning_rate(settings.optimizer),
+        *(program.spelling.spell(text, scaling.mode) for text in (
+            *warn_of_scaling(scaling, model, settings.loss_scale.layer_scales), *warn_of_half_head(model))),
+        *warn_of_learning_rate(settings.optimizer),
         *warn_of_float_labels(data, settings.data), *data.warnings,
     ]  # fmt: skip
     plan = BatchPlan(settings.trainer.batch_size, 1, settings.trainer.drop_remainder, devices=distribution.replicas)
@@ -283,6 +285,17 @@ def warn_of_no_head(settings: Settings, model: Any) -> list[str]:
     names = ", ".join(layer.name for layer in layers_of(model)[-4:])
     return [f"policy.head={head}: which layer of {type(model).__name__} is its head is not known, so none is put into "
             f"{head}. Call that layer \"head\", or set policy.overrides.NAME={head} (its last layers: {names})."]
+
+
+def warn_of_half_head(model: Any) -> list[str]:
+    """A sentence where a built model makes its output in float16, or probabilities in any half precision."""
+    rows = [row for row in audit_layers(model) if row.is_head and (row.risk or row.compute_dtype == "float16")]
+    if not rows:
+        return []
+    layers = f"layer {rows[0].path} makes" if len(rows) == 1 else f"layers {', '.join(row.path for row in rows)} make"
+    risk = next((row.risk for row in rows if row.risk), "what the loss gets has 11 bits, and is inf above 65504")
+    return [f"{layers} the output of the model in {rows[0].compute_dtype}: {risk}. Keep it in float32: "
+            "policy.head=float32."]  # fmt: skip
 
 
 def scale_layers(settings: Settings, model: Any) -> None:

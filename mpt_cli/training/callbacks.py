@@ -411,7 +411,7 @@ class Callbacks:
             else:
                 self._guarded(callback, hook, *where, given)
             if self.model.stop_training and not self.ended:
-                self.ended = _why(callback, hook, *where)
+                self.ended = why_ended(callback, hook)
         self.after_hook()
         return given
 
@@ -488,8 +488,8 @@ def _is_new_metric(name: str, value: Any, metrics: Logs) -> bool:
     return name not in metrics and name not in _FIELDS and is_number
 
 
-def _why(callback: Any, hook: str, *where: int) -> str:
-    """Why the run ends, in words that go on after a colon."""
+def why_ended(callback: Any, hook: str) -> str:
+    """Why the run ends that this callback has ended in this hook, in words that go on after a colon."""
     name = type(callback).__name__
     if not isinstance(callback, keras.callbacks.EarlyStopping):
         return f"{name} set model.stop_training in {hook}"

@@ -145,6 +145,7 @@ class Trainer:
         return observe(
             self.ledger, self.telemetry.tally, self.health.scaling, progress.metrics, val_loss=progress.val_loss,
             input_seconds=watch.input_seconds, step_seconds=watch.seconds, unmoved=self.unmoved_weights,
+            spelling=self.health.spelling,
         )  # fmt: skip
 
     @property
@@ -339,7 +340,7 @@ class Trainer:
         if watch is None or not (is_last or watch.is_due(ledger.seen)):
             return
         if (found := watch.news(ledger.seen, ledger.learning_rate, self._gradients)) is not None:
-            self.telemetry.message(f"step {ledger.seen}: {describe_unmoved(found)}")
+            self.telemetry.message(f"step {ledger.seen}: {self.health.spell(describe_unmoved(found))}")
 
     def _gradients(self) -> dict[int, Any]:
         """Of the last batch, the first time and where that can be had."""

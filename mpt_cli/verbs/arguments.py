@@ -88,6 +88,11 @@ def add_fresh_processes(parser: argparse.ArgumentParser) -> None:
                         "Keras")  # fmt: skip
 
 
+def add_fail_on_verdict(parser: argparse.ArgumentParser, what: str) -> None:
+    parser.add_argument("--fail-on-verdict", action="store_true", help=f"exit with 4 also where the run came to its "
+                        f"end and {what} neither healthy nor warm-up skips only, chronic overflow say")  # fmt: skip
+
+
 def add_best(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--best", action="store_true", help="weights of the best epoch (trainer.monitor), not the last")
 
@@ -114,6 +119,7 @@ def configure_train(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _TRAIN_EXAMPLES
     parser.add_argument("--json", action="store_true", help="print the summary as one JSON object; progress to stderr")
     parser.add_argument("--quiet", action="store_true", help="print no progress")
+    add_fail_on_verdict(parser, "the verdict is")
 
 
 _RUN_EXAMPLES = """examples:
@@ -122,9 +128,12 @@ _RUN_EXAMPLES = """examples:
   mpt run loss_scale=fixed loss_scale.initial_scale=2**10 run_dir=runs/first train.py
   mpt run -m package.train --epochs 3
   mpt run --dry-run train.py        what would be changed where
+  mpt run --fail-on-verdict train.py        for CI: 4 also where a verdict is chronic overflow, dead layers and the like
 
 The script's own exit code passes through: 1 with its traceback where it raised, what it gave to sys.exit. Where it
-ended well, it is that of the gravest verdict: 4 for a run that never trained, collapsed or was stopped by a rule."""
+ended well, it is that of the gravest verdict, as of `mpt train`: 4 for a run that never trained, collapsed or broke a
+rule that stops runs (a loop of the script's own goes on all the same); with --fail-on-verdict for every verdict but
+healthy and warm-up skips only, and where nothing was recorded."""
 
 
 def configure_run(parser: argparse.ArgumentParser) -> None:
@@ -133,6 +142,7 @@ def configure_run(parser: argparse.ArgumentParser) -> None:
     ended well.
     """
     parser.add_argument("--dry-run", action="store_true", help="say what would be changed where, and run nothing")
+    add_fail_on_verdict(parser, "a verdict is")
     parser.add_argument("words", nargs=argparse.REMAINDER, metavar=SCRIPT)
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar=MODULE, help="instead of a script")
     parser.epilog = _RUN_EXAMPLES

@@ -5,22 +5,27 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from mpt_cli.errors import OK, ConfigError, DataError, MptError, Problem
+from mpt_cli.errors import NUMERICAL, OK, ConfigError, DataError, MptError, Problem
 from mpt_cli.script_text import ScriptTarget, plan_of
 from mpt_cli.settings.references import user_frames
 from mpt_cli.settings.schema import RECORDED_TRAINER_KEYS, Settings
 from mpt_cli.verbs import say
 
+if TYPE_CHECKING:
+    from mpt_cli.script import ScriptRun
+
 SECTIONS = ("policy", "loss_scale", "logger")
 SINGLE_KEYS = ("run_dir", "backend", "backend.name")
+OPTIONS = {"dry_run": "--dry-run", "fail_on_verdict": "--fail-on-verdict"}  # anywhere before the script
 SCRIPT_RAISED = 1  # as Python ends for an exception that nobody caught
 
 
 def run_run(arguments: argparse.Namespace) -> int:
     overrides, rest = _split([*arguments.words, *(["-m", *arguments.module] if arguments.module is not None else [])])
-    dry = arguments.dry_run or "--dry-run" in overrides
-    overrides = [word for word in overrides if word != "--dry-run"]
+    dry, strict = (getattr(arguments, name) or option in overrides for name, option in OPTIONS.items())
+    overrides = [word for word in overrides if word not in OPTIONS.values()]
     settings, name = _settings(overrides), _target_name(rest)
     asked = any(word.startswith(("backend=", "backend.name=")) for word in overrides)
     backend = settings.backend.name if asked else None  # else the script runs on the one that Keras chooses for it
@@ -40,13 +45,21 @@ def run_run(arguments: argparse.Namespace) -> int:
     from mpt_cli.script import run_script
 
     again = [word for word in overrides if not word.startswith("run_dir=")]  # whose directory is there then
-    seen, error = run_script(target, settings, ["run", *again, *rest])
+    options = [OPTIONS["fail_on_verdict"]] if strict else []
+    seen, error = run_script(target, settings, ["run", *options, *again, *rest])
     code = _code_of(error)
     for sentence in seen.sentences():
         say(f"mpt run: {sentence}", sys.stderr)
     if isinstance(error, (MptError, KeyboardInterrupt)):  # the former is ours, of what can't be scaled or recorded
         raise error
-    return code or seen.exit_code
+    return code or seen.exit_code or (_judge_strictly(seen) if strict else OK)
+
+
+def _judge_strictly(seen: "ScriptRun") -> int:
+    """As --fail-on-verdict has it."""
+    if reason := seen.why_not_good():
+        say(f"mpt run: --fail-on-verdict: {reason}", sys.stderr)
+    return NUMERICAL if reason else OK
 
 
 def _choose_backend(name: str) -> None:
@@ -67,8 +80,9 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
     >>> _split(["policy=mixed_float16", "train.py", "--rate=3"])
     (['policy=mixed_float16'], ['train.py', '--rate=3'])
     """
-    count = next((place for place, word in enumerate(words)
-                  if word != "--dry-run" and ("=" not in word or word.startswith("-"))), len(words))  # fmt: skip
+    others = (place for place, word in enumerate(words)
+              if word not in OPTIONS.values() and ("=" not in word or word.startswith("-")))  # fmt: skip
+    count = next(others, len(words))
     return words[:count], words[count:]
 
 

@@ -7,14 +7,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from mpt_cli.errors import OK
+from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
 from mpt_cli.trained_model import evaluate, export
 from mpt_cli.verbs import print_json, say
+
+if TYPE_CHECKING:
+    from mpt_cli.telemetry.records import Summary
 
 
 def run_train(arguments: argparse.Namespace) -> int:
@@ -39,7 +42,17 @@ def run_train(arguments: argparse.Namespace) -> int:
         print_json(summary_dict(summary))
     if arguments.quiet and summary.exit_code != OK:
         say(f"mpt train: {_format_ending(summary.status, summary.explanation)}", sys.stderr)
-    return summary.exit_code
+    return summary.exit_code or (_judge_strictly(summary) if arguments.fail_on_verdict else OK)
+
+
+def _judge_strictly(summary: "Summary") -> int:
+    """As --fail-on-verdict has it; the summary itself keeps the exit code that the run has without."""
+    from mpt_cli.telemetry.health import GOOD_VERDICTS
+
+    if summary.verdict in GOOD_VERDICTS:
+        return OK
+    say(f"mpt train: --fail-on-verdict: the verdict is {summary.verdict}. {summary.explanation}", sys.stderr)
+    return NUMERICAL
 
 
 @contextmanager
@@ -68,7 +81,8 @@ def _as_one_of_several(settings: Settings, arguments: argparse.Namespace, overri
     from mpt_cli.jobs import launch
 
     if launch.must_launch(settings):
-        flags = [flag for flag in ("--json", "--quiet") if getattr(arguments, flag[2:])]
+        options = ("--json", "--quiet", "--fail-on-verdict")
+        flags = [option for option in options if getattr(arguments, option[2:].replace("-", "_"))]
         return launch.launch(settings, [*overrides, f"seed={training_run.with_seed_of_run(settings).seed}", *flags])
     process_info = find_process_info(settings)
     if process_info is not None:

@@ -1,5 +1,6 @@
 """`mpt.fit`, `Run` and `Recorder`: the same run whoever drives it."""
 
+import html
 import json
 import signal
 import subprocess
@@ -82,7 +83,7 @@ def test_a_run_shows_itself(reference):
     assert "skipped steps" in run._repr_html_() and run._repr_html_().count("<svg") >= 2
     assert repr(run).endswith(f"Finished: {run.verdict})") and mpt.load_run(run.path).verdict == run.verdict
     assert all(path.is_file() for path in run.plot())
-    assert mpt.load_run(str(run.path)).explanation in run._repr_html_()
+    assert html.escape(mpt.load_run(str(run.path)).explanation) in run._repr_html_()
 
 
 def without_layers(run: mpt.Run) -> list[dict]:
@@ -135,14 +136,69 @@ def test_the_step_log_is_in_no_file(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_recorder_stops_what_no_longer_trains(tmp_path):
+@pytest.mark.parametrize(("steps_per_execution", "seen"), [(1, 20), (7, 21)])
+def test_a_recorder_stops_what_no_longer_trains_at_the_call_that_breaks_a_rule(tmp_path, steps_per_execution, seen):
     x, y = np.full((200, 8), 6e4, "float32"), np.zeros(200, "int32")
-    recorder = mpt.Recorder(tmp_path / "run", settings={**QUIET, "loss_scale.max_consecutive_skips": 20})
-    net().fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
+    settings = {**QUIET, "loss_scale.max_consecutive_skips": 20, "trainer.log_every_steps": 1000}
+    recorder = mpt.Recorder(tmp_path / "run", settings=settings)
+    model = net(steps_per_execution=steps_per_execution)
+    model.fit(x, y, batch_size=2, epochs=9, verbose=0, callbacks=[recorder])
     summary = recorder.run.summary
     assert summary["status"] == "stopped" and summary["exit_code"] == 4
     assert (summary["applied_steps"], summary["skipped_steps"]) == (0, summary["steps_seen"])
-    assert 20 <= summary["steps_seen"] <= 30
+    assert summary["steps_seen"] == seen
+
+
+@pytest.mark.slow
+def test_a_fit_with_a_head_in_float16_is_told_what_keeps_it_in_float32(tmp_path):
+    warnings = {}
+    for name, more in (("as_built", {}), ("as_told", {"policy.head": "float32"})):
+        with mpt.Policy("mixed_float16").scope():
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(2, name="out")], name="net")
+        model.compile("sgd", "mse", auto_scale_loss=False)
+        x, y = data(bad=())
+        run = mpt.fit(model, x, np.eye(2)[y], batch_size=32, run_dir=tmp_path / name, settings={**QUIET, **more})
+        assert run.summary["applied_steps"] == 4
+        warnings[name] = json.loads((run.path / "header.json").read_text())["warnings"]
+    (said,) = [text for text in warnings["as_built"] if text.startswith("layer net/out makes the output of the model")]
+    assert said.endswith(' Keep it in float32: settings={"policy.head": "float32"}.')
+    assert not any("makes the output" in text for text in warnings["as_told"])
+
+
+def of_zero(y, y_pred):
+    return 0.0 * keras.ops.sum(y_pred, -1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "bad", "rules", "seen"), [
+    ("float32", (), {"trainer.max_zero_gradients": 7}, 7),
+    ("float32", range(4, 33), {"trainer.max_nonfinite_losses": 5}, 8),
+    ("mixed_float16", range(2, 33, 2), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10}, 20),
+    pytest.param("mixed_float16", range(18, 33), {"loss_scale.max_skip_rate": 0.4, "loss_scale.skip_rate_window": 10},
+                 22, marks=pytest.mark.long),
+])  # fmt: skip
+def test_each_rule_ends_a_recorded_fit_at_its_step(tmp_path, policy, bad, rules, seen):
+    x, y = data(bad=bad)
+    x[x > 5e4] = np.inf
+    model = net(policy)
+    if "trainer.max_zero_gradients" in rules:
+        model.compile(model.optimizer, of_zero)
+    recorder = mpt.Recorder(tmp_path / "run", loss_scale=8.0 if bad and policy != "float32" else None,
+                            settings={**QUIET, "trainer.log_every_steps": 1000, **rules})  # fmt: skip
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[recorder])
+    summary = recorder.run.summary
+    assert (summary["status"], summary["steps_seen"]) == ("stopped", seen)
+    assert f"(rule {next(iter(rules))})" in summary["explanation"]
+
+
+@pytest.mark.slow
+def test_a_fit_that_another_callback_ends_did_so_early(tmp_path):
+    recorder, stopping = mpt.Recorder(tmp_path / "run", settings=QUIET), keras.callbacks.EarlyStopping("loss", 1e9)
+    net().fit(*data(bad=()), batch_size=16, epochs=5, verbose=0, callbacks=[stopping, recorder])
+    summary = recorder.run.summary
+    assert (summary["status"], summary["ended_early"]) == ("finished", "model.stop_training was set")
+    assert summary["explanation"].endswith(" It ended early, in epoch 2: model.stop_training was set.")
+    assert summary["epochs_completed"] == 2 and summary["applied_steps"] == summary["steps_seen"] == 16
 
 
 @pytest.mark.slow
@@ -578,7 +634,7 @@ def test_a_script_ends_with_its_own_code_or_the_verdicts(tmp_path, monkeypatch, 
     assert "verbs/run.py" not in said and "runpy" not in said  # a traceback begins in the script
     summary = mpt.load_run(tmp_path / "run").summary
     assert (summary["status"], summary["exit_code"], summary["applied_steps"]) == ("stopped", 4, 0)
-    assert 10 <= summary["skipped_steps"] <= 15 and summary["steps_seen"] == summary["skipped_steps"]
+    assert summary["skipped_steps"] == summary["steps_seen"] == 10
     assert keras.Model.fit is fit_of_keras and keras.config.dtype_policy().name == "float32"
     assert main(["run", f"backend={OTHER}", "never.py"]) == 2
     assert f"Keras is loaded with backend {BACKEND} already" in capsys.readouterr().err

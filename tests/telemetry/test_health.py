@@ -283,6 +283,29 @@ def test_a_call_ends_where_the_skip_rate_begins_to_count(seen, left):
     assert off.steps_to_first_check(signs) is None
 
 
+@pytest.mark.parametrize(("streaks", "loss_scale", "ahead"), [
+    (StreakCounts(0, 0, 0, 0, 0), {}, (10, 10, 50)),  # losses that are not finite, or skips at the floor
+    (StreakCounts(45, 0, 0, 0, 0), {}, (5, 10, 50)),
+    (StreakCounts(0, 0, 0, 30, 0), {}, (10, 10, 20)),
+    (StreakCounts(0, 0, 0, 0, 0), {"on_overflow": "abort"}, (1, 1, 50)),
+    (StreakCounts(50, 0, 0, 0, 0), {}, (1, 10, 50)),  # of a rule that is broken and did not end the run
+])  # fmt: skip
+def test_a_rule_is_broken_no_sooner_than_its_streak_allows(streaks, loss_scale, ahead):
+    settings = LossScaleSettings(mode="dynamic", **loss_scale)
+    signs = replace(EARLY, steps_seen=900, streaks=streaks, window_steps=500, window_skips=0)
+    assert HealthRules(settings, TrainerSettings(), SCALED).next_check(signs) == ahead
+
+
+def test_the_rate_of_skips_is_looked_at_where_it_begins_to_count_and_where_it_may_be_exceeded():
+    settings, trainer = LossScaleSettings(mode="dynamic"), TrainerSettings(max_nonfinite_losses=None)
+    rules = HealthRules(replace(settings, max_skips_at_floor=None), trainer, SCALED)
+    signs = replace(EARLY, streaks=StreakCounts(0, 0, 0, 0, 0), window_steps=500)
+    assert rules.next_check(replace(signs, steps_seen=996, window_skips=249)) == (4, 50, 4)
+    assert rules.next_check(replace(signs, steps_seen=1000, window_skips=249)) == (1, 1, 50)
+    assert rules.next_check(replace(signs, steps_seen=1000, window_skips=230)) == (20, 20, 50)
+    assert rules.next_check(replace(signs, steps_seen=1000, window_skips=100)) == (50, 50, 50)  # or skips in a row
+
+
 def test_the_advice_is_of_the_mode_that_auto_came_to():
     flushed = replace(
         LATE, peaks=StreakCounts(0, 0, 0, 50, 0), streaks=StreakCounts(0, 0, 0, 50, 0), flushed_share=0.25,

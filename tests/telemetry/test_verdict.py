@@ -372,9 +372,10 @@ RISING = LossTrend(0.31, 4, 9, (0.4, 0.45, 0.52))
 
 
 @pytest.mark.parametrize(("signs", "words"), [
-    (LATE, "3 of 64 steps (4.7%) were skipped, few enough to do no harm. Step 46 was skipped long after the scale had "
-           "settled, and not because it had grown: a batch with unusual gradients does that, or a learning rate that "
-           "rises. If more follow, lower optimizer.learning_rate or clip with optimizer.global_clipnorm=1.0."),
+    (LATE, "3 of 64 steps (4.7%) were skipped: 2 while the scale settled, 1 later, few enough to do no harm. Step 46 "
+           "was skipped long after the scale had settled, and not because it had grown: a batch with unusual gradients "
+           "does that, or a learning rate that rises. If more follow, lower optimizer.learning_rate or clip with "
+           "optimizer.global_clipnorm=1.0."),
     (_skipping(range(100, 500, 100), unprovoked_steps=range(100, 500, 100)),
      "4 of 1,000 steps (0.4%) were skipped, few enough to do no harm. 4 steps (… 200, 300, 400) were skipped long "
      "after the scale had settled, and not because it had grown: a batch with unusual gradients does that, or a "
@@ -416,9 +417,62 @@ def test_the_settling_ends_after_a_twentieth_of_the_run_or_its_first_steps(appli
 
 def test_a_skip_is_provoked_by_a_growth_since_the_skip_before_and_so_is_the_streak_it_begins() -> None:
     tally = EventTally()
-    kinds = {1: "overflow", 2: "overflow", 40: "growth", 60: "overflow", 61: "overflow", 63: "overflow"}
-    tally.add(Event(step, 1, kind, 4.0, 2.0) for step, kind in kinds.items())
+    tally.add(halved_at(step, scale) for step, scale in ((1, 16.0), (2, 8.0)))
+    tally.add([Event(40, 1, "growth", 4.0, 8.0)])
+    tally.add(halved_at(step, scale) for step, scale in ((60, 8.0), (61, 4.0), (63, 2.0)))
     assert (tally.skip_steps, tally.unprovoked_steps) == ([1, 2, 60, 61, 63], [1, 2, 63])
+    assert tally.skip_scales == [8.0, 4.0, 4.0, 2.0, 1.0]
+
+
+def halved_at(step: int, scale: float) -> Event:
+    return Event(step, 1, "overflow", scale, scale / 2)
+
+
+@pytest.mark.parametrize(("skips", "unprovoked"), [
+    ([(2001, 8.0), (2003, 4.0)], []),  # one halving too few: back at what it had grown from, and once more
+    ([(2001, 8.0), (2021, 4.0)], []),
+    ([(2001, 8.0), (2022, 4.0)], [2022]),  # long after
+    ([(2001, 8.0), (2003, 4.0), (2005, 2.0)], [2005]),  # lower than it had been for a whole stretch
+    ([(2500, 8.0), (2700, 8.0)], []),  # of hysteresis: it stays where it had grown to
+])  # fmt: skip
+def test_a_search_after_a_growth_may_go_one_halving_too_far(skips, unprovoked) -> None:
+    tally = EventTally(DYNAMIC)
+    tally.add([Event(2000, 1, "growth", 4.0, 8.0), *(halved_at(*skip) for skip in skips)])
+    assert tally.unprovoked_steps == unprovoked
+    signs = observe(Ledger(LedgerOptions(), seen=4000, applied=3990, scale=4.0, last_mean_loss=0.5), tally, DYNAMIC, {})
+    assert ("long after the scale had settled" in judge(signs)[1]) == bool(unprovoked)
+
+
+HIGH = Scaling(DynamicScale(2.0**40, growth_steps=100, max_scale=2.0**40))
+FAR = tuple(2.0 ** (40 - step) for step in range(1, 26))
+
+
+@pytest.mark.parametrize(("late", "growth", "unprovoked", "words"), [
+    ((), None, (), "25 of 128 steps (19.5%) were skipped while the scale settled at scale 32768, the last at step 25; "
+     "this is normal and nothing needs to be done. The first 25 skips came of a scale that began too high, at 2^40: "
+     "loss_scale.initial_scale=32768 would have needed none."),
+    ((100,), None, (100,), "26 of 128 steps (20.3%) were skipped: 25 while the scale settled, 1 later, few enough to "
+     "do no harm. The first 25 skips came of a scale that began too high, at 2^40: loss_scale.initial_scale=32768 "
+     "would have needed none. Step 100 was skipped long after the scale had settled, and not because it had grown"),
+    ((101, 120), 100, (120,), "27 of 128 steps (21.1%) were skipped: 25 while the scale settled, 1 after it had grown, "
+     "1 later, few enough to do no harm. The first 25 skips came of"),
+])  # fmt: skip
+def test_each_group_of_skips_is_told_by_what_it_is_due_to(late, growth, unprovoked, words) -> None:
+    scales = FAR + (2.0**14,) * len(late)
+    base = replace(CLEAN, scaling=HIGH, steps_seen=128, first_growth_step=growth, skip_scales=scales)
+    verdict, said = judge(_skipping([*range(1, 26), *late], base, unprovoked_steps=(*range(1, 26), *unprovoked)))
+    assert said.startswith(words) and verdict == (v.HEALTHY if late else v.WARM_UP)
+
+
+def test_one_skip_of_a_first_scale_that_was_too_high_names_the_half() -> None:
+    signs = _skipping([1], scaling=Scaling(DynamicScale(2.0**30)), skip_scales=(2.0**29,), scale=2.0**29)
+    assert judge(signs)[1].endswith(
+        "The first skip came of a scale that began too high, at 2^30: loss_scale.initial_scale=2**29 would have needed "
+        "none.")  # fmt: skip
+
+
+def test_a_logmax_scale_is_not_told_to_grow_later() -> None:
+    assert "lower loss_scale.max_scale, or try" in judge(_skipping(range(10, 1000, 10), scaling=LOGMAX))[1].lower()
 
 
 def test_a_val_loss_that_is_not_finite_leaves_the_trend_as_it_was() -> None:

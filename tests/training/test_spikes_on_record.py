@@ -121,7 +121,7 @@ def test_inputs_that_overflow_are_named_by_their_places_in_the_source(tmp_path, 
     rows = SettingsProgram(load_settings(words)).load_data().rows
     assert len(rows) == 480 and len(set(rows.tolist())) == 480
     plan, expected, last = BatchPlan(8, 8, shuffle=True, seed=0), [], -8
-    for step in range(65, 181):  # the first look is after 64
+    for step in range(17, 181):  # the first look is after 16
         epoch, within = divmod(step - 1, 60)
         examples = rows[plan.examples_of(480, epoch + 1, within + 1)].tolist()
         if set(examples) & set(POISONED):

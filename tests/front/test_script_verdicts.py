@@ -1,0 +1,143 @@
+"""What `mpt run` says of what a script trained, once, and the exit code that follows from it."""
+
+import argparse
+
+import pytest
+from preloaded import mpt
+
+from mpt_cli.jobs import launch
+from mpt_cli.report.run import load_run
+from mpt_cli.settings import load_settings
+from mpt_cli.verbs import train
+
+CHRONIC = """
+import keras, numpy as np
+x = np.ones((200, 2), "float32")
+x[::5] = 7e4  # more than float16 holds
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, name="out")])
+model.compile(keras.optimizers.SGD(0.001), "mse")
+model.fit(x, np.ones((200, 1)), batch_size=1, epochs=2, shuffle=False, verbose=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_verdict_that_is_not_good_fails_where_that_was_asked_for_and_a_head_in_float16_is_named_once(tmp_path):
+    (tmp_path / "chronic.py").write_text(CHRONIC)
+    scale = ["loss_scale=fixed", "loss_scale.initial_scale=8"]
+    done = mpt("run", "run_dir=run", *scale, "--fail-on-verdict", "chronic.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
+    assert run.summary["skipped_steps"] == 80
+    assert ("mpt run: --fail-on-verdict: not every verdict is healthy or warm-up skips only: run is chronic overflow\n"
+            in done.stderr)  # fmt: skip
+    assert run.explanation in done.stderr and run.explanation not in done.stdout
+    head = "sequential/out makes the output of the model in float16: what the loss gets has 11 bits, and is inf above"
+    assert (done.stdout + done.stderr).count(head) == 1
+    assert f'mpt run: layer {head} 65504. Keep it in float32: dtype="float32" of that layer.\n' in done.stderr
+    assert 'dtype="float32" of that layer' in run.explanation and "policy.overrides" not in run.explanation
+    assert run.summary["ended_early"] == ""
+
+
+TWO_FITS = """
+import keras, numpy as np, mpt_cli as mpt
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="zeros", dtype="float32")])
+model.compile(keras.optimizers.SGD(0.0), "mse")
+x, y = np.ones((40, 2), "float32"), np.ones((40, 1), "float32")
+model.fit(x, y, epochs=9, verbose=0, callbacks=[keras.callbacks.EarlyStopping("loss", patience=2)])
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4), keras.layers.Dense(1, dtype="float32")])
+model.compile("sgd", "mse")
+model.fit(7e4 * x, y, batch_size=1, verbose=0)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_fits(tmp_path_factory):
+    """One that EarlyStopping ends, one that a rule stops, both shown on a console."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "two.py").write_text(TWO_FITS)
+    return folder, mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=9", "two.py", cwd=folder)
+
+
+@pytest.mark.slow
+def test_early_stopping_is_told_as_such(two_fits):
+    run = load_run(two_fits[0] / "run")
+    assert run.summary["epochs_completed"] == 3
+    assert run.summary["ended_early"] == "loss was no better than 1 (epoch 1) for 2 epochs (EarlyStopping)"
+    assert run.explanation.endswith(f" It ended early, in epoch 3: {run.summary['ended_early']}.")
+
+
+@pytest.mark.slow
+def test_a_rule_ends_a_fit_at_the_step_that_breaks_it_and_why_is_said_once(two_fits):
+    folder, done = two_fits
+    run = load_run(folder / "run-2")
+    assert (done.returncode, run.status, run.summary["steps_seen"]) == (4, "stopped", 9), done.stderr
+    assert run.summary["ended_early"] == "" and run.explanation.startswith("Stopped: 9 steps in a row were skipped")
+    assert (done.stdout + done.stderr).count("9 steps in a row were skipped") == 1
+    assert "mpt run: run-2: never trained\n" in done.stderr and "mpt run: run: healthy\n" in done.stderr
+    assert "step 9: stopped by rule loss_scale.max_consecutive_skips" in done.stdout
+
+
+RECOVERS = """
+import tensorflow as tf, keras
+weight, optimizer = keras.Variable(1.0), keras.optimizers.SGD(0.125)
+for step in range(40):
+    with tf.GradientTape() as tape:
+        value = weight * (float("inf") if step < 12 else 1.0)
+    optimizer.apply_gradients(zip(tape.gradient(value, [weight]), [weight]))
+"""
+
+
+@pytest.mark.slow
+def test_a_loop_that_broke_a_rule_and_went_on_fails_as_a_run_that_was_stopped(tmp_path):
+    (tmp_path / "recovers.py").write_text(RECOVERS)
+    done = mpt("run", "run_dir=run", "loss_scale.max_consecutive_skips=10", "recovers.py", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert (done.returncode, run.status, run.exit_code) == (4, "finished", 4), done.stderr
+    assert (run.summary["applied_steps"], run.summary["skipped_steps"]) == (28, 12)
+    assert run.explanation.startswith("Went on: 1")
+
+
+OWN_RECORD = """
+import keras, numpy as np, mpt_cli as mpt
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+own = mpt.Recorder("own", settings={"logger.console": "quiet", "loss_scale.max_consecutive_skips": 10})
+model.fit(np.full((40, 2), 7e4), np.ones((40, 1)), batch_size=1, verbose=0, callbacks=[own])
+"""
+
+
+@pytest.mark.slow
+def test_a_recorder_of_the_scripts_own_gives_its_verdict_too(tmp_path):
+    (tmp_path / "own.py").write_text(OWN_RECORD)
+    done = mpt("run", "own.py", cwd=tmp_path)
+    assert done.returncode == 4 and "mpt run: own: never trained. Stopped: 10 steps" in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_a_script_without_a_verdict_is_no_success_where_one_was_asked_for(tmp_path):
+    (tmp_path / "idle.py").write_text("print('nothing is trained')")
+    done = mpt("run", "--fail-on-verdict", "idle.py", cwd=tmp_path)
+    assert done.returncode == 4 and done.stderr.endswith(
+        "mpt run: --fail-on-verdict: there is no verdict, as nothing that the script trained was recorded to its end\n")
+    assert mpt("run", "idle.py", cwd=tmp_path).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_run_of_a_recipe_can_be_judged_as_strictly(tmp_path):
+    words = ["train", "conf=digits_mlp", "policy=mixed_float16", "fault=bad_data", "data=synthetic",
+             "data.input_shape=[4]", "data.examples=200", "data.validation_fraction=0.2", "model.hidden_units=[8]",
+             "trainer.jit_compile=false", "trainer.epochs=2", "trainer.batch_size=4", "trainer.save_model=false",
+             "logger=quiet", "--fail-on-verdict"]  # fmt: skip
+    done = mpt(*words, "run_dir=run", cwd=tmp_path)
+    run = load_run(tmp_path / "run")
+    assert done.returncode == 4 and (run.verdict, run.exit_code) == ("chronic overflow", 0), done.stderr
+    assert f"mpt train: --fail-on-verdict: the verdict is chronic overflow. {run.explanation}\n" in done.stderr
+
+
+def test_the_processes_of_a_run_are_told_to_judge_strictly(monkeypatch):
+    told: list[str] = []
+    monkeypatch.setattr(launch, "must_launch", lambda settings: True)
+    monkeypatch.setattr(launch, "launch", lambda settings, words: told.extend(words) or 0)
+    arguments = argparse.Namespace(json=False, quiet=True, fail_on_verdict=True)
+    assert train._as_one_of_several(load_settings(["conf=digits_mlp", "seed=1"]), arguments, []) == 0
+    assert told == ["seed=1", "--quiet", "--fail-on-verdict"]
