@@ -57,7 +57,7 @@ class ForcedEnd:
     number: signal.Signals | None = None
 
 
-class Limit(NamedTuple):
+class TimeLimit(NamedTuple):
     """How long something may take, and the end of the program where it takes longer."""
 
     seconds: float
@@ -97,7 +97,7 @@ _main = _MainThread()
 
 
 @contextmanager
-def unheard(doing: str, limit: Limit | None = None, may_raise: bool = True) -> Iterator[None]:
+def unheard(doing: str, limit: TimeLimit | None = None, may_raise: bool = True) -> Iterator[None]:
     """In here the main thread may hear no signal, and nothing is lost that waiting would save: a signal that is not
     answered within `UNHEARD_SECONDS` ends the program, and so does the `limit` where it takes longer.
 
@@ -123,7 +123,7 @@ def _may_raise() -> bool:
     return all(section.may_raise for section in _main.sections)
 
 
-def _keep_time(section: _Section, limit: Limit) -> threading.Timer:
+def _keep_time(section: _Section, limit: TimeLimit) -> threading.Timer:
     def end_it() -> None:
         with _main.gate:
             if section in _main.sections:

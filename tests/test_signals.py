@@ -14,7 +14,7 @@ import pytest
 OPENING = """
 import hashlib, os, signal, sys, threading, time
 from mpt_cli import signals
-from mpt_cli.signals import ForcedEnd, Interruption, Limit, Watch, at_forced_end, raise_for, unheard
+from mpt_cli.signals import ForcedEnd, Interruption, TimeLimit, Watch, at_forced_end, raise_for, unheard
 signals.UNHEARD_SECONDS, signals.AGAIN_SECONDS = 0.4, 0.1
 end = print
 def hear_nothing(rounds):  # in compiled code, a million rounds take about half a second
@@ -192,7 +192,7 @@ def test_a_second_ctrl_c_leaves_what_ends_others_to_itself():
 @pytest.mark.slow
 def test_a_section_that_takes_longer_than_its_limit_ends_the_program_with_the_sentence():
     body = """
-        limit = Limit(0.3, ForcedEnd(2, "compiling took longer than 0.3 s. Raise it."))
+        limit = TimeLimit(0.3, ForcedEnd(2, "compiling took longer than 0.3 s. Raise it."))
         with unheard("compiling", limit):
             hear_nothing(1000)
         time.sleep(0.5)

@@ -24,7 +24,7 @@ from mpt_cli.precision.own_step import has_own_compute_loss, optimizers_of, own_
 from mpt_cli.settings.references import Reference
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.variants import OwnOptimizer
-from mpt_cli.signals import ForcedEnd, Limit
+from mpt_cli.signals import ForcedEnd, TimeLimit
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.health import HealthRules, Stop
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
@@ -237,7 +237,7 @@ def _compiling(parts: Assembly, telemetry: Telemetry, function: str) -> Abstract
     backend = parts.settings.backend
     seconds, may_go_without = backend.compile_timeout, backend.name == "tensorflow" and parts.jit_compile
     hint = "trainer.jit_compile=false starts without compiling" if may_go_without else ""
-    limit = None if seconds is None else Limit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
+    limit = None if seconds is None else TimeLimit(seconds, ForcedEnd(BAD_CONFIG, str(Problem(
         "backend.compile_timeout", f"compiling {function} took longer than this many seconds.", seconds,
         "Raise it, build a model of fewer or repeated layers, or keep what is compiled for the next run "
         f"(backend.compile_cache=auto){', or start without compiling (trainer.jit_compile=false)' * may_go_without}.",
