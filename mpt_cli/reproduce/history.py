@@ -5,8 +5,8 @@ The rule: a figure has drifted that lies outside the range which, by the last LA
 CHANCE of the cases, by Student's t (mean ± t · deviation · √(1 + 1/n)); fewer than FEWEST tell nothing. Figures are the
 metrics, the peak memory, and the speed as examples per round of a reference loop, which this process runs before and
 after each run, so that a machine that is slower today is no drift of the recipe. Runs of less than SHORTEST_SECONDS
-have no such speed: beside eight busy processes on two cores, that of digits_mlp came out up to 13 times apart in six runs
-of 2.5 s and 20 times in six of 9 s, against 5 times in five of 35 s.
+have no such speed: beside eight busy processes on two cores, that of digits_mlp came out up to 13 times apart in six
+runs of 2.5 s and 20 times in six of 9 s, against 5 times in five of 35 s.
 """
 
 import json
