@@ -13,7 +13,6 @@ from mpt_cli.errors import NUMERICAL, OK
 from mpt_cli.jobs.fork_server import start_anew_unless
 from mpt_cli.settings.load import load_with_recipe
 from mpt_cli.settings.schema import Settings
-from mpt_cli.trained_model import evaluate, export
 from mpt_cli.verbs import print_json, say
 
 if TYPE_CHECKING:
@@ -117,6 +116,8 @@ def with_configuration_of_run(overrides: list[str]) -> list[str]:
 
 
 def run_evaluate(arguments: argparse.Namespace) -> int:
+    from mpt_cli.trained_model import evaluate  # imports NumPy, which a wrong word of `train` needs not wait for
+
     metrics, best = evaluate(arguments.run_dir, arguments.split, arguments.best)
     if arguments.json:
         origin = {"best": asdict(best)} if best else {}
@@ -129,6 +130,8 @@ def run_evaluate(arguments: argparse.Namespace) -> int:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
+    from mpt_cli.trained_model import export
+
     path = export(arguments.run_dir, arguments.format, arguments.output, arguments.best)
     if arguments.json:
         print_json({"run_dir": arguments.run_dir, "format": arguments.format, "path": str(path)})
