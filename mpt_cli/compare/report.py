@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mpt_cli.compare.comparison import Comparison, Entry
-from mpt_cli.compare.verdict import entry_verdict, format_factor, overall, reasons, sentences
+from mpt_cli.compare.sentences import entry_verdict, format_factor, overall, reasons, sentences
 from mpt_cli.errors import DataError
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page

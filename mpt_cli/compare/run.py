@@ -17,7 +17,7 @@ from mpt_cli.compare.comparison import (
 )
 from mpt_cli.compare.footprint import examine_runs
 from mpt_cli.compare.report import write_comparison
-from mpt_cli.compare.verdict import narrow_dtype
+from mpt_cli.compare.sentences import narrow_dtype
 from mpt_cli.doctor import probe_backend
 from mpt_cli.runs.directory import write_json
 from mpt_cli.settings import load_settings
