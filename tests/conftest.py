@@ -43,11 +43,11 @@ settings.load_profile("repeatable")
 _COMPOSED: dict[str, tuple] = {}
 # Files with tests of 40 seconds or more, the longest first: they begin the run, lest a worker waits for another at its
 # end. `pytest --junitxml=F` has the times.
-LONGEST = ("test_training_on_jax.py", "test_like_fit.py", "test_keras_suites.py", "test_ended_early.py",
-           "test_diagnose_verb.py", "test_kills.py", "test_two_devices.py", "test_train.py", "test_without_extras.py",
-           "test_sweep_verb.py", "test_benchmarks_run.py", "test_recipes.py", "test_processes_together.py",
-           "test_compare_verb.py", "test_pages.py", "test_gpu_runs.py", "test_growth_runs.py", "test_notebook.py",
-           "test_python_runs.py", "test_verbs_after_two.py")  # fmt: skip
+LONGEST = ("test_training_on_jax.py", "test_every_write.py", "test_like_fit.py", "test_keras_suites.py",
+           "test_ended_early.py", "test_diagnose_verb.py", "test_kills.py", "test_two_devices.py", "test_train.py",
+           "test_without_extras.py", "test_sweep_verb.py", "test_benchmarks_run.py", "test_recipes.py",
+           "test_processes_together.py", "test_compare_verb.py", "test_pages.py", "test_gpu_runs.py",
+           "test_growth_runs.py", "test_notebook.py", "test_python_runs.py", "test_verbs_after_two.py")  # fmt: skip
 
 
 @pytest.hookimpl(tryfirst=True)
