@@ -363,24 +363,31 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     problems += _redacted(tree, "")
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
-    problems[:] = [_with_place(problem, recipe, choices, given) for problem in problems]
+    problems[:] = _with_places(problems, recipe, choices, given)
     return settings
 
 
-def _with_place(problem: Problem, recipe: Recipe, choices: dict[str, str], given: ParsedOverrides) -> Problem:
+def _with_places(
+    problems: list[Problem], recipe: Recipe, choices: dict[str, str], given: ParsedOverrides
+) -> list[Problem]:
     """With file and line, where what is wrong stands in a file that the command line does not name: one of a group of
     the project, or a recipe that others start from.
     """
-    from mpt_cli.settings.recipe_edit import line_of  # whose library only a fault needs
+    from mpt_cli.settings.recipe_edit import lines_of  # whose library only a fault needs
 
-    path = problem.key.split(".")
-    if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in _keys_given(given)):
+    lines = cache(lambda file: lines_of(read_yaml_text(file)))  # each file once, however many problems
+
+    def with_place(problem: Problem) -> Problem:
+        path = problem.key.split(".")
+        if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in _keys_given(given)):
+            return problem
+        for file, inside in _files_with(path, recipe, choices):
+            if (line := lines(file).get(tuple(inside))) is not None:
+                place = f"It stands in {file}, line {line}."
+                return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
         return problem
-    for file, inside in _files_with(path, recipe, choices):
-        if inside and (line := line_of(read_yaml_text(file), inside)) is not None:
-            place = f"It stands in {file}, line {line}."
-            return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
-    return problem
+
+    return [with_place(problem) for problem in problems]
 
 
 def _keys_given(given: ParsedOverrides) -> list[str]:

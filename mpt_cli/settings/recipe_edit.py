@@ -44,27 +44,24 @@ def find_indents(text: str) -> Indents:
     return Indents(len(section[1]) if section else 2, len(dash[1]) if dash else 2)
 
 
-def line_of(text: str, path: Sequence[str]) -> int | None:
-    """The number of the line, from 1, in which the key at this path stands; None where the text gives no such key.
+def lines_of(text: str) -> dict[tuple[str, ...], int]:
+    """The number of the line, from 1, in which each key and each entry of a list stands, by the names on the way to it.
 
-    >>> line_of("a:\\n  b: [{c: 1}]\\n", ["a", "b", "0", "c"]), line_of("a: 1\\n", ["b"])
-    (2, None)
+    >>> lines_of("a:\\n  b: [{c: 1}]\\n")
+    {('a',): 1, ('a', 'b'): 2, ('a', 'b', '0'): 2, ('a', 'b', '0', 'c'): 2}
     """
-    node, line = yaml.compose(text, Loader=yaml.SafeLoader), None
-    for name in path:
-        found = next(((part, mark.line + 1) for own, part, mark in _named_parts(node) if own == name), None)
-        if found is None:
-            return None
-        node, line = found
-    return line
+    return dict(_places_in(yaml.compose(text, Loader=yaml.SafeLoader), ()))
 
 
-def _named_parts(node: Any) -> list[tuple[str, Any, Any]]:
-    """Names, values and places of the keys of a section, or by number of the entries of a list."""
+def _places_in(node: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], int]]:
+    parts: list[tuple[str, Any, Any]] = []
     if isinstance(node, yaml.MappingNode):
-        return [(key.value, part, key.start_mark) for key, part in node.value]
-    entries = node.value if isinstance(node, yaml.SequenceNode) else []
-    return [(str(number), part, part.start_mark) for number, part in enumerate(entries)]
+        parts = [(str(key.value), part, key.start_mark) for key, part in node.value]
+    elif isinstance(node, yaml.SequenceNode):
+        parts = [(str(number), part, part.start_mark) for number, part in enumerate(node.value)]
+    for name, part, mark in parts:
+        yield (*path, name), mark.line + 1
+        yield from _places_in(part, (*path, name))
 
 
 def bare_text(text: str) -> str:
