@@ -24,17 +24,6 @@ WORDS = ["conf=digits_mlp", "model.hidden_units=[16]", "trainer.jit_compile=fals
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS)
 
 
-@pytest.fixture(scope="module")
-def failing_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that makes writing fail, compiled."""
-    compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
-    if compiler is None:
-        pytest.skip("there is no compiler for what makes writing fail")
-    source = Path(__file__).with_name("failing_files.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
-
-
 def train(run: RunDirectory, *words: str, **variables: str) -> "subprocess.CompletedProcess[str]":
     return run_program("mpt_cli", "train", *WORDS, f"run_dir={run.path}", *words, backend="tensorflow",
                        cwd=run.path.parent, timeout=200, **variables)  # fmt: skip

@@ -3,7 +3,6 @@
 import errno
 import json
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -92,17 +91,6 @@ def test_a_run_directory_that_is_gone_is_made_again_and_ends_with_three(tmp_path
     assert "run is gone, which was removed: made again, with the record so far" in done.stdout
     assert read_summary(tmp_path / "run" / "summary.json")["exit_code"] == 3
     assert list((tmp_path / "run" / "checkpoints").glob("step-*.npz"))
-
-
-@pytest.fixture(scope="module")
-def failing_files(tmp_path_factory) -> Path:
-    """The library that makes writing fail, compiled."""
-    compiler, library = shutil.which("cc"), tmp_path_factory.mktemp("preload") / "failing.so"
-    if compiler is None:
-        pytest.skip("there is no compiler for what makes writing fail")
-    source = Path(__file__).with_name("failing_files.c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source), "-ldl"], check=True)
-    return library
 
 
 def _train_failing(library: Path, run_dir: Path, number: int, plan: dict[int, str],
