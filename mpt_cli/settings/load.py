@@ -375,13 +375,15 @@ def _with_places(
     """
     from mpt_cli.settings.recipe_edit import lines_of  # whose library only a fault needs
 
-    lines = cache(lambda file: lines_of(read_yaml_text(file)))  # each file once, however many problems
+    # each file once, however many problems
+    lines, files_of_group = cache(lambda file: lines_of(read_yaml_text(file))), cache(readable_files_of)
+    given_keys = _keys_given(given)
 
     def with_place(problem: Problem) -> Problem:
         path = problem.key.split(".")
-        if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in _keys_given(given)):
+        if any(_is_within(path, text) or _is_within(text.split("."), problem.key) for text in given_keys):
             return problem
-        for file, inside in _files_with(path, recipe, choices):
+        for file, inside in _files_with(path, recipe, choices, files_of_group):
             if (line := lines(file).get(tuple(inside))) is not None:
                 place = f"It stands in {file}, line {line}."
                 return problem if file == recipe.path else replace(problem, remedy=f"{problem.remedy} {place}".strip())
@@ -399,14 +401,17 @@ def _is_within(path: Sequence[str], key: str) -> bool:
     return [*path[: len(names)]] == names
 
 
-def _files_with(path: list[str], recipe: Recipe, choices: dict[str, str]) -> Iterator[tuple[Path, list[str]]]:
+def _files_with(
+    path: list[str], recipe: Recipe, choices: dict[str, str],
+    files_of_group: Callable[[str, str], list[tuple[Path, Any]]],
+) -> Iterator[tuple[Path, list[str]]]:
     """The files that may give a key, the last one composed first, each with the key's path inside of it."""
     for each in reversed(recipe.chain()):
         package = [name for name in each.package.split(".") if name]
         if not recipe.unreadable and path[: len(package)] == package:
             yield each.path, path[len(package) :]
     if path[0] in choices:
-        for file, _ in reversed(readable_files_of(path[0], choices[path[0]])):
+        for file, _ in reversed(files_of_group(path[0], choices[path[0]])):
             yield file, path[1:]
 
 
