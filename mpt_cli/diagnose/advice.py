@@ -15,7 +15,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis, ScaleBounds, format_factors
 from mpt_cli.diagnose.examination import ExaminedPoint
 from mpt_cli.diagnose.safe_windows import GradientCounts, LayerRange, LostUpdates, ScaleTrial, power_of_two_below
 from mpt_cli.precision.gradients import INFS, ZEROS, SafeScales, share_flushed, share_subnormal
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
+from mpt_cli.precision.scale_rules import DynamicScale
 from mpt_cli.runs.directory import write_atomic
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.beside import Moved, move_recipe

@@ -13,10 +13,7 @@ if TYPE_CHECKING:
     from mpt_cli.precision.keras_fit import ScaleHistory, StepRecord, has_own_train_step, keep_skips_whole
     from mpt_cli.precision.optimizer import LossScaleOptimizer
     from mpt_cli.precision.policy import Policy, apply_policy, computes_in_float16, head_layers, layers_of
-    from mpt_cli.precision.scale_rules import ScaleRule
-    from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-    from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
-    from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+    from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule
 
 __all__ = [
     "DynamicScale",
@@ -45,10 +42,7 @@ _HOMES = {
     "keras_fit": ("ScaleHistory", "StepRecord", "has_own_train_step", "keep_skips_whole"),
     "optimizer": ("LossScaleOptimizer",),
     "policy": ("Policy", "apply_policy", "computes_in_float16", "head_layers", "layers_of"),
-    "scale_rules": ("ScaleRule",),
-    "scale_rules.dynamic": ("DynamicScale",),
-    "scale_rules.fixed": ("FixedScale", "NoScale"),
-    "scale_rules.logmax": ("LogMaxScale",),
+    "scale_rules": ("DynamicScale", "FixedScale", "LogMaxScale", "NoScale", "ScaleRule"),
 }
 
 

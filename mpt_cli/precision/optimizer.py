@@ -14,9 +14,7 @@ from keras import ops
 from mpt_cli.precision.finite import Measured, all_finite, is_sparse, measure, sums_are_finite, unscale
 from mpt_cli.precision.rounded_weights import StochasticRounding, check_seed
 from mpt_cli.precision.saving import CopiedState, InnerSavingMixin
-from mpt_cli.precision.scale_rules import ScaleRule
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, ScaleRule
 from mpt_cli.precision.scale_state import TALLY, ScaleAttributesMixin, ScaleState, StepLog
 from mpt_cli.precision.tf_keras_api import InnerDelegationMixin, ManualScalingMixin, UnscaledFlag
 

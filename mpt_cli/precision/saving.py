@@ -9,10 +9,7 @@ from keras import ops
 from numpy.typing import NDArray
 
 from mpt_cli.precision.keras_internals import decay_exclusions, own_trainable_variables
-from mpt_cli.precision.scale_rules import ScaleRule, find_installed_rule
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
-from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, find_installed_rule
 from mpt_cli.precision.scale_state import ScaleState
 from mpt_cli.precision.tf_keras_api import UnscaledFlag
 

@@ -10,10 +10,7 @@ from typing import Any, ClassVar, Dict, Optional, Self, get_type_hints
 
 from mpt_cli.errors import Problem
 from mpt_cli.plugins import PluginError
-from mpt_cli.precision.scale_rules import ScaleRule, load_rule
-from mpt_cli.precision.scale_rules.dynamic import DynamicScale
-from mpt_cli.precision.scale_rules.fixed import FixedScale, NoScale
-from mpt_cli.precision.scale_rules.logmax import LogMaxScale
+from mpt_cli.precision.scale_rules import DynamicScale, FixedScale, LogMaxScale, NoScale, ScaleRule, load_rule
 from mpt_cli.settings.key import BadValue, Key, key, read_value
 
 AUTO = "auto"

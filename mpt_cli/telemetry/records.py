@@ -11,8 +11,7 @@ from math import inf, isfinite
 from types import UnionType
 from typing import Any, Generic, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mpt_cli.precision.scale_rules import ScaleRule
-from mpt_cli.precision.scale_rules.fixed import NoScale
+from mpt_cli.precision.scale_rules import NoScale, ScaleRule
 
 SCHEMA_VERSION = 1  # of every file telemetry writes; a changed meaning or a removed field raises it
 

@@ -125,7 +125,7 @@ BROKEN = [
     ("Bad = 3", "mpt.scale_rules", "loss_scale=bad",
      "loss_scale: bad can't be used: bad_mpt:Bad of bad-mpt 1.2 must be a subclass of "
      "mpt_cli.precision.scale_rules.ScaleRule."),
-    ("from mpt_cli.precision.scale_rules.fixed import NoScale\nclass Bad(NoScale): mode = 'other'", "mpt.scale_rules",
+    ("from mpt_cli.precision.scale_rules import NoScale\nclass Bad(NoScale): mode = 'other'", "mpt.scale_rules",
      "loss_scale=bad", "loss_scale: bad can't be used: Bad has mode='other', and its entry point is called bad."),
     ("from mpt_cli.precision.scale_rules import ScaleRule\nclass Bad(ScaleRule): mode = 'bad'", "mpt.scale_rules",
      "loss_scale=bad", "loss_scale: bad can't be used: Bad must have a method `advance`."),

@@ -1,0 +1,570 @@
+"""A loss-scale mode: its numbers, how the scale moves, and what it answers for itself; and ours: dynamic, fixed and
+none, logmax.
+
+The fields of a mode that have a meaning are the keys of the settings group `loss_scale` under that mode: type, default,
+range and meaning stand here and nowhere else. A rule knows numbers, not variables: `initial` gives the state it needs,
+`advance` maps the state and what was measured of the step's gradients to the next state. It runs inside compiled steps,
+so it is written in `keras.ops`; Keras is imported there, since settings read the fields before a backend is chosen.
+"""
+
+import math
+import numbers
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from inspect import isabstract
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional
+
+from mpt_cli import plugins
+
+if TYPE_CHECKING:
+    from mpt_cli.precision.finite import Measured
+
+RuleState = dict[str, Any]
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**127  # that a float32 can be, and be doubled
+UNLIFTED = 1.0  # at it and below, a loss scale pushes no gradient towards an overflow
+MARGIN = 4.0  # two halvings: recurrent nets were seen to skip at half the highest scale at which steps were applied
+
+
+def number(default: float | bool, meaning: str, **bounds: float) -> Any:
+    """A field that is a key, a number or a switch: `bounds` are numbers `above`, `at_least`, `below`, `at_most`."""
+    return field(default=default, metadata={"meaning": meaning, "choices": (), "bounds": bounds})
+
+
+def scale_number(default: float, meaning: str) -> Any:
+    """A field that is a loss scale."""
+    return number(default, meaning, at_least=SMALLEST_SCALE, at_most=LARGEST_SCALE)
+
+
+def lowest_scale() -> Any:
+    return scale_number(2.0**-14, "the scale never falls below this")
+
+
+def highest_scale() -> Any:
+    return scale_number(2.0**32, "the scale never grows above this")
+
+
+def let_through() -> Any:
+    """A field that is `ScaleRule.lets_through_after`."""
+    return field(default=None, metadata={
+        "meaning": "after this many skipped steps in a row apply overflows too, until a step is finite; null = never",
+        "choices": (), "bounds": {"at_least": 1},
+    })  # fmt: skip
+
+
+class Fault(NamedTuple):
+    """What is wrong with one number of a mode, as `loss_scale.NAME: RULE REMEDY` says it."""
+
+    name: str
+    rule: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class ScaleRule(ABC):
+    """What every mode is asked; one of your own overrides `mode`, `advance`, and whatever differs.
+
+    `LossScaleOptimizer(rule=…)` takes an instance. Under the entry point group `mpt.scale_rules` the class is a mode of
+    the command line too, called as `mode` says.
+    """
+
+    mode: ClassVar[str] = ""  # the word of YAML, checkpoints and records
+    scales: ClassVar[bool] = True  # whether the loss is multiplied at all
+    moves: ClassVar[bool] = True  # whether the scale changes during a run
+    probes: ClassVar[bool] = False  # whether it finds its scale by overflowing now and then
+    overflow_actions: ClassVar[tuple[str, ...]] = ("skip",)  # what `loss_scale.on_overflow` may be, the default first
+    follows: ClassVar[str] = "its own rule"  # what moves a scale that counts no steps
+    no_use: ClassVar[str] = "it has no use for it"  # why numbers of other modes must be left out; "": they need not
+
+    initial_scale: float = scale_number(2.0**15, "first (fixed: only) scale")
+
+    def __post_init__(self) -> None:
+        check_bounds(self.lowest, self.initial_scale, self.highest)
+
+    def initial(self) -> RuleState:
+        """NumPy scalars by name; `scale` (float32) and `counter` (int32) are always among them."""
+        import numpy as np
+
+        return {"scale": np.float32(self.initial_scale), "counter": np.int32(0)}
+
+    @abstractmethod
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        """The state after a step; the names and dtypes are those of `initial`."""
+
+    @classmethod
+    def key_names(cls) -> list[str]:
+        """The numbers that are keys of the settings."""
+        return [declared.name for declared in fields(cls) if "meaning" in declared.metadata]
+
+    @property
+    def growth_steps(self) -> int | None:
+        """Applied steps before it grows, None where it counts none."""
+        return None
+
+    @property
+    def lets_through_after(self) -> int | None:
+        """How many steps in a row are skipped before what is not finite is applied all the same; None: all of them.
+
+        As optax's `apply_if_finite`, whose `max_consecutive_errors` this is: a streak ends with a finite step alone.
+        """
+        return getattr(self, "let_through_after", None)
+
+    @property
+    def lowest(self) -> float:
+        """The least that the scale can be."""
+        return float(getattr(self, "min_scale", SMALLEST_SCALE))
+
+    @property
+    def highest(self) -> float:
+        """The most that the scale can be."""
+        return float(getattr(self, "max_scale", LARGEST_SCALE))
+
+    @property
+    def floor(self) -> float | None:
+        """The scale below which it never falls; None for one that doesn't move, or has no such number."""
+        return self.lowest if self.moves and hasattr(self, "min_scale") else None
+
+    def may_explain(self, scale: float, applied: float, overflowed: float) -> bool:
+        """Whether nan in the gradients may be due to `scale`, where steps of this run were `applied` at so much at the
+        most (0: none was) and gradients `overflowed`, to inf, at so little at the least (inf: none did).
+
+        A nan of the model or data comes at any scale. One that the scale makes, from inf - inf, comes above those that
+        worked, or where other batches overflow. A rule that probes works at scales that are too high for some of its
+        batches, whose gradients differ: only one that is MARGIN lower is free of suspicion.
+        """
+        return scale > UNLIFTED and (scale * (MARGIN if self.probes else 1.0) > applied or scale >= overflowed)
+
+    @classmethod
+    def check(cls, values: Any) -> Iterator[Fault]:
+        """What is wrong with its numbers together, given as attributes of `values`; each alone is in its range."""
+        low, high = getattr(values, "min_scale", SMALLEST_SCALE), getattr(values, "max_scale", LARGEST_SCALE)
+        if not low <= high:
+            yield Fault("min_scale", f"must be <= loss_scale.max_scale, which is {high:g}.")
+        elif not low <= values.initial_scale <= high:
+            rule = f"must lie within loss_scale.min_scale={low:g} and max_scale={high:g}."
+            yield Fault("initial_scale", rule, "Move the bound if you mean it.")
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        """The mode in a line, for the header; `scale` is where it begins."""
+        return f"{self.mode} from {scale}"
+
+    def next_move(self, counter: int) -> str:
+        """When the scale will move, `counter` applied steps after it last did."""
+        return self.growth_counter(counter) or f"with {self.follows}"
+
+    def growth_counter(self, counter: int) -> str:
+        """How many of the steps to a growth are done; empty where it counts none."""
+        return f"{counter}/{self.growth_steps}" if self.growth_steps else ""
+
+    def explain_moves(self, count: int) -> str:
+        """Why the scale has moved `count` times without an overflow."""
+        if not self.growth_steps:
+            return f"the scale follows {self.follows}"
+        return f"{count} growths" if count > 1 else f"{self.growth_steps} applied steps without overflow"
+
+    @classmethod
+    def used_on_resume(cls, mode_before: str | None) -> set[str]:
+        """The numbers that act in a run that goes on; it begins at `initial_scale` only after another mode."""
+        return set(cls.key_names()) - ({"initial_scale"} if mode_before == cls.mode else set())
+
+    def resumed_scale(self, saved: float | None) -> float:
+        """Where the scale goes on, after `saved` of the same mode or None of another."""
+        return self.initial_scale if saved is None else min(max(saved, self.lowest), self.highest)
+
+    def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
+        """What is not as it was `saved` (by the names of `initial`), as the numbers may be others than before."""
+        return {}
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Arguments of `LossScaleOptimizer` that make this rule again, as model files store them."""
+        return {"rule": {"class_name": type(self).__name__, "config": asdict(self)}}
+
+
+def load_rule(name: str) -> type[ScaleRule]:
+    """The mode that another package has under this name; PluginError where it can't be used."""
+    rule: type[ScaleRule] = plugins.load_plugin(plugins.SCALE_RULES, name, ScaleRule)
+    if rule.mode != name:
+        raise plugins.PluginError(f"{rule.__qualname__} has mode={rule.mode!r}, and its entry point is called {name}.")
+    if isabstract(rule):
+        raise plugins.PluginError(f"{rule.__qualname__} must have a method `advance`.")
+    return rule
+
+
+def find_installed_rule(class_name: str) -> type[ScaleRule] | None:
+    """The class of this name among the modes of other packages, None where there is none that can be used."""
+    rules = plugins.loadable(plugins.SCALE_RULES, ScaleRule).values()
+    return next((rule for rule in rules if rule.__name__ == class_name), None)
+
+
+def check_scale(name: str, value: object) -> float:
+    """`value` as a float if it is a number that a float32 scale can be, else ValueError or TypeError that names it.
+
+    That is 2**-126 to 2**127: below, kernels flush float32 to 0; above, a doubling would be inf.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`{name}` must be a number. Received: {name}={value!r} of type {type(value).__name__}.")
+    size = float(value)
+    if not (size > 0 and math.isfinite(size)):
+        raise ValueError(f"`{name}` must be a finite number above 0. Received: {name}={value}.")
+    if not SMALLEST_SCALE <= size <= LARGEST_SCALE:
+        raise ValueError(f"`{name}` must lie between 2**-126 and 2**127, float32's range. Received: {name}={value}.")
+    return size
+
+
+def check_count(name: str, value: object) -> int:
+    """`value` as an int if it is a whole number of at least 1, else ValueError or TypeError that names it."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"`{name}` must be a whole number. Received: {name}={value!r} of type {type(value).__name__}.")
+    size = float(value)
+    if not (size >= 1 and size.is_integer()):
+        raise ValueError(f"`{name}` must be a whole number of at least 1. Received: {name}={value}.")
+    if not size < 2**31:
+        raise ValueError(f"`{name}` must be below 2**31, as steps are counted in int32. Received: {name}={value}.")
+    return int(size)
+
+
+def check_let_through(value: object) -> None:
+    """TypeError or ValueError for `let_through_after` that is neither None nor a count."""
+    if value is not None:
+        check_count("let_through_after", value)
+
+
+def check_bounds(min_scale: float, initial_scale: float, max_scale: float) -> None:
+    """ValueError unless all three are scales and `min_scale <= initial_scale <= max_scale`."""
+    for name, value in (("min_scale", min_scale), ("initial_scale", initial_scale), ("max_scale", max_scale)):
+        check_scale(name, value)
+    if not min_scale <= initial_scale <= max_scale:
+        raise ValueError(
+            "`initial_scale` must lie between `min_scale` and `max_scale`. Received: "
+            f"min_scale={min_scale}, initial_scale={initial_scale}, max_scale={max_scale}."
+        )
+
+
+@dataclass(frozen=True)
+class DynamicScale(ScaleRule):
+    """Grow after `growth_steps` applied steps, back off at an overflow, within `min_scale` and `max_scale`.
+
+    With c the applied steps since the scale last changed:
+    finite: `c += 1; if c >= growth_steps: S = min(S * growth_factor, max_scale); c = 0; hysteresis refilled`;
+    otherwise: `c = 0; hysteresis_left -= 1; if hysteresis_left <= 0: S = max(S * backoff_factor, min_scale)`.
+    With `consecutive_hysteresis` it is refilled by every finite step: only overflows in a row count.
+    Source: Micikevicius et al. 2018, arXiv:1710.03740, section 3.2; hysteresis as in Megatron-LM, and
+    `consecutive_hysteresis` as in DeepSpeed; `let_through_after` as `max_consecutive_errors` of optax's
+    apply_if_finite.
+
+    Raises TypeError or ValueError for a number out of range, by its name in `LossScaleOptimizer`.
+
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
+    >>> rule = DynamicScale(2.0**10, growth_steps=2)
+    >>> state, scales = rule.initial(), []
+    >>> for finite in (True, True, True, False):
+    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(finite), ops.ones(())))
+    ...     scales.append(float(state["scale"]))
+    >>> scales
+    [1024.0, 2048.0, 2048.0, 1024.0]
+    """
+
+    mode: ClassVar[str] = "dynamic"
+    probes: ClassVar[bool] = True
+
+    growth_steps: int = number(2000, "applied steps without overflow before the scale grows", at_least=1)
+    growth_factor: float = number(2.0, "factor of a growth", above=1, at_most=LARGEST_SCALE)
+    backoff_factor: float = number(0.5, "factor after an overflow", at_least=SMALLEST_SCALE, below=1)
+    min_scale: float = lowest_scale()
+    max_scale: float = highest_scale()
+    hysteresis: int = number(1, "overflows since the last growth before the scale falls", at_least=1)
+    consecutive_hysteresis: bool = number(False, "count overflows in a row for hysteresis: a finite step begins anew")
+    let_through_after: Optional[int] = let_through()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_scale("growth_factor", self.growth_factor)
+        check_scale("backoff_factor", self.backoff_factor)
+        check_count("dynamic_growth_steps", self.growth_steps)
+        check_count("hysteresis", self.hysteresis)
+        check_let_through(self.let_through_after)
+        if not isinstance(self.consecutive_hysteresis, bool):
+            raise TypeError("`consecutive_hysteresis` must be True or False. Received: "
+                            f"consecutive_hysteresis={self.consecutive_hysteresis!r}.")
+        if not self.growth_factor > 1:
+            raise ValueError(f"`growth_factor` must be above 1. Received: growth_factor={self.growth_factor}.")
+        if not self.backoff_factor < 1:
+            raise ValueError(f"`backoff_factor` must be below 1. Received: backoff_factor={self.backoff_factor}.")
+
+    def initial(self) -> RuleState:
+        import numpy as np
+
+        return {
+            **super().initial(),
+            "growth_steps": np.int32(self.growth_steps),
+            "hysteresis_left": np.int32(self.hysteresis),
+        }
+
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
+        finite = measured.finite
+        scale, applied, left = state["scale"], state["counter"] + 1, ops.maximum(state["hysteresis_left"] - 1, 0)
+        grows = ops.logical_and(finite, applied >= state["growth_steps"])
+        falls = ops.logical_and(ops.logical_not(finite), left <= 0)
+        grown = ops.minimum(scale * self.growth_factor, self.max_scale)
+        fallen = ops.maximum(scale * self.backoff_factor, self.min_scale)
+        return {
+            "scale": ops.where(grows, grown, ops.where(falls, fallen, scale)),
+            "counter": ops.where(ops.logical_and(finite, ops.logical_not(grows)), applied, 0),
+            "growth_steps": state["growth_steps"],
+            "hysteresis_left": ops.where(
+                finite if self.consecutive_hysteresis else grows,
+                self.hysteresis,
+                ops.where(finite, state["hysteresis_left"], left),
+            ),
+        }
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return f"{super().describe(scale, on_overflow)}, grows after {self.growth_steps} applied steps"
+
+    def resumed_state(self, saved: Mapping[str, Any], numbers_before: Mapping[str, Any]) -> RuleState:
+        """Overflows since the last growth count under a new hysteresis too."""
+        more = self.hysteresis - int(numbers_before.get("hysteresis", self.hysteresis))
+        left = max(int(saved["hysteresis_left"]) + more, 0)
+        return {"growth_steps": self.growth_steps, "hysteresis_left": left}
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Under Keras's names where Keras has one; a subclass is stored as itself."""
+        if type(self) is not DynamicScale:
+            return super().optimizer_config()
+        config = {name: value for name, value in asdict(self).items() if name != "let_through_after" or value}
+        return {"dynamic": True, "dynamic_growth_steps": config.pop("growth_steps"), **config}
+
+
+@dataclass(frozen=True)
+class FixedScale(ScaleRule):
+    """The scale stays where it is; overflow steps are skipped and counted all the same.
+
+    `min_scale` and `max_scale` bound what the settings may choose, and how far rollbacks lower the scale.
+    Raises TypeError or ValueError for a scale that is no number from 2**-126 to 2**127.
+
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
+    >>> rule = FixedScale(2.0**10)
+    >>> state = rule.advance(rule.initial(), Measured(ops.convert_to_tensor(False), ops.ones(())))
+    >>> float(state["scale"]), int(state["counter"])
+    (1024.0, 0)
+    """
+
+    mode: ClassVar[str] = "fixed"
+    moves: ClassVar[bool] = False
+    overflow_actions: ClassVar[tuple[str, ...]] = ("skip", "apply", "abort")
+    no_use: ClassVar[str] = "a fixed scale never moves"
+
+    min_scale: float = lowest_scale()
+    max_scale: float = highest_scale()
+    let_through_after: Optional[int] = let_through()
+
+    def __post_init__(self) -> None:
+        check_scale("initial_scale", self.initial_scale)
+        check_let_through(self.let_through_after)
+
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
+        return {**state, "counter": ops.where(measured.finite, state["counter"] + 1, 0)}
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return f"{self.mode} at {scale}, overflow steps are {'applied' if on_overflow == 'apply' else 'skipped'}"
+
+    def next_move(self, counter: int) -> str:
+        return f"never: {self.mode}"
+
+    @classmethod
+    def used_on_resume(cls, mode_before: str | None) -> set[str]:
+        return {"initial_scale", "let_through_after"}
+
+    def resumed_scale(self, saved: float | None) -> float:
+        return self.initial_scale
+
+    def optimizer_config(self) -> dict[str, Any]:
+        """Under Keras's names; a subclass is stored as itself."""
+        if type(self) is not FixedScale:
+            return super().optimizer_config()
+        more = {} if self.let_through_after is None else {"let_through_after": self.let_through_after}
+        return {"dynamic": False, "initial_scale": self.initial_scale, **more}
+
+
+@dataclass(frozen=True)
+class NoScale(ScaleRule):
+    """No scaling: the scale is 1, and nothing has to be multiplied or divided by it (`LossScaleOptimizer.scales`).
+
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
+    >>> rule = NoScale()
+    >>> float(rule.advance({"scale": ops.ones(()) * 8, "counter": 3}, Measured(True, ops.ones(())))["scale"])
+    1.0
+    """
+
+    mode: ClassVar[str] = "none"
+    scales: ClassVar[bool] = False
+    moves: ClassVar[bool] = False
+    no_use: ClassVar[str] = ""  # a comparison switches scaling off and leaves the numbers where they are
+
+    initial_scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.initial_scale != 1:
+            raise ValueError(f"`initial_scale` of NoScale must be 1. Received: initial_scale={self.initial_scale}.")
+
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
+        counter = ops.where(measured.finite, state["counter"] + 1, 0)
+        return {**state, "counter": counter, "scale": ops.ones_like(state["scale"])}  # whatever a file held
+
+    @classmethod
+    def check(cls, values: Any) -> Iterator[Fault]:
+        return iter(())
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return self.mode
+
+    def next_move(self, counter: int) -> str:
+        return ""
+
+    def resumed_scale(self, saved: float | None) -> float:
+        return self.initial_scale
+
+
+EXPONENT_BITS_AT = 23  # float32: the biased exponent starts at this bit
+EXPONENT_BIAS = 127
+SMALLEST_NORMAL = 2.0**-126
+
+
+@dataclass(frozen=True)
+class LogMaxScale(ScaleRule):
+    """Keeps the chance of an overflow small, taking the largest gradient of a step to be log-normal.
+
+    With x = log2(largest magnitude of the true gradients), or x = log_max at an overflow:
+    `fast = mean of x, weights decaying with beta1; slow, square = means of x and x**2, decaying with beta2` (all three
+    divided by 1 - beta**steps, as in Adam);
+    `S = 2**floor(log_max - fast - deviations * sqrt(max(square - slow**2, 0)))`, within `min_scale` and `max_scale`.
+    3.09 deviations are the 99.9 % quantile of a normal distribution. A step whose scaled gradients are all 0 tells
+    nothing and changes nothing; below 2**-126, where CPU kernels flush float32 to 0, they count as 0.
+
+    Source: Kuchaiev et al. 2018, "Mixed-Precision Training for NLP and Speech Recognition with OpenSeq2Seq",
+    arXiv:1805.10387, and the `logmax` algorithm of NVIDIA/OpenSeq2Seq. Two things differ from that program: S is
+    rounded down to a power of two, so that scaling loses no bits, and an overflow counts as the exponent `log_max`
+    (there 2**log_max is averaged as if it were an exponent).
+
+    Raises TypeError or ValueError for a number out of range, by its name.
+
+    >>> from keras import ops
+    >>> from mpt_cli.precision.finite import Measured
+    >>> rule = LogMaxScale()
+    >>> state = rule.initial()
+    >>> for exponent in (-3, -1, -3, -1):
+    ...     largest = ops.convert_to_tensor(2.0**exponent) * state["scale"]
+    ...     state = rule.advance(state, Measured(ops.convert_to_tensor(True), largest))
+    >>> float(state["scale"])  # mean -2 and deviation 1: floor(16 + 2 - 3.09) = 14
+    16384.0
+    """
+
+    mode: ClassVar[str] = "logmax"
+    follows: ClassVar[str] = "the gradients"
+    no_use: ClassVar[str] = "it follows the gradients"
+
+    log_max: float = number(16.0, "logmax: power of two that gradients must stay below", above=0, at_most=127)
+    beta1: float = number(0.99, "logmax: decay of the mean of log2(largest gradient)", above=0, below=1)
+    beta2: float = number(0.999, "logmax: decay of its variance", above=0, below=1)
+    deviations: float = number(3.09, "logmax: standard deviations kept free below log_max", above=0)
+    min_scale: float = lowest_scale()
+    max_scale: float = highest_scale()
+    let_through_after: Optional[int] = let_through()
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        super().__post_init__()
+        check_scale("deviations", self.deviations)
+        check_let_through(self.let_through_after)
+        for name in ("beta1", "beta2"):
+            check_scale(name, getattr(self, name))
+            if not np.float32(getattr(self, name)) < 1:
+                raise ValueError(f"`{name}` must be below 1, in float32 too. Received: {name}={getattr(self, name)}.")
+        check_scale("log_max", self.log_max)
+        if not self.log_max <= EXPONENT_BIAS:
+            raise ValueError(f"`log_max` must be at most 127, an exponent of 2. Received: log_max={self.log_max}.")
+
+    def initial(self) -> RuleState:
+        import numpy as np
+
+        zeros = dict.fromkeys(("fast", "slow", "square", "beta1_left", "beta2_left"), np.float32(0.0))
+        return {
+            **super().initial(), **zeros,
+            "beta1_left": np.float32(1.0), "beta2_left": np.float32(1.0),
+        }  # fmt: skip
+
+    def advance(self, state: RuleState, measured: "Measured") -> RuleState:
+        from keras import ops
+
+        exponent, informative = self._exponent(state["scale"], measured)
+        moved = {
+            "fast": _mean(state["fast"], exponent, self.beta1),
+            "slow": _mean(state["slow"], exponent, self.beta2),
+            "square": _mean(state["square"], exponent * exponent, self.beta2),
+            "beta1_left": state["beta1_left"] * self.beta1,
+            "beta2_left": state["beta2_left"] * self.beta2,
+        }
+        moved["scale"] = ops.clip(_power_of_two(self._wanted_exponent(moved)), self.min_scale, self.max_scale)
+        new = {name: ops.where(informative, value, state[name]) for name, value in moved.items()}
+        still = ops.logical_and(measured.finite, ops.equal(new["scale"], state["scale"]))
+        return {**new, "counter": ops.where(still, state["counter"] + 1, 0)}
+
+    def describe(self, scale: str, on_overflow: str) -> str:
+        return f"{super().describe(scale, on_overflow)}, follows the largest gradient"
+
+    def _exponent(self, scale: Any, measured: "Measured") -> tuple[Any, Any]:
+        """log2 of the largest true gradient, and whether there is one to learn from."""
+        from keras import ops
+
+        largest = measured.largest
+        seen = ops.logical_and(measured.finite, largest >= SMALLEST_NORMAL)
+        exponent = _log2(ops.where(seen, largest, scale)) - _log2(scale)  # the quotient itself may be flushed to 0
+        exponent = ops.where(measured.finite, exponent, self.log_max)
+        return exponent, ops.logical_or(seen, ops.logical_not(measured.finite))
+
+    def _wanted_exponent(self, moved: RuleState) -> Any:
+        from keras import ops
+
+        mean = moved["fast"] / (1 - moved["beta1_left"])
+        slow, square = (moved[name] / (1 - moved["beta2_left"]) for name in ("slow", "square"))
+        deviation = ops.sqrt(ops.maximum(square - slow * slow, 0.0))
+        return self.log_max - mean - self.deviations * deviation
+
+
+def _mean(before: Any, value: Any, beta: float) -> Any:
+    return beta * before + (1 - beta) * value
+
+
+def _reinterpret(x: Any, dtype: str) -> Any:
+    from mpt_cli.precision.finite import reinterpret
+
+    return reinterpret(x, dtype)
+
+
+def _log2(x: Any) -> Any:
+    """Of a normal float32, the exponent from its bits: exact for powers of two, and 128 for inf."""
+    from keras import ops
+
+    bits = _reinterpret(x, "int32")
+    exponent = ops.right_shift(bits, EXPONENT_BITS_AT) - EXPONENT_BIAS
+    fraction = ops.bitwise_and(bits, 2**EXPONENT_BITS_AT - 1)
+    mantissa = _reinterpret(ops.bitwise_or(fraction, EXPONENT_BIAS << EXPONENT_BITS_AT), "float32")
+    return ops.cast(exponent, "float32") + ops.log(mantissa) / math.log(2.0)
+
+
+def _power_of_two(exponent: Any) -> Any:
+    """Exactly 2**floor(exponent), from the bits: a compiled `pow` may be off by a rounding."""
+    from keras import ops
+
+    whole = ops.cast(ops.clip(ops.floor(exponent), 1 - EXPONENT_BIAS, EXPONENT_BIAS), "int32")
+    return _reinterpret(ops.left_shift(whole + EXPONENT_BIAS, EXPONENT_BITS_AT), "float32")
