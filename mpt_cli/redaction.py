@@ -43,16 +43,11 @@ def note_variable(name: str, value: Any) -> None:
         _known.replacements[value] = f"${{oc.env:{name}}}"
 
 
-def note_settings(tree: Any) -> None:
-    """The texts in a tree of settings that stand under keys that are named like secrets, or are passwords."""
-    if isinstance(tree, str):
-        note_passwords(tree)
-    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()
-    for name, value in parts:
-        is_secret = isinstance(name, str) and _SECRET_KEY.search(name) is not None
-        if is_secret and isinstance(value, str) and len(value) >= LEAST_LENGTH:
-            _known.replacements.setdefault(value, REDACTED)
-        note_settings(value)
+def note_text(name: Any, text: str) -> None:
+    """A text of the settings, under this name: a secret where that is named like one, and the passwords in it."""
+    if isinstance(name, str) and _SECRET_KEY.search(name) is not None and len(text) >= LEAST_LENGTH:
+        _known.replacements.setdefault(text, REDACTED)
+    note_passwords(text)
 
 
 def note_passwords(text: str) -> None:

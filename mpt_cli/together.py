@@ -14,9 +14,10 @@ from mpt_cli.cli import explain
 from mpt_cli.engine.backend import prepare_backend
 from mpt_cli.errors import OK, DataError
 from mpt_cli.runs.directory import note_holder, read_json, take_lock, write_json
-from mpt_cli.runs.expectations import with_own_expectations
+from mpt_cli.runs.expectations import own_expectations
 from mpt_cli.settings import load_settings
 from mpt_cli.settings.limits import open_to_append
+from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import SIGNAL_EXIT_CODES, Interruption, Watch, signal_of
 from mpt_cli.sweep.vectorized import GroupFile, Member, with_numbers
@@ -57,7 +58,7 @@ class Group:
     def _program(self, member: Member) -> MemberProgram:
         settings = replace(with_numbers(self.first, member.numbers), run_dir=member.run_dir, resume="auto")
         others = [other.name for other in self.file.members if other is not member]
-        own = with_own_expectations(settings, member.command)
+        own = replace(settings, expect=own_expectations(settings.expect, keys_given(member.command)))
         return MemberProgram(own, ensemble=self.ensemble, companions=others)
 
 

@@ -21,7 +21,7 @@ from mpt_cli.runs.directory import (
     write_json,
     write_summary,
 )
-from mpt_cli.runs.expectations import expectation_lines, with_own_expectations
+from mpt_cli.runs.expectations import expectation_lines, own_expectations
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.runs.resume import (
     check_checkpoints,
@@ -37,6 +37,7 @@ from mpt_cli.runs.resume import (
     with_stored_choices,
 )
 from mpt_cli.settings import resolved_yaml
+from mpt_cli.settings.overrides import keys_given
 from mpt_cli.settings.schema import Settings
 from mpt_cli.signals import ForcedEnd, at_forced_end
 from mpt_cli.telemetry.records import Summary
@@ -88,7 +89,7 @@ class Reporters:
 def train(settings: Settings, command_line: Sequence[str] = (), reporters: Reporters = Reporters()) -> Summary:
     """The run that `settings` say in full, from start to end; `command_line` is for the record, and says whether
     the recipe's expectations are about this run. See `train_program`."""
-    own = with_own_expectations(settings, command_line)
+    own = replace(settings, expect=own_expectations(settings.expect, keys_given(command_line)))
     return train_program(SettingsProgram(own), command_line, reporters)
 
 

@@ -6,7 +6,7 @@ import difflib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,15 @@ class ExpectationCheck:
         return f"{'ok  ' if self.passed else 'MISS'} {self.name}: expected {self.expected}, {got}"
 
 
-def with_own_expectations(settings: Settings, command_line: Sequence[str]) -> Settings:
-    """`settings` as they are run, shown and kept in the record: an expect: block is about the recipe's own settings,
-    and goes where the command line changes one. So a run, its repetition and `mpt reproduce` say the same of it.
+def own_expectations(expect: dict[str, Any], keys_given: Iterable[str]) -> dict[str, Any]:
+    """The `expect:` of a run as it is run, shown and kept in the record: it is about the recipe's own settings, and
+    goes where the command line gives a key that changes one. So a run, its repetition and `mpt reproduce` say the same.
 
-    >>> with_own_expectations(Settings(expect={"steps_seen": 3}), ["conf=digits_mlp", "trainer.epochs=3"]).expect
+    >>> own_expectations({"steps_seen": 3}, ["conf", "trainer.epochs"])
     {}
     """
-    given = [text.lstrip("+~") for text in command_line if "=" in text or text.startswith("~")]
-    is_changed = any(text.partition("=")[0].split(".")[0] not in NEUTRAL_KEYS for text in given)
-    return replace(settings, expect={}) if is_changed else settings
+    is_changed = any(key.partition(".")[0] not in NEUTRAL_KEYS for key in keys_given)
+    return {} if is_changed else expect
 
 
 def check_expectations(summary: Mapping[str, Any], expect: Mapping[str, Any]) -> list[ExpectationCheck]:

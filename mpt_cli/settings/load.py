@@ -33,7 +33,14 @@ from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, read_yaml_text
 from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.overrides import ParsedOverrides, escape_interpolation, format_override, parse_overrides
+from mpt_cli.settings.overrides import (
+    ParsedOverrides,
+    escape_interpolation,
+    format_override,
+    keys_given,
+    parse_overrides,
+    recipes_named,
+)
 from mpt_cli.settings.recipes import (
     GroupChoice,
     Recipe,
@@ -64,7 +71,7 @@ from mpt_cli.settings.search_path import (
     group_files,
     is_pipe,
     own_conf_directories,
-    projects_named,
+    projects_of,
     recipe_paths,
     searching,
 )
@@ -309,7 +316,7 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
-    with searching((), projects_named(overrides)):
+    with searching((), projects_of(recipes_named(overrides))):
         given = parse_overrides(overrides)
         recipe, problems = _read_recipe(given)
         with searching(recipe.searchpath, recipe.projects):
@@ -327,22 +334,23 @@ def interpolations(overrides: list[str]) -> list[str]:
     >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
     ['${trainer.epochs}']
     """
-    with searching((), projects_named(overrides)):
+    with searching((), projects_of(recipes_named(overrides))):
         given = parse_overrides(overrides)
         recipe, problems = _read_recipe(given)
         with searching(recipe.searchpath, recipe.projects):
             choices, _ = _sound_choices(recipe, given, problems)
             bodies = [*bodies_of_groups(choices, []), *applicable_bodies(recipe, choices, given.choices)]
             composed = OmegaConf.to_container(_compose(choices, bodies, given.overrides), resolve=False)
-    return [text for text in _texts(composed) if "${" in text]
+    return [text for _, text in _texts(composed) if "${" in text]
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: Any, name: Any = None) -> Iterator[tuple[Any, str]]:
+    """Each text in a tree of settings, with the key or the index that it stands under."""
     if isinstance(value, dict | list):
-        for inside in value.values() if isinstance(value, dict) else value:
-            yield from _texts(inside)
+        for inner, inside in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _texts(inside, inner)
     elif isinstance(value, str):
-        yield value
+        yield name, value
 
 
 @cache
@@ -359,7 +367,8 @@ def _settings_of(recipe: Recipe, given: ParsedOverrides, problems: list[Problem]
     bodies = [*bodies_of_groups(choices, recipe.notes), *applicable_bodies(recipe, choices, given.choices)]
     tree = compose_tree(choices, bodies, given.overrides, problems)
     tree.setdefault("recipe", recipe.path.stem)
-    redaction.note_settings(tree)
+    for name, text in _texts(tree):
+        redaction.note_text(name, text)
     problems += _redacted(tree, "")
     settings = build_settings(tree, unsure, problems)
     problems += check_combinations(settings, {problem.key for problem in problems} | unsure)
@@ -377,7 +386,7 @@ def _with_places(
 
     # each file once, however many problems
     lines, files_of_group = cache(lambda file: lines_of(read_yaml_text(file))), cache(readable_files_of)
-    given_keys = _keys_given(given)
+    given_keys = keys_given(given.overrides)
 
     def with_place(problem: Problem) -> Problem:
         path = problem.key.split(".")
@@ -390,10 +399,6 @@ def _with_places(
         return problem
 
     return [with_place(problem) for problem in problems]
-
-
-def _keys_given(given: ParsedOverrides) -> list[str]:
-    return [text.lstrip("+~").partition("=")[0] for text in given.overrides]
 
 
 def _is_within(path: Sequence[str], key: str) -> bool:

@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -122,6 +123,25 @@ def parse_overrides(overrides: list[str]) -> ParsedOverrides:
     return parsed
 
 
+def recipes_named(overrides: Sequence[str]) -> list[str]:
+    """What stands after each `conf=`: it says where groups are looked for before the other overrides can be read.
+
+    >>> recipes_named(["seed=1", "conf='mine.yaml'"])
+    ['mine.yaml']
+    """
+    return [text.removeprefix("conf=").strip("'\"") for text in overrides if text.startswith("conf=")]
+
+
+def keys_given(overrides: Sequence[str]) -> list[str]:
+    """The keys and groups that a command line sets or takes back; other words on it are left out.
+
+    >>> keys_given(["mpt", "train", "conf=digits_mlp", "+trainer.max_steps=3", "~seed"])
+    ['conf', 'trainer.max_steps', 'seed']
+    """
+    given = [text for text in overrides if "=" in text or text.startswith("~")]
+    return [text.lstrip("+~").partition("=")[0] for text in given]
+
+
 def _take_conf(text: str, result: ParsedOverrides) -> None:
     conf = without_quotes(text.removeprefix("conf="))
     if result.conf is not None:
@@ -187,10 +207,8 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.problems.append(Problem(key, "must be one value here.", values, "`mpt sweep` tries several."))
     elif override.is_delete():
         _take_deletion(override, result)
-    elif is_own_optimizer(key, override.value()):
-        result.overrides.append("++" + format_override("optimizer.object", str(override.value())))
     elif (group := CHOOSING_KEYS.get(key, key)) in group_names():
-        add_choice(GroupChoice(group, override.value(), key), result.choices, result.problems)
+        _take_choice(GroupChoice(group, override.value(), key), result)
     elif hydra := hydra_problem(key, line):
         result.problems.append(hydra)
     elif find_key(key) is not None and is_own_group(key):  # Hydra would take it for the group
@@ -206,6 +224,13 @@ def _take_override(override: Override, result: ParsedOverrides) -> None:
         result.overrides += [change for path in emptied for change in (f"++{path}={{}}", f"~{path}")]
         # ++ so that Hydra also takes keys that the group files leave out; the strict load knows which exist
         result.overrides.append("++" + line.lstrip("+"))
+
+
+def _take_choice(choice: GroupChoice, result: ParsedOverrides) -> None:
+    if is_own_optimizer(choice.written, choice.name):
+        result.overrides.append("++" + format_override("optimizer.object", str(choice.name)))
+    else:
+        add_choice(choice, result.choices, result.problems)
 
 
 _HYDRA_WORDS = {  # what Hydra calls it, and the word that does it here

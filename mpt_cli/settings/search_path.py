@@ -114,9 +114,9 @@ def project_of(recipe: Path) -> list[Path]:
     return [project] if (project / "conf").is_dir() else []
 
 
-def projects_named(words: Sequence[str]) -> list[Path]:
-    """The project of the recipe whose path the words have after `conf=`."""
-    paths = [expanded(word.removeprefix("conf=").strip("'\"")) for word in words if word.startswith("conf=")]
+def projects_of(recipes: Sequence[str]) -> list[Path]:
+    """The projects of those recipes that are given by their path."""
+    paths = [expanded(name_or_path) for name_or_path in recipes]
     return [project for path in paths if os.path.isfile(path) for project in project_of(path)]
 
 

@@ -4,7 +4,7 @@ import argparse
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
@@ -289,11 +289,12 @@ def _settings_of(arguments: argparse.Namespace) -> tuple[Settings, list[str]]:
 
 
 def run_show(arguments: argparse.Namespace) -> int:
-    from mpt_cli.runs.expectations import with_own_expectations
+    from mpt_cli.runs.expectations import own_expectations
     from mpt_cli.settings import resolved_yaml
+    from mpt_cli.settings.overrides import keys_given
 
     settings, variables = _settings_of(arguments)
-    settings = with_own_expectations(settings, arguments.overrides)
+    settings = replace(settings, expect=own_expectations(settings.expect, keys_given(arguments.overrides)))
     imports = imported_functions(settings)
     if arguments.json:
         print_json({"imports": list(imports.values()), "environment": variables, "settings": asdict(settings)})

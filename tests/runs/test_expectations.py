@@ -5,8 +5,8 @@ import pytest
 from preloaded import mpt
 
 from mpt_cli.cli import main
-from mpt_cli.runs.expectations import check_expectations, expectation_lines, with_own_expectations
-from mpt_cli.settings.schema import Settings
+from mpt_cli.runs.expectations import check_expectations, expectation_lines, own_expectations
+from mpt_cli.settings.overrides import keys_given
 
 SUMMARY = {
     "status": "finished",
@@ -85,9 +85,8 @@ def test_no_expectation_is_no_check() -> None:
     (["optimizer=sgd", "seed=3"], False),
 ])  # fmt: skip
 def test_expectations_are_about_the_recipes_own_settings(words: list[str], is_kept: bool) -> None:
-    settings = Settings(expect={"steps_seen": 345})
-    kept = with_own_expectations(settings, ["mpt", "train", "conf=digits_mlp", *words]).expect
-    assert kept == ({"steps_seen": 345} if is_kept else {})
+    keys = keys_given(["mpt", "train", "conf=digits_mlp", *words])
+    assert own_expectations({"steps_seen": 345}, keys) == ({"steps_seen": 345} if is_kept else {})
 
 
 def test_what_is_shown_of_a_changed_recipe_has_no_expectations_of_another(capsys) -> None:
