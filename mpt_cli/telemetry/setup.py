@@ -14,8 +14,15 @@ from mpt_cli.telemetry.console import PrintableConsole
 from mpt_cli.telemetry.console.live import LiveConsole, NotebookConsole, notebook_update
 from mpt_cli.telemetry.console.plain import ConsoleLog, PlainConsole, StreamLines
 from mpt_cli.telemetry.sink import Sink, Telemetry, TelemetryFiles
-from mpt_cli.telemetry.sinks.files import CsvSink, JsonlSink
-from mpt_cli.telemetry.sinks.trackers import MlflowSink, TensorBoardSink, WandbSink, check_tensorboard, check_tracker
+from mpt_cli.telemetry.sinks import (
+    CsvSink,
+    JsonlSink,
+    MlflowSink,
+    TensorBoardSink,
+    WandbSink,
+    check_tensorboard,
+    check_tracker,
+)
 
 
 def check_logger(logger: LoggerSettings) -> None:

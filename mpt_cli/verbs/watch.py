@@ -17,7 +17,7 @@ from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.format import format_count, format_whole_seconds, strict_json
 from mpt_cli.telemetry.setup import console_sinks
 from mpt_cli.telemetry.sink import Sink, reminders
-from mpt_cli.telemetry.sinks.files import event_from, snapshot_from
+from mpt_cli.telemetry.sinks import event_from, snapshot_from
 from mpt_cli.verbs.arguments import SHOWN_EPOCHS
 
 if TYPE_CHECKING:

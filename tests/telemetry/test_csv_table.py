@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
-from mpt_cli.telemetry.sinks.files import CsvSink
+from mpt_cli.telemetry.sinks import CsvSink
 
 
 def _written(path: Path) -> list[dict[str, str]]:

@@ -11,8 +11,7 @@ from mpt_cli.telemetry.console.lines import Narrator
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.telemetry.sinks.files import CsvSink, JsonlSink, LineFile
-from mpt_cli.telemetry.sinks.trackers import TensorBoardSink
+from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, LineFile, TensorBoardSink
 
 BACK = Event(10, 1, "rollback", 4.0, 2.0, cause="loss_scale.max_consecutive_skips", from_step=30)
 

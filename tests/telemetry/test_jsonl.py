@@ -6,7 +6,7 @@ import pytest
 from strict import lines
 
 from mpt_cli.telemetry.records import Event, LayerSample, Spike
-from mpt_cli.telemetry.sinks.files import JsonlSink
+from mpt_cli.telemetry.sinks import JsonlSink
 
 CONTRACT = ["step", "epoch", "loss", "learning_rate", "loss_scale", "scale_counter", "skipped_steps"]
 CONTRACT += ["consecutive_skips", "applied_steps", "examples_per_second"]

@@ -13,8 +13,7 @@ from mpt_cli.telemetry.console.lines import final_rows, sample_sentence
 from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen
 from mpt_cli.telemetry.console.plain import PlainConsole
 from mpt_cli.telemetry.records import GradientSample
-from mpt_cli.telemetry.sinks.files import CsvSink, JsonlSink
-from mpt_cli.telemetry.sinks.trackers import TensorBoardSink
+from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
 
 SAMPLE = GradientSample(step=30, norm=0.25, flushed_share=0.125, subnormal_share=0.5, headroom_doublings=9.75)
 ALL_ZERO = GradientSample(30, 0.0, 1.0, 0.0, None)

@@ -20,7 +20,7 @@ from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.telemetry.sink import Telemetry
-from mpt_cli.telemetry.sinks.files import JsonlSink
+from mpt_cli.telemetry.sinks import JsonlSink
 from mpt_cli.training.checkpoint import collect_state, restore_state
 from mpt_cli.training.trainer import Trainer, TrainingPlan
 

@@ -21,7 +21,7 @@ from mpt_cli.telemetry.console.table import BARS, EpochTable, Line, plain
 from mpt_cli.telemetry.format import format_seconds
 from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
 from mpt_cli.telemetry.sink import reminders
-from mpt_cli.telemetry.sinks.files import LineFile
+from mpt_cli.telemetry.sinks import LineFile
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time

@@ -1,1 +1,0 @@
-"""The files of the record, and the programs that draw curves of it."""
