@@ -1,4 +1,11 @@
-"""Sinks that write: the files of a run directory, one line or row at a time, and trackers of experiments."""
+"""Sinks that write. Files: metrics.jsonl and its like, the record other programs read, and metrics.csv, the same as a
+table; they grow by whole lines alone, so that a killed run leaves them readable. And scalars by their names for
+programs that draw curves, all optional extras: TensorBoard, MLflow, Weights & Biases.
+
+What a tracker's own variables ask for goes first: with MLFLOW_TRACKING_URI lines go to that server, with
+WANDB_MODE=online to wandb's. Trackers can't take points back: a resumed run is a run of its own there, and the steps a
+rollback repeats are there twice. metrics.jsonl is the record.
+"""
 
 import csv
 import errno

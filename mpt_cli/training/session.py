@@ -12,7 +12,7 @@ import numpy as np
 
 from mpt_cli.engine.backend import Platform, emulated_operations, framework_errors, peak_memory
 from mpt_cli.engine.distribution import ProcessGroup, check_same_data
-from mpt_cli.engine.fault_search import FaultSearch
+from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.flow import is_rounded
 from mpt_cli.engine.gradient_samples import build_sampler
 from mpt_cli.engine.weight_watch import ALL_MOVED

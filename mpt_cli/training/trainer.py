@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.engine.backend import memory_in_use
 from mpt_cli.engine.distribution import ProcessGroup
-from mpt_cli.engine.fault_search import FaultSearch
+from mpt_cli.engine.faults import FaultSearch
 from mpt_cli.engine.feed import Feed, Piece
 from mpt_cli.engine.gradient_samples import GradientSampler
 from mpt_cli.engine.loop import TRAINING, Engine

@@ -9,7 +9,7 @@ from tiny import TinyRun, compile_tiny, sgd
 
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.distribution import Distribution
-from mpt_cli.engine.fault_search import DATA, FaultSearch, find_forward_fault
+from mpt_cli.engine.faults import DATA, FaultSearch, find_forward_fault
 from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.engine.loop import build_engine
 from mpt_cli.precision import FixedScale, LossScaleOptimizer
