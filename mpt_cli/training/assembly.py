@@ -37,12 +37,16 @@ from mpt_cli.precision import (
 from mpt_cli.precision.chunked_head import check_chunked_head, chunked_loss
 from mpt_cli.precision.gradients.layer_scales import set_layer_scales
 from mpt_cli.precision.keras_internals import add_losses_in_float32, build_for_batch
-from mpt_cli.precision.operations import OperationReport, report_operations, trace, trace_forward, trace_step
-from mpt_cli.precision.operations.auto_float16 import (
+from mpt_cli.precision.operations import (
     ChosenPolicies,
+    OperationReport,
     choose_policies,
     chosen_policies,
+    report_operations,
     set_chosen_policies,
+    trace,
+    trace_forward,
+    trace_step,
 )
 from mpt_cli.precision.own_step import can_be_called, optimizers_in, optimizers_of, own_steps
 from mpt_cli.precision.policy import parts_of

@@ -14,8 +14,7 @@ from keras.layers import Activation, Add, Conv2D, Dense, Dropout, Flatten, Group
 
 from mpt_cli.precision import LossScaleOptimizer, Policy, apply_policy, layers_of
 from mpt_cli.precision.keras_internals import build_for_batch, names_as_in_a_fresh_process
-from mpt_cli.precision.operations import report_operations, trace_forward, trace_step
-from mpt_cli.precision.operations.auto_float16 import choose_policies
+from mpt_cli.precision.operations import choose_policies, report_operations, trace_forward, trace_step
 from mpt_cli.precision.policy import name_of
 
 MIXED = Policy("mixed_float16")
