@@ -251,7 +251,7 @@ def _inputs_of(model: Any, settings: Settings) -> Any:
     """
     import keras
 
-    from mpt_cli.models.shapes import symbolic_inputs
+    from mpt_cli.models.build import symbolic_inputs
 
     if not isinstance(model, keras.Model) or getattr(model, "inputs", None):
         return None
@@ -265,7 +265,7 @@ def _write_exported(model: Any, kind: str, draft: Path, inputs: Any) -> None:
     try:
         model.export(draft, format=kind, verbose=False, input_signature=inputs)
     except (ValueError, TypeError) as error:
-        from mpt_cli.models.shapes import plain_message
+        from mpt_cli.models.build import plain_message
 
         if inputs is None:
             raise

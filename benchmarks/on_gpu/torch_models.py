@@ -1,4 +1,4 @@
-"""The models of `plan` in PyTorch: the same layers and shapes as `mpt_cli.models.networks` and `.transformer`."""
+"""The models of `plan` in PyTorch: the same layers and shapes as `mpt_cli.models.build` and `.transformer`."""
 
 from typing import Any
 

@@ -383,7 +383,7 @@ def framework_errors(several_processes: bool) -> Iterator[None]:
     except Exception as error:
         explained = _explain_framework_error(str(error), several_processes)
         if explained is None and (place := place_in_user_code(error)):
-            from mpt_cli.models.shapes import plain_message
+            from mpt_cli.models.build import plain_message
 
             explained = UserCodeError(f"{place}: {type(error).__name__}: {plain_message(error)}")
         if explained is None:

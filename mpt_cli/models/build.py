@@ -1,26 +1,343 @@
-"""From the settings of a model to a built `keras.Model` that fits the data, and which of its layers are trained.
+"""From the settings of a model to a built `keras.Model` that fits the data, and which of its layers are trained: what
+the data asks of a model, the shipped networks, and the builders.
 
-Shipped networks, a function of the user's or of keras.applications (`model.name: builder`), and a .keras file whose
+The shipped networks (mlp, cnn, resnet and transformer) are of Keras's own layers, so that a file opens without mpt.
+Besides there are a function of the user's or of keras.applications (`model.name: builder`), and a .keras file whose
 weights are trained further (`model.name: saved`).
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+import math
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import keras
+from keras import layers, ops
 
+from mpt_cli.data.examples import RAGGED
 from mpt_cli.data.paths import damage_of
-from mpt_cli.errors import ConfigError, DataError, Problem, did_you_mean
-from mpt_cli.models.networks import build_cnn, build_mlp, build_resnet, build_transformer
-from mpt_cli.models.shapes import Shapes, check_fit, plain_message
+from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError, did_you_mean
+from mpt_cli.precision.keras_fit import has_own_train_step
 from mpt_cli.precision.keras_internals import inner_layers
+from mpt_cli.precision.own_step import can_be_called
 from mpt_cli.settings.references import call_user, load_function
 from mpt_cli.settings.schema import PhaseSettings, Settings
-from mpt_cli.settings.variants import Builder, ModelSettings, Saved
+from mpt_cli.settings.variants import CNN, MLP, Builder, ModelSettings, ResNet, Saved, Transformer
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """Shape of one example without the batch (a dict or tuple of shapes for several inputs), outputs and dtype.
+
+    `num_classes` is the number of classes, of tokens, or of regression outputs; None where the data doesn't say.
+    """
+
+    input_shape: Any
+    num_classes: int | None
+    input_dtype: str = "float32"
+    task: str = "classification"
+    input_dtypes: Any = None  # in the structure of input_shape; None: all are input_dtype
+    targets_as_given: bool = False  # then what outputs must be is the loss's to say
+
+    def __str__(self) -> str:
+        return f"inputs of shape {self.input_shape} and dtype {self.input_dtype}, {self.num_classes} outputs"
+
+
+def float_input(shapes: Shapes) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """The input and a floating-point view of it: uint8 is an image and goes to 0…1, other integers keep their value."""
+    array = keras.Input(single_shape(shapes), dtype=shapes.input_dtype, name="input")
+    if "float" in shapes.input_dtype:
+        return array, array
+    scale = 1 / 255 if shapes.input_dtype == "uint8" else 1.0
+    return array, layers.Rescaling(scale, name="to_float")(array)
+
+
+def image_input(shapes: Shapes, model: str) -> tuple[keras.KerasTensor, keras.KerasTensor]:
+    """As `float_input`, for (height, width) or (height, width, channels); the image always has channels."""
+    array, image = float_input(shapes)
+    if len(array.shape) == 3:
+        image = layers.Reshape((*array.shape[1:], 1), name="add_channel")(image)
+    if len(image.shape) != 4:
+        raise unfit(f"model {model} needs images: (height, width) or (height, width, channels)", shapes)
+    return array, image
+
+
+def token_input(shapes: Shapes) -> keras.KerasTensor:
+    """The input (sequence_length,) of whole numbers, each below the number of tokens."""
+    shape = single_shape(shapes)
+    if len(shape) != 1 or "int" not in shapes.input_dtype:
+        raise unfit("model transformer needs sequences of whole numbers: (sequence_length,) of int32", shapes)
+    return keras.Input(shape, dtype=shapes.input_dtype, name="input")
+
+
+def count_outputs(shapes: Shapes) -> int:
+    """Units of the head."""
+    if shapes.num_classes is None:
+        raise ConfigError(Problem(
+            "data.num_classes", "must be known, to size the head of a shipped model", None,
+            "Set it, or build the model yourself with model=builder."))
+    return shapes.num_classes
+
+
+def single_shape(shapes: Shapes) -> tuple[int, ...]:
+    """The shape, where the data has one input of fixed size."""
+    shape = shapes.input_shape
+    if isinstance(shape, Mapping) or not all(isinstance(size, int) for size in shape):
+        raise unfit("a shipped model needs one input of fixed shape", shapes)
+    if not shape:
+        raise unfit("a shipped model needs a dimension beside the examples, which x[:, None] gives", shapes)
+    if math.prod(shape) == 0:
+        raise unfit("an input needs at least one element", shapes)
+    return tuple(shape)
+
+
+def unfit(rule: str, shapes: Shapes) -> ConfigError:
+    """The error for data that the chosen model can't take."""
+    return ConfigError(Problem("model.name", rule, shapes.input_shape,
+                               f"The data gives {shapes}. Choose another model or other data."))
+
+
+def check_fit(model: keras.Model, shapes: Shapes, key: str) -> keras.Model:
+    """The model, built if it was not; ConfigError on `key` where inputs or outputs don't fit.
+
+    UserCodeError for what a `call` of the user's raises itself: Keras says ValueError where shapes don't fit. A model
+    that has a train_step of its own is taken as it is where it has no `call`, or one that is for other inputs, as of a
+    GAN whose call generates.
+    """
+    own_step = has_own_train_step(model)
+    if own_step and not can_be_called(model):
+        model.built = True
+        return model
+    try:
+        outputs = _call_symbolically(model, shapes)
+    except ValueError as error:
+        if own_step:
+            model.built = True
+            return model
+        raise ConfigError(Problem(
+            key, "the model must take the data's examples.", shapes.input_shape,
+            f"The data gives {shapes}. Keras says: {plain_message(error)}")) from error
+    except Exception as error:
+        message = f"{key}: calling the model raised {type(error).__name__}: {plain_message(error)}"
+        raise UserCodeError(message) from error
+    if shapes.num_classes is not None and not own_step and not shapes.targets_as_given:
+        _check_outputs(outputs, shapes, key)
+    return model
+
+
+def _call_symbolically(model: keras.Model, shapes: Shapes) -> Any:
+    """Outputs of the model without computing anything; no state of it changes."""
+    with warnings.catch_warnings():
+        # before an error in the user's `call` Keras warns at length that it can't trace it; the error says it better
+        warnings.filterwarnings("ignore", message=".*unbuilt state", category=UserWarning)
+        return model(symbolic_inputs(shapes.input_shape, shapes.input_dtypes or shapes.input_dtype))
+
+
+def symbolic_inputs(shape: Any, dtype: Any) -> Any:
+    """Symbolic inputs in the structure of the data, each of its dtype where `dtype` has that structure."""
+    if isinstance(shape, Mapping):
+        return {name: symbolic_inputs(part, _part_of(dtype, name)) for name, part in shape.items()}
+    if any(isinstance(part, (tuple, list, Mapping)) for part in shape):
+        return [symbolic_inputs(part, _part_of(dtype, place)) for place, part in enumerate(shape)]
+    return symbol((None, *shape), "float32" if "+" in dtype else dtype)
+
+
+def symbol(shape: tuple[int | None, ...], dtype: str) -> keras.KerasTensor:
+    """A symbolic input; "ragged int32" is one with rows of different lengths, where the backend has them."""
+    plain = dtype.removeprefix(RAGGED)
+    if plain == dtype or keras.backend.backend() != "tensorflow":
+        return keras.KerasTensor(shape, dtype=plain)
+    return keras.KerasTensor(shape, dtype=plain, ragged=True, ragged_rank=1)
+
+
+def _part_of(dtype: Any, name: Any) -> Any:
+    return dtype if isinstance(dtype, str) else dtype[name]
+
+
+def _check_outputs(outputs: Any, shapes: Shapes, key: str) -> None:
+    if not isinstance(outputs, keras.KerasTensor):
+        raise ConfigError(Problem(key, "the model must have one output.", type(outputs).__name__))
+    count = outputs.shape[-1] if len(outputs.shape) > 1 else 1
+    binary = shapes.task == "classification" and shapes.num_classes == 2
+    if count != shapes.num_classes and not (binary and count == 1):
+        raise ConfigError(Problem(
+            key, f"the model has {count} outputs, the data {shapes.num_classes} {_unit(shapes)}; they must agree.",
+            remedy="Give the last layer that many units, or set data.num_classes where the data can't tell."))
+
+
+def _unit(shapes: Shapes) -> str:
+    return "targets" if shapes.task == "regression" else "classes"
+
+
+def plain_message(error: Exception) -> str:
+    """What an exception says, without Keras's colours, its frame around the message and its list of arguments."""
+    text = re.sub(r"\x1b\[[0-9;]*m", "", str(error))
+    text = re.sub(r"^Exception encountered when calling .*\n+", "", text).split("\n\nArguments received by")[0]
+    text = text.rsplit("Error encountered:\n\n", 1)[-1]
+    return " ".join(text.split()) or type(error).__name__
+
+
+def build_mlp(settings: MLP, shapes: Shapes) -> keras.Model:
+    """Fully connected layers on flattened input."""
+    _check_activation(settings.activation)
+    inputs, x = float_input(shapes)
+    x = layers.Flatten(name="flatten")(x)
+    for number, units in enumerate(settings.hidden_units, start=1):
+        x = _hidden(x, units, number, settings)
+    return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="mlp")
+
+
+def _hidden(x: keras.KerasTensor, units: int, number: int, settings: MLP) -> keras.KerasTensor:
+    x = layers.Dense(units, use_bias=not settings.batch_norm, name=f"hidden_{number}")(x)
+    if settings.batch_norm:
+        x = layers.BatchNormalization(momentum=0.9, name=f"batch_norm_{number}")(x)
+    x = layers.Activation(settings.activation, name=f"activation_{number}")(x)
+    return layers.Dropout(settings.dropout, name=f"dropout_{number}")(x) if settings.dropout else x
+
+
+def _check_activation(name: str) -> None:
+    names = [known for known in vars(keras.activations) if not known.startswith("_") and "serialize" not in known]
+    try:
+        keras.activations.get(name)
+    except ValueError as error:
+        raise ConfigError(Problem("model.activation", "Keras has no activation of this name.", name,
+                                  did_you_mean(name, names) or f"There are {', '.join(names)}.")) from error
+
+
+def build_cnn(settings: CNN, shapes: Shapes) -> keras.Model:
+    """Blocks of two 3x3 convolutions and a 2x2 max pooling, then one hidden layer.
+
+    Pooling stops when a side of the image is one pixel, so that any depth works on 8x8 digits.
+    """
+    inputs, x = image_input(shapes, "cnn")
+    for number, filters in enumerate(settings.filters, start=1):
+        x = _conv_block(x, filters, f"block_{number}")
+    x = layers.Flatten(name="flatten")(x)
+    x = layers.Dense(settings.hidden_units, activation="relu", name="hidden")(x)
+    if settings.dropout:
+        x = layers.Dropout(settings.dropout, name="dropout")(x)
+    return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="cnn")
+
+
+def _conv_block(x: keras.KerasTensor, filters: int, name: str) -> keras.KerasTensor:
+    for number in (1, 2):
+        x = layers.Conv2D(filters, 3, padding="same", activation="relu", name=f"{name}_conv_{number}")(x)
+    return layers.MaxPooling2D(2, name=f"{name}_pool")(x) if min(x.shape[1:3]) > 1 else x
+
+
+EXPANSION = 4  # filters of a bottleneck's last convolution over those of its middle one
+
+
+def build_resnet(settings: ResNet, shapes: Shapes) -> keras.Model:
+    """A stem, then stages of residual blocks (He et al. 2016); each stage but the first halves the image.
+
+    The stride is in the 3x3 convolution ("v1.5"). With `bottleneck: true`, `stem: imagenet`, filters 64…512 and blocks
+    3, 4, 6, 3 it is ResNet-50: 25,557,032 trainable parameters on 1000 classes. Convolutions have no bias, since
+    BatchNormalization follows. The moving statistics forget at 0.9 a step, not Keras's 0.99: a run of a few hundred
+    steps would be validated on stale ones.
+    """
+    inputs, image = image_input(shapes, "resnet")
+    x = _stem(image, settings)
+    for stage, (filters, blocks) in enumerate(zip(settings.filters, settings.blocks, strict=True), start=1):
+        for block in range(1, blocks + 1):
+            strides = 2 if stage > 1 and block == 1 else 1
+            x = _residual(x, filters, strides, f"stage_{stage}_block_{block}", settings.bottleneck)
+    x = layers.GlobalAveragePooling2D(name="pool")(x)
+    return keras.Model(inputs, layers.Dense(count_outputs(shapes), name="head")(x), name="resnet")
+
+
+def _stem(x: keras.KerasTensor, settings: ResNet) -> keras.KerasTensor:
+    if settings.stem == "small":
+        return _conv_norm(x, settings.filters[0], 3, 1, "stem", relu=True)
+    x = _conv_norm(x, settings.filters[0], 7, 2, "stem", relu=True)
+    return layers.MaxPooling2D(3, 2, padding="same", name="stem_pool")(x)
+
+
+def _residual(x: keras.KerasTensor, filters: int, strides: int, name: str, bottleneck: bool) -> keras.KerasTensor:
+    """x + f(x), the shortcut projected by a 1x1 convolution where the shapes differ."""
+    branch = (_bottleneck if bottleneck else _basic)(x, filters, strides, name)
+    if strides > 1 or x.shape[-1] != branch.shape[-1]:
+        x = _conv_norm(x, branch.shape[-1], 1, strides, f"{name}_shortcut")
+    x = layers.Add(name=f"{name}_add")([x, branch])
+    return layers.ReLU(name=f"{name}_relu")(x)
+
+
+def _basic(x: keras.KerasTensor, filters: int, strides: int, name: str) -> keras.KerasTensor:
+    x = _conv_norm(x, filters, 3, strides, f"{name}_1", relu=True)
+    return _conv_norm(x, filters, 3, 1, f"{name}_2")
+
+
+def _bottleneck(x: keras.KerasTensor, filters: int, strides: int, name: str) -> keras.KerasTensor:
+    x = _conv_norm(x, filters, 1, 1, f"{name}_1", relu=True)
+    x = _conv_norm(x, filters, 3, strides, f"{name}_2", relu=True)
+    return _conv_norm(x, EXPANSION * filters, 1, 1, f"{name}_3")
+
+
+def _conv_norm(
+    x: keras.KerasTensor, filters: int, size: int, strides: int, name: str, relu: bool = False
+) -> keras.KerasTensor:
+    x = layers.Conv2D(filters, size, strides, padding="same", use_bias=False, kernel_initializer="he_normal",
+                      name=f"{name}_conv")(x)
+    x = layers.BatchNormalization(momentum=0.9, epsilon=1e-5, name=f"{name}_norm")(x)
+    return layers.ReLU(name=f"{name}_relu")(x) if relu else x
+
+
+def build_transformer(settings: Transformer, shapes: Shapes) -> keras.Model:
+    """Tokens (batch, sequence_length) → logits (batch, sequence_length, num_classes) of each next token.
+
+    A GPT as in Radford et al. 2019: pre-LayerNorm, learned positions, causal attention. The head is not tied to the
+    embedding: 12 layers of width 768 over 50,257 tokens and 1024 positions are 163,037,184 parameters, not GPT-2's
+    124M.
+    """
+    tokens = token_input(shapes)
+    x = _embed(tokens, settings, count_outputs(shapes))
+    for number in range(1, settings.layers + 1):
+        x = _transformer_block(x, settings, f"block_{number}")
+    x = layers.LayerNormalization(epsilon=1e-5, name="final_norm")(x)
+    head = layers.Dense(count_outputs(shapes), use_bias=False, kernel_initializer=_normal(), name="head")
+    return keras.Model(tokens, head(x), name="transformer")
+
+
+def _embed(tokens: keras.KerasTensor, settings: Transformer, vocabulary: int) -> keras.KerasTensor:
+    token = layers.Embedding(vocabulary, settings.width, embeddings_initializer=_normal(), name="token_embedding")
+    place = layers.Embedding(tokens.shape[1], settings.width, embeddings_initializer=_normal(),
+                             name="position_embedding")
+    # 0, 1, 2, … must come from the input for the functional graph to hold the embedding; one row serves the batch.
+    positions = ops.cumsum(ops.ones_like(tokens[0])) - 1
+    return _dropout(token(tokens) + place(positions), settings, "embedding")
+
+
+def _transformer_block(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
+    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm_1")(x)
+    attention = layers.MultiHeadAttention(
+        settings.heads, settings.width // settings.heads, dropout=settings.dropout, kernel_initializer=_normal(),
+        name=f"{name}_attention")
+    x = layers.Add(name=f"{name}_add_1")([x, attention(y, y, use_causal_mask=True)])
+    y = layers.LayerNormalization(epsilon=1e-5, name=f"{name}_norm_2")(x)
+    return layers.Add(name=f"{name}_add_2")([x, _mlp(y, settings, name)])
+
+
+def _mlp(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
+    x = layers.Dense(settings.mlp_ratio * settings.width, kernel_initializer=_normal(), name=f"{name}_mlp_1")(x)
+    x = layers.Activation("gelu", name=f"{name}_gelu")(x)
+    x = layers.Dense(settings.width, kernel_initializer=_normal(), name=f"{name}_mlp_2")(x)
+    return _dropout(x, settings, name)
+
+
+def _dropout(x: keras.KerasTensor, settings: Transformer, name: str) -> keras.KerasTensor:
+    return layers.Dropout(settings.dropout, name=f"{name}_dropout")(x) if settings.dropout else x
+
+
+def _normal() -> keras.initializers.Initializer:
+    return keras.initializers.RandomNormal(stddev=0.02)  # one each: a seeded initializer repeats its values
+
 
 BUILDER_KEY = "model.builder"
 

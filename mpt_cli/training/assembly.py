@@ -21,8 +21,7 @@ from mpt_cli.engine.flow import pure_loss
 from mpt_cli.engine.loop import Engine, build_engine
 from mpt_cli.engine.xla import JitChoice, check_layers, choose_jit
 from mpt_cli.errors import ConfigError, MptError, Problem, did_you_mean, summarise_error
-from mpt_cli.models.build import build_model, freeze_layers
-from mpt_cli.models.shapes import symbol
+from mpt_cli.models.build import build_model, freeze_layers, symbol
 from mpt_cli.precision import (
     LayerAudit,
     LossScaleOptimizer,

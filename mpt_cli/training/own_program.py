@@ -11,7 +11,7 @@ import keras
 from mpt_cli.data.examples import DataSet
 from mpt_cli.engine.feed import first_batch
 from mpt_cli.errors import ConfigError, Problem, UserCodeError
-from mpt_cli.models.shapes import plain_message
+from mpt_cli.models.build import plain_message
 from mpt_cli.precision import LossScaleOptimizer, has_own_train_step
 from mpt_cli.precision.own_step import (
     OptimizerUse,

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.own_batches import random_state_kept
 from mpt_cli.errors import DataError, summarise_error
-from mpt_cli.models.shapes import plain_message
+from mpt_cli.models.build import plain_message
 from mpt_cli.precision.keras_internals import inner_layers, tensorflow_left_out
 from mpt_cli.precision.policy import layers_of
 from mpt_cli.signals import at_forced_end
