@@ -66,7 +66,7 @@ def fit(
     Raises ConfigError or DataError for what can't be trained, which leaves nothing behind, and what a signal does:
     KeyboardInterrupt or SystemExit(143), once the run is saved.
     """
-    from mpt_cli.data.tf_data import is_tf_dataset
+    from mpt_cli.data.streams import is_tf_dataset
     from mpt_cli.training.callbacks import check_callback
     from mpt_cli.training.model_program import DataArguments, ModelProgram, check_targets, check_trainable, read_given
 

@@ -11,20 +11,18 @@ from mpt_cli.data.build import RawArrays, RawStream, build_data_set, build_strea
 from mpt_cli.data.builtin import load_digits, load_keras_set, load_synthetic, load_tabular
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Stream, as_rows, in_epochs_of
 from mpt_cli.data.file_formats import load_csv, load_images, load_npz, load_text
-from mpt_cli.data.own_batches import (
-    as_arrays,
-    is_batch_source,
-    open_batches,
-    warn_of_workers,
-)
 from mpt_cli.data.prepare import missing_targets, weighted_by_class
-from mpt_cli.data.tf_data import (
+from mpt_cli.data.streams import (
+    as_arrays,
     as_tf_dataset,
+    is_batch_source,
     is_tf_dataset,
     load_tfrecord,
+    open_batches,
     open_tf_batches,
     read_tf_dataset,
     tensorflow_seeded,
+    warn_of_workers,
 )
 from mpt_cli.errors import ConfigError, DataError, Problem, UserCodeError
 from mpt_cli.settings.key import default_of

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from mpt_cli.data.examples import DataSet
-from mpt_cli.data.own_batches import random_state_kept
+from mpt_cli.data.streams import random_state_kept
 from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
 from mpt_cli.diagnose.safe_windows import (
     ExaminedModel,

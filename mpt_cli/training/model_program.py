@@ -14,9 +14,16 @@ from numpy.typing import NDArray
 
 from mpt_cli.data.build import input_dtype, input_dtypes, input_shape, max_abs_input
 from mpt_cli.data.examples import DataSet, Examples, Stream, fingerprint_arrays, leaves, map_arrays, on_values
-from mpt_cli.data.own_batches import as_arrays, is_batch_source, open_batches
 from mpt_cli.data.prepare import class_factors
-from mpt_cli.data.tf_data import as_tf_dataset, draws_order, is_tf_dataset, open_tf_batches
+from mpt_cli.data.streams import (
+    as_arrays,
+    as_tf_dataset,
+    draws_order,
+    is_batch_source,
+    is_tf_dataset,
+    open_batches,
+    open_tf_batches,
+)
 from mpt_cli.engine.backend import Platform, running_platform
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.models.build import freeze_layers

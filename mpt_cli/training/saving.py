@@ -12,7 +12,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-from mpt_cli.data.own_batches import random_state_kept
+from mpt_cli.data.streams import random_state_kept
 from mpt_cli.errors import DataError, summarise_error
 from mpt_cli.models.build import plain_message
 from mpt_cli.precision.keras_internals import inner_layers, tensorflow_left_out

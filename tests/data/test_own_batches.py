@@ -9,8 +9,8 @@ import pytest
 
 from mpt_cli.data.examples import BatchStream, DataSet, Examples, Reading, Stream, in_epochs_of
 from mpt_cli.data.load import load_data, load_data_of_run
-from mpt_cli.data.own_batches import as_examples, open_batches
 from mpt_cli.data.prepare import weighted_by_class
+from mpt_cli.data.streams import as_examples, open_batches
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
 from mpt_cli.settings.load import load_settings
 from mpt_cli.settings.variants import Loader

@@ -7,8 +7,8 @@ import tensorflow as tf
 from jax.experimental import sparse as jax_sparse
 
 from mpt_cli.data.examples import Examples, Ragged, Sparse, as_rows, fingerprint_arrays, joined
-from mpt_cli.data.own_batches import as_arrays
 from mpt_cli.data.prepare import TargetSpec, check_examples, to_numbers
+from mpt_cli.data.streams import as_arrays
 from mpt_cli.errors import DataError
 
 DENSE = np.array([[0, 2, 0], [0, 0, 0], [1, 0, 3]], np.float32)

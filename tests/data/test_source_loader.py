@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpt_cli.data import tf_data
+from mpt_cli.data import streams
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data, load_data_of_run
 from mpt_cli.errors import ConfigError, DataError, UserCodeError
@@ -145,7 +145,7 @@ def test_uint8_inputs_stay_as_they_came(returning):
 
 @pytest.fixture
 def stream_memory(monkeypatch):
-    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)  # 20 examples of 16 + 8 bytes are too many, 5 are not
+    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)  # 20 examples of 16 + 8 bytes are too many, 5 are not
 
 
 def test_a_large_dataset_is_streamed(returning, stream_memory):
@@ -194,7 +194,7 @@ def test_streams_that_cannot_be_used(returning, stream_memory, expression, setti
 
 
 def test_a_bad_batch_of_a_stream_is_named(returning, monkeypatch):
-    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)
+    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)
     late = ARRAYS + ("import tensorflow as tf\nx = np.ones((60, 2))\nx[45] = np.nan\n"
                      "d = tf.data.Dataset.from_tensor_slices((x, np.arange(60) % 4))\n")
     data = returning("d", prelude=late, num_classes=4, validation_fraction=0)  # NaN lies beyond the first 32
@@ -209,7 +209,7 @@ def test_a_batch_of_a_stream_may_have_no_weight_and_a_whole_set_may_not(returnin
                        "d = tf.data.Dataset.from_tensor_slices((x, y, w))\n")
     with pytest.raises(DataError, match=r"\(validation\): sample_weight is all zeros, so nothing would be learned"):
         returning("d, (x, y, 0 * w)", prelude=padded, num_classes=4)
-    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 200)
+    monkeypatch.setattr(streams, "MEMORY_BYTES", 200)
     data = returning("d", prelude=padded, num_classes=4, validation_fraction=0)
     weights = [weight.tolist() for _, _, weight in data.train.batches(20, 0, 0, shuffle=False)]
     assert weights == [[1.0] * 20, [1.0] * 20, [0.0] * 20]

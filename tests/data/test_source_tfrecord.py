@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpt_cli.data import tf_data
+from mpt_cli.data import streams
 from mpt_cli.data.examples import Stream
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
@@ -89,7 +89,7 @@ def first_column(stream):
 
 @pytest.mark.slow
 def test_a_large_file_is_streamed_and_every_fifth_example_held_out(path, monkeypatch):
-    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 10)
+    monkeypatch.setattr(streams, "MEMORY_BYTES", 10)
     data = load(path)
     assert isinstance(data.train, Stream)
     assert first_column(data.validation) == [4.5, 9.5]

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from mpt_cli.data import tf_data
+from mpt_cli.data import streams
 from mpt_cli.data.examples import Examples, Stream
-from mpt_cli.data.tf_data import (
+from mpt_cli.data.streams import (
     as_tf_dataset,
     element_spec,
     is_batched,
@@ -34,7 +34,7 @@ def spec(*shapes, dtype=tf.float32):
 
 @pytest.fixture
 def small_memory(monkeypatch):
-    monkeypatch.setattr(tf_data, "MEMORY_BYTES", 50)  # four examples of 8 + 8 bytes
+    monkeypatch.setattr(streams, "MEMORY_BYTES", 50)  # four examples of 8 + 8 bytes
 
 
 @pytest.mark.parametrize(("shapes", "batched"), [
@@ -134,7 +134,7 @@ def test_a_generator_is_read_to_its_end(monkeypatch):
 
 
 def test_a_generator_beyond_the_limit_is_a_stream_of_unknown_length(monkeypatch):
-    monkeypatch.setattr(tf_data, "MOST_UNCOUNTED", 8)
+    monkeypatch.setattr(streams, "MOST_UNCOUNTED", 8)
     stream = read(generated(9))
     assert (stream.examples, stream.endless) == (None, False)
     assert sum(len(x) for x, _, _ in stream.batches(4, 0, 0, shuffle=True)) == 9

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from preloaded import mpt
 
-from mpt_cli.data.tf_data import tensorflow_seeded
+from mpt_cli.data.streams import tensorflow_seeded
 
 STAND_IN = """class random:
     seeds = []

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mpt_cli.data.examples import Examples
-from mpt_cli.data.tf_data import TfDataset, open_tf_stream
+from mpt_cli.data.streams import TfDataset, open_tf_stream
 from mpt_cli.engine.feed import first_batch, shuffle_check
 
 WARNING = ("data: the dataset gives its examples in another order, or others, each time it is read. A resumed run "
