@@ -1,4 +1,5 @@
-"""What a comparison leaves for readers: the table for console and Markdown, results.json, results.csv, results.md and
+"""What a comparison says. In plain sentences: the verdict, why a narrower precision is no faster, and what to doubt.
+And what it leaves for readers: the table for console and Markdown, results.json, results.csv, results.md and
 report.html.
 """
 
@@ -7,9 +8,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.compare.comparison import Comparison, Entry
-from mpt_cli.compare.sentences import entry_verdict, format_factor, overall, reasons, sentences
+from mpt_cli.compare.comparison import (
+    BETTER,
+    EQUAL,
+    FEWEST_SEEDS,
+    UNCLEAR,
+    UNKNOWN,
+    Comparison,
+    Entry,
+    Quality,
+    format_rule,
+)
+from mpt_cli.compare.footprint import TILE
 from mpt_cli.errors import DataError
+from mpt_cli.machine import cpu_features
 from mpt_cli.report.history import RunHistory, read_history
 from mpt_cli.report.page import footnote, render_page, write_page
 from mpt_cli.report.picture import Drawing, draw_all
@@ -26,11 +38,278 @@ from mpt_cli.report.tables import (
     rich_table,
 )
 from mpt_cli.settings.search_path import shell_command
-from mpt_cli.sweep.directory import GOOD
+from mpt_cli.sweep.directory import GOOD, INTERRUPTED, NOT_RUN
+from mpt_cli.sweep.paired import MOST_SEEDS
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import write_tables
-from mpt_cli.telemetry.format import format_bytes, format_number, format_share, format_signed
+from mpt_cli.telemetry.format import format_bytes, format_count, format_number, format_share, format_signed
 from mpt_cli.telemetry.records import as_number
+
+
+def doubts(found: Comparison) -> list[str]:
+    """Sentences; empty where nothing stands against them."""
+    return [*_baseline_doubts(found), *_speed_doubts(found), *_incomplete_doubts(found), *_unexamined_doubts(found)]
+
+
+def _baseline_doubts(found: Comparison) -> list[str]:
+    if any(entry.setup.policy == "float32" for entry in found.entries):
+        return []
+    first = dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline)
+    return [f"There is no float32 among them: the first, {', '.join(first)}, is the baseline."]
+
+
+def _speed_doubts(found: Comparison) -> list[str]:
+    if found.workers > 1:
+        return [f"Jobs ran {found.workers} at a time and shared the cores: their step times are not comparable."]
+    if not any(entry.speed for entry in found.compared):
+        return []
+    noisy = ", ".join(f"{name} ({100 * share:.0f}%)" for name, share in found.noisy_jobs.items())
+    told = []
+    if noisy:
+        told.append(f"Other programs used part of the cores while these ran, so that their step times are too long: "
+                    f"{noisy}. Compare again on a machine that does nothing else.")  # fmt: skip
+    if found.seeds == 1:
+        told.append("Each was timed once, one after another: --seeds 3 times them in turns, forwards and backwards.")
+    return told
+
+
+def _incomplete_doubts(found: Comparison) -> list[str]:
+    return [f"{entry.label}: {len(entry.failed)} of {len(entry.jobs)} seeds did not finish; its figures are of the "
+            "others." for entry in found.entries if entry.failed and entry.finished]  # fmt: skip
+
+
+def _unexamined_doubts(found: Comparison) -> list[str]:
+    errors = [str(device["error"]) for device in found.devices.values() if "error" in device]
+    errors += [f"{entry.label} could not be examined: {entry.footprint['error']}"
+               for entry in found.entries if "error" in entry.footprint]  # fmt: skip
+    return errors
+
+
+WORTH = 1.1  # times the speed of float32 that the bare device must reach before a run can gain from it
+SHORT_STEP_SECONDS = 0.002  # on a GPU: starting a step's kernels takes about as long
+_CPU_FEATURES = {"float16": ("avx512_fp16", "amx_fp16"), "bfloat16": ("avx512_bf16", "amx_bf16")}
+_MOST_LAYERS = 4
+
+
+def narrow_dtype(entry: Entry) -> str | None:
+    """The 16-bit type a configuration computes in."""
+    return next((name for name in ("bfloat16", "float16") if name in entry.setup.policy), None)
+
+
+def reasons(found: Comparison, entry: Entry) -> list[str]:
+    """Sentences, the weightiest first; empty where nothing is known."""
+    dtype = narrow_dtype(entry)
+    if dtype is None:
+        return []
+    speeds = device_speeds(found, entry, dtype)
+    is_gpu = found.device(entry).get("kind") == "gpu"
+    if speeds and max(speeds.values()) < WORTH:
+        return [_slow_device(speeds, dtype, is_gpu, str(found.device(entry).get("device", "this device")))]
+    return [*_feeding(entry), *(_of_a_gpu(entry, found) if is_gpu else []), *_fast_device(speeds, dtype)]
+
+
+def device_speeds(found: Comparison, entry: Entry, dtype: str) -> dict[str, float]:
+    """How many times as fast as in float32 the bare device multiplies matrices and convolves, as measured."""
+    device = found.device(entry)
+    rows = [row for row in device.get("timings", []) if row["device"] == device.get("kind") and row["dtype"] == dtype]
+    return {str(row["operation"]): float(row["speed_against_float32"]) for row in rows}
+
+
+def _slow_device(speeds: dict[str, float], dtype: str, is_gpu: bool, device: str) -> str:
+    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
+    if is_gpu:
+        return f"{device} has no use of tensor cores for {dtype}: {measured} the speed of float32."
+    features = set(cpu_features()) & set(_CPU_FEATURES[dtype])
+    lacking = " or ".join(_CPU_FEATURES[dtype])
+    why = f"although it has {', '.join(sorted(features))}" if features else f"which has no {lacking}"
+    return f"This CPU, {why}, computes {dtype} no faster: {measured} the speed of float32."
+
+
+def _fast_device(speeds: dict[str, float], dtype: str) -> list[str]:
+    if not speeds:
+        return []
+    measured = " and ".join(f"{name} at {speed:.2g}×" for name, speed in speeds.items())
+    return [f"The bare device is faster in {dtype} ({measured} the speed of float32, on products of its own), so the "
+            "time goes elsewhere: small products, casts, element-wise operations, the update of the weights."]
+
+
+def _feeding(entry: Entry) -> list[str]:
+    if entry.footprint.get("resident") is not False:
+        return []
+    return ["The data is streamed to the device batch by batch: a step that waits for its input is as long in any "
+            "precision."]  # fmt: skip
+
+
+def _of_a_gpu(entry: Entry, found: Comparison) -> list[str]:
+    sentences = []
+    uneven = list(entry.footprint.get("uneven", []))
+    if entry.setup.batch_size % TILE:
+        uneven.insert(0, f"the batch of {entry.setup.batch_size}")
+    if uneven:
+        more = f" and {len(uneven) - _MOST_LAYERS} more" if len(uneven) > _MOST_LAYERS else ""
+        named = ", ".join(uneven[:_MOST_LAYERS])
+        sentences.append(f"Tensor cores want multiples of {TILE}; these are not: {named}{more}.")
+    seconds = entry.step_seconds
+    if seconds is not None and seconds < SHORT_STEP_SECONDS:
+        examples = format_count(entry.setup.batch_size)
+        sentences.append(f"A step takes {1000 * seconds:.2g} ms for {examples} examples: starting its kernels takes as "
+                         "long as computing. Raise trainer.batch_size.")  # fmt: skip
+    return sentences
+
+
+def overall(found: Comparison) -> str:
+    """The one sentence to remember."""
+    if not any(entry.quality and entry.quality.kind != UNKNOWN for entry in found.compared):
+        return "Nothing can be compared: " + _unfinished(found)
+    if found.workers > 1:
+        return f"Speed was not compared, as jobs ran at the same time. {_qualities(found)}"
+    paying = [entry for entry in found.compared if pays(found, entry)]
+    if paying:
+        best = max(paying, key=lambda entry: entry.speed.factor if entry.speed else 0.0)
+        assert best.speed is not None
+        return f"{best.label} pays: {format_factor(best.speed.factor)} faster at {_quality_kind(best)} quality."
+    unclear = [entry for entry in found.compared if _quality_kind(entry) == UNCLEAR and _is_surely_faster(found, entry)]
+    if unclear:
+        return " ".join(map(_undecided, unclear))
+    if any(entry.is_disturbed for entry in found.compared):
+        return f"Which is faster can't be told: other programs kept the cores busy. {_qualities(found)}"
+    baselines = ", ".join(dict.fromkeys(entry.baseline.label for entry in found.compared if entry.baseline))
+    narrow = ", ".join(entry.label for entry in found.compared if entry.finished)
+    if not any(_is_surely_faster(found, entry) for entry in found.compared):
+        return f"On this device none pays ({narrow}): none is faster. {_qualities(found)}"
+    return f"On this device none pays ({narrow}): none is faster at equal quality. Train in {baselines}."
+
+
+def _undecided(entry: Entry) -> str:
+    assert entry.speed is not None and entry.quality is not None
+    faster = format_factor(entry.speed.factor)
+    return (f"{entry.label} is {faster} faster; whether its quality is equal is not shown by "
+            f"{_count_seeds(entry.quality.seeds)}: {_remedy(entry.quality)}.")  # fmt: skip
+
+
+def _count_seeds(seeds: int) -> str:
+    return f"{seeds} seeds" if seeds > 1 else "one seed"
+
+
+def _remedy(quality: Quality) -> str:
+    """How many seeds would tell."""
+    if quality.interval is None:
+        return f"--seeds {max(FEWEST_SEEDS, 2 * quality.seeds)} shows the spread"
+    if quality.seeds_to_decide is None:
+        return f"more than {MOST_SEEDS:,} would be needed, or a wider --tolerance"
+    return f"about {quality.seeds_to_decide} would tell (--seeds {quality.seeds_to_decide})"
+
+
+def sentences(found: Comparison) -> list[str]:
+    """One for each configuration that was held against another, then the rules and doubts that belong to them."""
+    told = [_about(found, entry) for entry in found.compared]
+    known = [entry.quality.margin for entry in found.compared if entry.quality and entry.quality.kind != UNKNOWN]
+    rule = [format_rule(found.objective, known, found.seeds)] if known else []
+    return [*told, *rule, *doubts(found)]
+
+
+def entry_verdict(found: Comparison, entry: Entry) -> str:
+    """The cell of the table: what the configuration is against its baseline, and the verdict on its numerics."""
+    if entry.failed:
+        return _format_failed(entry)
+    verdicts = ", ".join(dict.fromkeys(str(job.summary.get("verdict", "")) for job in entry.finished.values()))
+    if entry.baseline is None:
+        return f"baseline; {verdicts}"
+    speed = "" if entry.speed is None or not _is_timed(found, entry) else f", {_format_speed(entry)}"
+    return f"{_quality_kind(entry)}{speed}; {verdicts}"
+
+
+def _format_failed(entry: Entry) -> str:
+    """How many of its jobs failed, and how many an interruption kept from their end."""
+    words = [job.status if job.status in (INTERRUPTED, NOT_RUN) else "failed" for job in entry.failed]
+    if len(set(words)) == 1 and not entry.finished:
+        return words[0]
+    return ", ".join(f"{words.count(word)} of {len(entry.jobs)} {word}" for word in dict.fromkeys(words))
+
+
+def format_factor(factor: float) -> str:
+    """
+    >>> format_factor(1.94), format_factor(0.333), format_factor(12.3)
+    ('1.9×', '0.33×', '12×')
+    """
+    return f"{factor:.0f}×" if factor >= 10 else f"{factor:.1f}×" if factor >= 1 else f"{factor:.2f}×"
+
+
+def pays(found: Comparison, entry: Entry) -> bool:
+    """Whether it is faster at no loss of quality, as far as this can be told."""
+    return _quality_kind(entry) in (EQUAL, BETTER) and _is_surely_faster(found, entry)
+
+
+def _is_surely_faster(found: Comparison, entry: Entry) -> bool:
+    return _is_timed(found, entry) and entry.speed is not None and entry.speed.is_faster
+
+
+def _is_timed(found: Comparison, entry: Entry) -> bool:
+    return found.workers == 1 and not entry.is_disturbed
+
+
+def _format_speed(entry: Entry) -> str:
+    assert entry.speed is not None
+    return "faster" if entry.speed.is_faster else "slower" if entry.speed.is_slower else "as fast"
+
+
+def _about(found: Comparison, entry: Entry) -> str:
+    assert entry.baseline is not None
+    base = entry.baseline.label
+    if all(job.status == NOT_RUN for job in entry.jobs.values()):
+        return f"{entry.label} was not run."
+    if not entry.finished:
+        reason = next((job.reason for job in entry.failed if job.reason), entry.failed[0].status)
+        return f"{entry.label} did not finish: {reason}"
+    if not entry.baseline.finished:
+        return f"{entry.label} has nothing to be held against: {base} did not finish."
+    quality = f"{_quality_kind(entry)} quality{_difference(found, entry)}"
+    if entry.speed is None or not _is_timed(found, entry):
+        return f"{entry.label}: {quality}; its speed was not judged."
+    if entry.speed.is_faster:
+        verb = "pays" if pays(found, entry) else "is faster, but not surely as good"
+        return f"{entry.label} {verb}: {format_factor(entry.speed.factor)} the speed of {base} at {quality}."
+    why = " ".join(reasons(found, entry))
+    return f"{entry.label} does not pay on this device: {_format_slow(entry, base)}, {quality}." + (why and f" {why}")
+
+
+def _format_slow(entry: Entry, base: str) -> str:
+    assert entry.speed is not None
+    factor = format_factor(entry.speed.factor)
+    if entry.speed.is_slower:
+        return f"{factor} the speed of {base}"
+    share = format_share(round(1000 * entry.speed.noise), 1000)
+    return f"about as fast as {base} ({factor}, where up to {share} may be chance)"
+
+
+def _quality_kind(entry: Entry) -> str:
+    return entry.quality.kind if entry.quality else UNKNOWN
+
+
+def _difference(found: Comparison, entry: Entry) -> str:
+    """In brackets: the mean, how sure it is, and what would be needed to tell."""
+    quality = entry.quality
+    if quality is None or quality.difference is None:
+        return ""
+    if quality.is_same:
+        return f" (the same results in {_count_seeds(quality.seeds)})"
+    words = f"{found.objective.name} {format_signed(quality.difference)}"
+    if quality.interval is not None:
+        low, high = quality.interval
+        words += f", 95% interval {format_signed(low)} … {format_signed(high)} over {_count_seeds(quality.seeds)}"
+    return f" ({words}{'; ' + _remedy(quality) if quality.kind == UNCLEAR else ''})"
+
+
+def _qualities(found: Comparison) -> str:
+    """Quality alone, where speed can't be told."""
+    words = [f"{entry.label} {_quality_kind(entry)}" for entry in found.compared if entry.finished]
+    return f"Quality against the baseline: {', '.join(words)}."
+
+
+def _unfinished(found: Comparison) -> str:
+    failed = [entry.label for entry in found.entries if not entry.finished]
+    return f"{', '.join(failed)} did not finish." if failed else f"no run has {found.objective.name}."
+
 
 SECONDARY = ("best diff.", "memory", "weights")  # left out where the terminal is narrow
 

@@ -16,8 +16,7 @@ from mpt_cli.compare.comparison import (
     read_workers,
 )
 from mpt_cli.compare.footprint import examine_runs
-from mpt_cli.compare.report import write_comparison
-from mpt_cli.compare.sentences import narrow_dtype
+from mpt_cli.compare.report import narrow_dtype, write_comparison
 from mpt_cli.doctor import probe_backend
 from mpt_cli.runs.directory import write_json
 from mpt_cli.settings import load_settings

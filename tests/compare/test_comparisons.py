@@ -9,8 +9,7 @@ import pytest
 
 from mpt_cli.compare import comparison, run
 from mpt_cli.compare.comparison import CompareDirectory, NoiseMeter, read_comparison
-from mpt_cli.compare.report import columns, failure_lines, print_comparison
-from mpt_cli.compare.sentences import overall, sentences
+from mpt_cli.compare.report import columns, failure_lines, overall, print_comparison, sentences
 from mpt_cli.errors import ConfigError, DataError
 from mpt_cli.jobs.executor import Command
 from mpt_cli.jobs.queue import Ending

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from mpt_cli.compare import sentences
+from mpt_cli.compare import report
 from mpt_cli.compare.comparison import CompareDirectory, Comparison, Entry, Setup, StepTime
 from mpt_cli.sweep.plan import Objective, SweepPlan
 
@@ -17,14 +17,14 @@ def why(kind: str, speed: float, batch_size: int = 64, seconds: float = 0.1, **f
     entry = Entry(Setup({}, "mixed_float16", batch_size, "auto"), "mixed_float16", {}, {"0": StepTime(seconds, 0.0)},
                   {"backend": "tensorflow", "resident": True, **footprint})  # fmt: skip
     place, objective = CompareDirectory(Path("x")), Objective("loss", falls=True)
-    return sentences.reasons(Comparison(place, SweepPlan([], [], "r"), objective, [entry], {}, devices, {}), entry)
+    return report.reasons(Comparison(place, SweepPlan([], [], "r"), objective, [entry], {}, devices, {}), entry)
 
 
 def test_a_cpu_without_the_instructions(monkeypatch):
-    monkeypatch.setattr(sentences, "cpu_features", lambda: ["avx2", "avx512_bf16"])
+    monkeypatch.setattr(report, "cpu_features", lambda: ["avx2", "avx512_bf16"])
     assert why("cpu", 0.2) == ["This CPU, which has no avx512_fp16 or amx_fp16, computes float16 no faster: matmul at "
                                "0.2× and conv at 0.2× the speed of float32."]  # fmt: skip
-    monkeypatch.setattr(sentences, "cpu_features", lambda: ["avx512_fp16"])
+    monkeypatch.setattr(report, "cpu_features", lambda: ["avx512_fp16"])
     assert why("cpu", 0.9)[0].startswith("This CPU, although it has avx512_fp16, computes float16 no faster")
 
 
