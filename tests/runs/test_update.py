@@ -10,7 +10,7 @@ from stub_runs import RECIPE, SUMMARY
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
-from mpt_cli.reproduce.update import Beginning
+from mpt_cli.reproduce.reproduction import Beginning
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.expectations import first_figures, new_figures, updated_text
 from mpt_cli.settings.recipe_edit import format_yaml_value
