@@ -12,13 +12,16 @@ import numpy as np
 
 from mpt_cli.data.examples import DataSet
 from mpt_cli.data.streams import random_state_kept
-from mpt_cli.diagnose.passes import Counted, PassOptions, add_up, build_pass
 from mpt_cli.diagnose.safe_windows import (
+    Counted,
     ExaminedModel,
     LayerRange,
+    PassOptions,
     ReferenceGradients,
     Verifier,
+    add_up,
     as_held,
+    build_pass,
     common_window,
     holds_non_finite,
     layer_samples,

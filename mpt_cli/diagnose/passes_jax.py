@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import keras
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
+from mpt_cli.diagnose.safe_windows import Counted, PassOptions, count_updates
 from mpt_cli.engine.probes import Probes, count_weights, in_layers, weights_of
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.step_jax import TrainState

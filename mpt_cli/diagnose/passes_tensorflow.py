@@ -5,7 +5,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from mpt_cli.diagnose.passes import Counted, PassOptions, count_updates
+from mpt_cli.diagnose.safe_windows import Counted, PassOptions, count_updates
 from mpt_cli.engine.probes import Probes, count_weights, in_layers, weights_of
 from mpt_cli.precision.gradients.layer_scales import at_layer_scales
 from mpt_cli.precision.keras_internals import predict_in_training, training_loss

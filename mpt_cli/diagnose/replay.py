@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mpt_cli.diagnose.examination import RunStepper
-from mpt_cli.diagnose.passes import Counted, GradientPass, PassOptions, build_pass
 from mpt_cli.diagnose.preparation import OverflowEvent
+from mpt_cli.diagnose.safe_windows import Counted, GradientPass, PassOptions, build_pass
 from mpt_cli.engine.backend import Platform
 from mpt_cli.engine.faults import build_injector
 from mpt_cli.engine.probes import GRADIENT, VALUE, Counts, Probes, owners_of_weights, weights_of

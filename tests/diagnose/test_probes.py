@@ -9,7 +9,7 @@ from backends import gradients
 from keras import layers, ops
 from nets import Subclassed, functional, sequential, subclassed
 
-from mpt_cli.diagnose.passes import PassOptions, build_pass
+from mpt_cli.diagnose.safe_windows import PassOptions, build_pass
 from mpt_cli.engine import probes
 from mpt_cli.engine.probes import GRADIENT, VALUE, Probes
 from mpt_cli.precision.gradients import EXPONENT_BIAS, ZEROS
