@@ -13,8 +13,8 @@ import pytest
 from preloaded import start_mpt
 from written_run import STEPS, main
 
-from mpt_cli.report.following import LineTail, News
 from mpt_cli.runs.directory import Holder, RunDirectory, header_from, read_holder, write_atomic
+from mpt_cli.verbs.watch import LineTail, News
 
 WRITER = Path(__file__).with_name("written_run.py")
 ROOT = Path(__file__).parents[2]

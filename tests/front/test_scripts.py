@@ -13,11 +13,11 @@ from preloaded import mpt, run_program, start_mpt
 
 from mpt_cli.cli import main
 from mpt_cli.errors import DataError
-from mpt_cli.report.following import header_of_config
 from mpt_cli.report.run import load_run
 from mpt_cli.runs.directory import RunDirectory
 from mpt_cli.runs.resume import find_run
 from mpt_cli.settings.schema import Settings
+from mpt_cli.verbs.watch import header_of_config
 
 HEAD = """
 import sys, numpy as np, keras
