@@ -18,10 +18,9 @@ from mpt_cli.plan.plan import plan as make_plans
 from mpt_cli.report.run import Run, load_run
 from mpt_cli.settings.checks import check_combinations
 from mpt_cli.settings.load import build_settings, load_settings
-from mpt_cli.settings.loss_scale import AUTO
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.schema import Settings, unknown_key_problem, variants_of
-from mpt_cli.settings.variants import GivenData
+from mpt_cli.settings.variants import AUTO, GivenData
 from mpt_cli.signals import raise_for
 from mpt_cli.sweep.progress import Screen
 from mpt_cli.sweep.report import results_dict

@@ -27,9 +27,8 @@ from mpt_cli.report.run import Run
 from mpt_cli.runs.directory import RunDirectory, header_dict, write_atomic, write_json, write_summary
 from mpt_cli.runs.provenance import FrameworkFacts, collect_environment
 from mpt_cli.settings import resolved_yaml
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import FLOAT_POLICIES, RECORDED_TRAINER_KEYS, PolicySettings, Settings
-from mpt_cli.settings.variants import GivenModel, GivenOptimizer
+from mpt_cli.settings.variants import GivenModel, GivenOptimizer, LossScaleSettings
 from mpt_cli.signals import format_end, signal_of
 from mpt_cli.telemetry.health import GOOD_VERDICTS, STOPPED, HealthRules, Stop, describe_unmoved, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords

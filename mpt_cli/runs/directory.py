@@ -24,8 +24,8 @@ from mpt_cli.errors import DataError
 from mpt_cli.plugins import PluginError
 from mpt_cli.precision.scale_rules import RuleState, ScaleRule
 from mpt_cli.settings.limits import open_to_append, read_file, remove_file
-from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.search_path import expanded
+from mpt_cli.settings.variants import mode_settings
 from mpt_cli.signals import ForcedEnd, Interruption, at_forced_end, raise_for
 from mpt_cli.telemetry.format import strict_json
 from mpt_cli.telemetry.records import SCHEMA_VERSION, RunHeader, Scaling, Summary, misfit, required_fields

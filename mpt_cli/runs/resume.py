@@ -16,12 +16,11 @@ from mpt_cli.runs.directory import RunDirectory, default_parent, read_summary, w
 from mpt_cli.runs.provenance import flatten, known_environment
 from mpt_cli.settings.beside import is_same_function
 from mpt_cli.settings.limits import read_file
-from mpt_cli.settings.loss_scale import RULES, mode_settings
 from mpt_cli.settings.overrides import format_override
 from mpt_cli.settings.recipes import load_mapping
 from mpt_cli.settings.schema import MODEL_PARALLEL, PolicySettings, Settings
 from mpt_cli.settings.search_path import expanded
-from mpt_cli.settings.variants import Builder, DataSettings, Loader, ModelSettings
+from mpt_cli.settings.variants import RULES, Builder, DataSettings, Loader, ModelSettings, mode_settings
 from mpt_cli.telemetry.records import Event, Summary, misfit, record_of
 from mpt_cli.training.checkpoint import Checkpoint
 

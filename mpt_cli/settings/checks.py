@@ -10,7 +10,6 @@ from typing import Any
 
 from mpt_cli.errors import Problem, did_you_mean
 from mpt_cli.settings.key import default_of, read_number
-from mpt_cli.settings.loss_scale import modes_that_allow
 from mpt_cli.settings.references import canonical_name, form_problem, named_objects, object_problem
 from mpt_cli.settings.schema import BATCH_AXIS, MODEL_PARALLEL, DistributeSettings, Settings, is_mixed
 from mpt_cli.settings.variants import (
@@ -25,6 +24,7 @@ from mpt_cli.settings.variants import (
     Schedule,
     Synthetic,
     Transformer,
+    modes_that_allow,
 )
 
 

@@ -32,7 +32,6 @@ from mpt_cli.errors import ConfigError, Problem, printable
 from mpt_cli.settings.checks import check_combinations, read_expect
 from mpt_cli.settings.key import BadValue, Key, format_type, read_key, read_value
 from mpt_cli.settings.limits import LONGEST_EXPRESSION, MOST_BITS, read_yaml_text
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.overrides import (
     ParsedOverrides,
     escape_interpolation,
@@ -75,6 +74,7 @@ from mpt_cli.settings.search_path import (
     recipe_paths,
     searching,
 )
+from mpt_cli.settings.variants import LossScaleSettings
 
 
 def resolved_yaml(settings: Settings) -> str:

@@ -16,7 +16,6 @@ from mpt_cli.plugins import PluginError
 from mpt_cli.settings.beside import NAMING, Beside, file_beside
 from mpt_cli.settings.key import format_type
 from mpt_cli.settings.limits import MOST_RECIPES, read_yaml_text
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import (
     CHOOSING_KEYS,
     VARIANTS,
@@ -45,7 +44,7 @@ from mpt_cli.settings.search_path import (
     project_of,
     searching,
 )
-from mpt_cli.settings.variants import GIVEN, PYTHON
+from mpt_cli.settings.variants import GIVEN, PYTHON, LossScaleSettings
 
 IMPLIED_CHOICES = {"model.builder": "builder", "model.path": "saved", "data.loader": "loader",
                    "optimizer.object": "object"}  # fmt: skip

@@ -14,7 +14,6 @@ from typing import Any, Dict, List, Optional, Union, get_type_hints
 from mpt_cli import plugins
 from mpt_cli.errors import Problem, nearest
 from mpt_cli.settings.key import INDEX, REQUIRED, Key, class_keys, key
-from mpt_cli.settings.loss_scale import SCALE_MODES, LossScaleSettings, mode_settings
 from mpt_cli.settings.variants import (
     DATA,
     GIVEN,
@@ -22,11 +21,14 @@ from mpt_cli.settings.variants import (
     MODELS,
     OPTIMIZER_VARIANTS,
     PYTHON,
+    SCALE_MODES,
     Adam,
     DataSettings,
     Digits,
+    LossScaleSettings,
     ModelSettings,
     OptimizerSettings,
+    mode_settings,
 )
 
 

@@ -1,6 +1,6 @@
 """Whether a run trains: the causes of what goes wrong, and the rules that end it or name it, by what `signs` tells.
 
-A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/loss_scale.py`; a new piece of advice
+A new rule is one row of `RULES`, and its key in `settings/schema.py` or `settings/variants.py`; a new piece of advice
 is one row of `CAUSES`.
 """
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.format import (
     format_count,
     format_fraction,

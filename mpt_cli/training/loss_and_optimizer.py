@@ -20,7 +20,6 @@ from mpt_cli.precision import LossScaleOptimizer, Policy, computes_in_float16, h
 from mpt_cli.precision.gradients import ChunkedCrossentropy
 from mpt_cli.precision.gradients.layer_scales import layer_scales
 from mpt_cli.precision.keras_internals import call_behind, configured_rate
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.references import (
     build_kwargs,
     build_object,
@@ -31,7 +30,7 @@ from mpt_cli.settings.references import (
     read_object,
 )
 from mpt_cli.settings.schema import TrainerSettings
-from mpt_cli.settings.variants import OPTIMIZERS, OptimizerSettings, OwnOptimizer, Schedule
+from mpt_cli.settings.variants import OPTIMIZERS, LossScaleSettings, OptimizerSettings, OwnOptimizer, Schedule
 from mpt_cli.telemetry.format import format_scale
 from mpt_cli.telemetry.records import Scaling
 

@@ -11,8 +11,8 @@ import pytest
 from argcomplete.finders import CompletionFinder
 
 from mpt_cli.jobs.launchers import LAUNCHERS
-from mpt_cli.settings.loss_scale import SCALE_MODES
 from mpt_cli.settings.search_path import recipe_paths
+from mpt_cli.settings.variants import SCALE_MODES
 from mpt_cli.verbs import verb_parser
 from mpt_cli.verbs.arguments import LISTED_VERBS
 from mpt_cli.verbs.completion import OFFERS, complete

@@ -11,7 +11,7 @@ from mpt_cli.diagnose.diagnosis import Diagnosis
 from mpt_cli.diagnose.examination import RunStepper
 from mpt_cli.diagnose.safe_windows import GradientCounts
 from mpt_cli.precision.gradients import INFS, share_flushed
-from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.training.assembly import assemble
 from mpt_cli.training.program import SettingsProgram
 

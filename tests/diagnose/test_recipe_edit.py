@@ -6,11 +6,10 @@ import pytest
 import yaml
 
 from mpt_cli.diagnose.advice import choose_with_keys
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.recipe_edit import RecipeText
 from mpt_cli.settings.schema import Settings
 from mpt_cli.settings.search_path import recipe_paths
-from mpt_cli.settings.variants import MODELS
+from mpt_cli.settings.variants import MODELS, LossScaleSettings
 
 TEXT = """# command
 recipe: mine

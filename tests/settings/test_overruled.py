@@ -4,9 +4,9 @@ import pytest
 
 from mpt_cli.reproduce.collection import Selection, collect
 from mpt_cli.settings.load import load_settings, resolved_yaml
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import VARIANTS, DistributeSettings, FaultSettings, PolicySettings
 from mpt_cli.settings.search_path import group_choices, group_names
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.sweep.plan import make_plan
 
 _NEEDED = {"mirrored": ["backend=tensorflow"], "data_parallel": ["backend=jax"], "float16": ["optimizer=sgd"],

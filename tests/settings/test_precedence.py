@@ -6,8 +6,7 @@ import pytest
 
 from mpt_cli.settings import search_path
 from mpt_cli.settings.load import load_settings
-from mpt_cli.settings.loss_scale import LossScaleSettings
-from mpt_cli.settings.variants import Adam
+from mpt_cli.settings.variants import Adam, LossScaleSettings
 
 
 @pytest.fixture

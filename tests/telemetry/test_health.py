@@ -6,8 +6,8 @@ import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale
 from mpt_cli.settings.load import load_settings, resolved_yaml
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import PolicySettings, Settings, TrainerSettings, find_key
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry import health
 from mpt_cli.telemetry.health import CAUSES, CHRONIC, CLIP, DYNAMIC, RULES, WIDER, HealthRule, HealthRules, Stop, judge
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords

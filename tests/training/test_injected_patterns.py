@@ -14,8 +14,8 @@ from tiny import JITS, TinyRun, tiny_data, tiny_run
 from mpt_cli.data.examples import Examples
 from mpt_cli.engine.feed import BatchPlan, build_feed
 from mpt_cli.precision import DynamicScale
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions
 from mpt_cli.telemetry.records import Scaling

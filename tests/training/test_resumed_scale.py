@@ -14,8 +14,8 @@ from mpt_cli import training_run
 from mpt_cli.precision import DynamicScale, LossScaleOptimizer, ScaleRule
 from mpt_cli.runs.resume import format_changes, unused_changes
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.loss_scale import RULES, LossScaleSettings
 from mpt_cli.settings.schema import Settings, TrainerSettings
+from mpt_cli.settings.variants import RULES, LossScaleSettings
 from mpt_cli.telemetry.records import Event, Scaling, Summary
 from mpt_cli.telemetry.sink import Sink
 from mpt_cli.training.checkpoint import Checkpoint, CheckpointStore

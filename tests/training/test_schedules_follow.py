@@ -6,7 +6,7 @@ import pytest
 from tiny import JITS, tiny_data, tiny_run
 
 from mpt_cli.precision import DynamicScale
-from mpt_cli.settings.loss_scale import LossScaleSettings
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.telemetry.records import Scaling
 from mpt_cli.training.loss_and_optimizer import wrap_optimizer
 

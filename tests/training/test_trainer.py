@@ -12,8 +12,8 @@ from no_checkpoints import NoCheckpoints
 from reference import ReferenceScale
 
 from mpt_cli.engine.feed import Piece
-from mpt_cli.settings.loss_scale import mode_settings
 from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.variants import mode_settings
 from mpt_cli.telemetry.health import HealthRules
 from mpt_cli.telemetry.ledger import Ledger, LedgerOptions, StepRecords
 from mpt_cli.telemetry.records import LoggedSteps, Scaling, StopLimits

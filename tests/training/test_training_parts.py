@@ -17,8 +17,8 @@ from mpt_cli.engine.backend import memory_in_use, peak_memory
 from mpt_cli.errors import DataError
 from mpt_cli.precision import LogMaxScale, LossScaleOptimizer
 from mpt_cli.settings import load_settings
-from mpt_cli.settings.loss_scale import LossScaleSettings
 from mpt_cli.settings.schema import TrainerSettings
+from mpt_cli.settings.variants import LossScaleSettings
 from mpt_cli.signals import Interruption
 from mpt_cli.training import progress as stopwatch_module
 from mpt_cli.training.assembly import call_capacity, count_steps, metric_names, warn_of_no_head
