@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from strict import lines
 
-from mpt_cli.telemetry.console.lines import Narrator
-from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.console.plain import Narrator, PlainConsole
 from mpt_cli.telemetry.records import Event
 from mpt_cli.telemetry.sink import Telemetry
 from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, LineFile, TensorBoardSink

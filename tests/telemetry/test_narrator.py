@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
-from mpt_cli.telemetry.console.lines import Narrator
+from mpt_cli.telemetry.console.plain import Narrator
 from mpt_cli.telemetry.records import Event, Scaling
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mpt_cli.settings import load_settings
-from mpt_cli.telemetry.console.lines import next_commands
+from mpt_cli.telemetry.console.plain import next_commands
 
 
 @pytest.fixture(params=["my run", "a,b", "a=b", "it's", "größe", "-x"])

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from strict import lines
 
-from mpt_cli.telemetry.console.lines import final_rows, sample_sentence
 from mpt_cli.telemetry.console.live import LiveConsole, RunPosition, screen
-from mpt_cli.telemetry.console.plain import PlainConsole
+from mpt_cli.telemetry.console.plain import PlainConsole, final_rows, sample_sentence
 from mpt_cli.telemetry.records import GradientSample
 from mpt_cli.telemetry.sinks import CsvSink, JsonlSink, TensorBoardSink
 

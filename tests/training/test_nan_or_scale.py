@@ -11,7 +11,7 @@ from keras import layers, ops
 import mpt_cli as mpt
 from mpt_cli.precision import DynamicScale, FixedScale, LogMaxScale
 from mpt_cli.telemetry import health as v
-from mpt_cli.telemetry.console.lines import Narrator
+from mpt_cli.telemetry.console.plain import Narrator
 from mpt_cli.telemetry.records import Event, Scaling
 from mpt_cli.telemetry.signs import EventTally
 

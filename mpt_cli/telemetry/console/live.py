@@ -24,7 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpt_cli.errors import printable
-from mpt_cli.telemetry.console.lines import LABEL_WIDTH, EpochConsole, Narrator, final_rows, header_rows, labelled_lines
+from mpt_cli.telemetry.console.plain import LABEL_WIDTH, EpochConsole, Narrator, final_rows, header_rows, labelled_lines
 from mpt_cli.telemetry.console.table import (
     HEADING_STYLE,
     SCALE_STYLE,

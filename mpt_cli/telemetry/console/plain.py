@@ -1,27 +1,403 @@
-"""Plain lines without control codes: for pipes, batch jobs and console.log."""
+"""Plain lines without control codes: what is said of a run, the same on screen and in console.log (header, skipped
+steps, the end), and the console that prints it line by line, for pipes, batch jobs and console.log.
+"""
 
 import os
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
-from mpt_cli.errors import printable
-from mpt_cli.telemetry.console.lines import (
-    EpochConsole,
-    Narrator,
-    final_rows,
-    header_rows,
-    labelled_lines,
-    lasting_line,
-    sample_sentence,
+from mpt_cli.errors import NUMERICAL, printable
+from mpt_cli.settings.overrides import format_override
+from mpt_cli.settings.search_path import conf_override, shell_command
+from mpt_cli.telemetry.console.table import BARS, EpochTable, Extent, Line, own_metrics, plain
+from mpt_cli.telemetry.format import (
+    format_bytes,
+    format_count,
+    format_fraction,
+    format_number,
+    format_sample,
+    format_scale,
+    format_seconds,
+    format_share,
+    format_whole_seconds,
 )
-from mpt_cli.telemetry.console.table import BARS, EpochTable, Line, plain
-from mpt_cli.telemetry.format import format_seconds
-from mpt_cli.telemetry.records import GradientSample, RunHeader, Snapshot, Summary
-from mpt_cli.telemetry.sink import reminders
+from mpt_cli.telemetry.health import BEYOND, CAUSES, CHRONIC_SHARE, CHRONIC_SKIPS, COLLAPSED, FORWARD, IN_DOUBT, NAN
+from mpt_cli.telemetry.palette import WARNING_STYLE
+from mpt_cli.telemetry.records import (
+    CEILING,
+    DECLINE,
+    FLOOR,
+    FORWARD_PASS,
+    GROWTH,
+    LET_THROUGH,
+    OVERFLOW,
+    Event,
+    GradientSample,
+    RunHeader,
+    Scaling,
+    Snapshot,
+    Summary,
+)
+from mpt_cli.telemetry.signs import THIRD_TIME, EventTally, Signs, is_at_floor, may_still_settle
+from mpt_cli.telemetry.sink import Sink, reminders
 from mpt_cli.telemetry.sinks import LineFile
+
+LABEL_WIDTH = 13
+
+
+def header_rows(header: RunHeader) -> list[tuple[str, str]]:
+    """What the run is, as label and text."""
+    length = f"{header.epochs} epochs"
+    if header.steps_per_epoch:
+        length += f" of {format_count(header.steps_per_epoch)} steps"
+    if header.total_steps and header.total_steps != header.epochs * (header.steps_per_epoch or 0):
+        length += f", ended after {format_count(header.total_steps)} steps in all"
+    rows = [("recipe", header.recipe), ("", header.description), ("policy", header.policy)]
+    rows += [("loss scale", header.loss_scale), ("model", header.model), ("data", header.data)]
+    rows += [("loss", header.loss), ("optimizer", header.optimizer)]
+    rows += [("callbacks", header.callbacks)]
+    rows += [("backend", header.backend), ("device", header.device)]
+    rows += [("execution", header.execution), ("length", length)]
+    rows += [(f"phase {number}", line) for number, line in enumerate(header.phases, start=1)]
+    rows += [("writes to", header.run_dir)]
+    rows += [("warning", warning) for warning in header.warnings]
+    return [(label, text) for label, text in rows if text]
+
+
+def labelled_lines(rows: list[tuple[str, str]]) -> list[str]:
+    return [f"{label:<{LABEL_WIDTH}}{text}" for label, text in rows]
+
+
+def sample_sentence(sample: GradientSample) -> str:
+    """What the gradients of one batch were like, in a line.
+
+    >>> sample_sentence(GradientSample(100, 0.5, 0.0123, 0.25, 9.5))
+    'step 100: of the gradients, flushed to 0 1.2%, head-room 2^9'
+    """
+    found = ", ".join(f"{label} {value}" for label, value in format_sample(sample))
+    return f"step {format_count(sample.step)}: of the gradients, {found}"
+
+
+HINT_SECONDS = 60.0  # from then on it is also said what would be quicker
+
+
+def lasting_line(doing: str, seconds: float, hint: str = "") -> str:
+    """What is said of a phase that has taken so long.
+
+    >>> lasting_line("compiling the training step", 10.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 10 s so far'
+    >>> lasting_line("compiling the training step", 60.0, "trainer.jit_compile=false does without")
+    'compiling the training step: 1:00 so far; trainer.jit_compile=false does without'
+    """
+    so_far = f"{doing}: {format_whole_seconds(seconds)} so far"
+    return f"{so_far}; {hint}" if hint and seconds >= HINT_SECONDS else so_far
+
+
+def rate_parts(examples_per_second: float | None) -> list[str]:
+    """Empty where nothing was timed."""
+    return [] if examples_per_second is None else [f"{format_count(examples_per_second)} examples/s"]
+
+
+def final_rows(summary: Summary) -> list[tuple[str, str]]:
+    """The end of a run, as label and text."""
+    rows = [("verdict", summary.verdict), ("", summary.explanation)]
+    best = {name: value for name, value in summary.best_metrics.items() if value != summary.metrics.get(name)}
+    rows += [("metrics", _format_metrics(summary.metrics)), ("best", _format_metrics(best))]
+    skipped, seen = summary.skipped_steps, summary.steps_seen
+    rows.append(("skipped", f"{format_count(skipped)} of {format_count(seen)} steps ({format_share(skipped, seen)})"))
+    if summary.final_loss_scale is not None:
+        rows.append(
+            ("loss scale", f"{format_scale(summary.final_loss_scale)} at the end{_format_scale_range(summary)}")
+        )
+    if summary.rollbacks:
+        rows.append(("rollbacks", f"{summary.rollbacks}, each from the last good checkpoint with lower rates"))
+    if summary.gradients is not None:
+        rows.append(("gradients", _format_gradients(GradientSample(**summary.gradients), summary.steps_seen)))
+    rows += [("speed", _format_speed(summary)), ("files", summary.run_dir)]
+    rows += [("" if index else "not recorded", sentence) for index, sentence in enumerate(summary.not_recorded)]
+    if summary.status == "stopped" and summary.run_dir and summary.repeatable:  # recorders write none
+        rows.append(("why", f"{summary.run_dir}/postmortem.json: the last steps, batch and weights in numbers"))
+    rows += [("" if index else "next", command) for index, command in enumerate(next_commands(summary))]
+    return [(label, text) for label, text in rows if text]
+
+
+def _format_metrics(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {format_number(value)}" for name, value in own_metrics(metrics).items())
+
+
+def next_commands(summary: Summary) -> list[str]:
+    """What a person may want to do with this run now."""
+    if not summary.run_dir:
+        return []
+    run = Path(summary.run_dir)
+    if not summary.repeatable:
+        return [shell_command("report", run)]
+    own = conf_override(run / "config.yaml")
+    repeat = shell_command("train", own)
+    if summary.status in ("interrupted", "terminated"):
+        return [shell_command("train", own, format_override("resume", str(run)))]
+    if summary.exit_code == NUMERICAL:
+        overflowed = summary.skipped_steps > 0 or summary.verdict == COLLAPSED
+        look_into = [shell_command("diagnose", run if overflowed else own), shell_command("report", run)]
+        return [*look_into, f"{repeat} {summary.change}"] if summary.change else look_into
+    if summary.exit_code:
+        go_on = shell_command("train", own, format_override("resume", str(run)))
+        return [go_on, repeat] if any(run.glob("checkpoints/step-*.json")) else [repeat]
+    return [shell_command("evaluate", run), shell_command("export", run), repeat]
+
+
+def _format_scale_range(summary: Summary) -> str:
+    low, high = summary.min_loss_scale, summary.max_loss_scale
+    if low is None or high is None or low == high:
+        return ""
+    return f", {format_scale(low)} to {format_scale(high)} on the way"
+
+
+def _format_gradients(sample: GradientSample, steps_seen: int) -> str:
+    """What the latest sample said, which may be of an earlier attempt: the step comes first."""
+    (_, lost), *others = format_sample(sample)
+    parts = [f"{lost} flushed to zero", f"{format_fraction(sample.subnormal_share)} subnormal",
+             *(f"{label} {value}" for label, value in others), f"norm {format_number(sample.norm)}"]  # fmt: skip
+    return f"at step {format_count(sample.step)} of {format_count(steps_seen)}: {', '.join(parts)}"
+
+
+def _format_speed(summary: Summary) -> str:
+    parts = [*rate_parts(summary.examples_per_second), f"{format_seconds(summary.seconds)} in all"]
+    if summary.peak_memory_bytes is not None:
+        parts.append(f"at most {format_bytes(summary.peak_memory_bytes)} of memory")
+    return ", ".join(parts)
+
+
+LONGEST_WAIT_SECONDS = 60.0
+FREQUENT_AFTER_STEPS = 200  # beyond it skips that would be chronic at the end of a run aren't called normal
+
+
+class Narrator:
+    """Gathers events and gives out sentences, at most one per waiting time, which doubles each time up to a minute.
+
+    So the first overflow is reported at once, and a run that overflows for hours doesn't bury its own epochs.
+    """
+
+    def __init__(self, wait_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._wait_seconds = wait_seconds
+        self._clock = clock
+        self._told_at = float("-inf")
+        self._pending: list[Event] = []
+        self._bounds_told: set[str] = set()
+        self._scaling = Scaling()
+        self._total_steps: int | None = None
+        self._skipped = 0
+        self._growth_step = float("inf")  # of the first growth
+        self._told_step = 0
+        self._tally = EventTally()
+
+    def start(self, header: RunHeader) -> None:
+        self._scaling, self._total_steps = header.scaling, header.total_steps
+        self._tally = EventTally(header.scaling)
+
+    def add(self, events: Sequence[Event]) -> None:
+        self._pending.extend(events)
+
+    def recount(self, snapshot: Snapshot) -> None:
+        """The trainer's own count rules: a resumed run has skips from before."""
+        if not self._pending:
+            self._skipped = snapshot.skipped_steps
+
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        """The run is back at `step`; whatever came after it is told already."""
+        self._skipped, self._told_step = skipped_steps, min(self._told_step, step)
+        self._growth_step = self._growth_step if self._growth_step <= step else float("inf")
+        self._tally = EventTally(self._scaling)
+
+    def sentences(self, at_once: bool = False) -> list[str]:
+        """What is due to be said now, most often nothing; `at_once` empties what is pending."""
+        if not self._pending or not (at_once or self._clock() - self._told_at >= self._wait_seconds):
+            return []
+        self._told_at = self._clock()
+        self._wait_seconds = min(2 * self._wait_seconds, LONGEST_WAIT_SECONDS)
+        events, self._pending = self._pending, []
+        self._tally.add(events)
+        return self._changes(events) + _let_through(events) + self._bounds(events)
+
+    def _changes(self, events: list[Event]) -> list[str]:
+        skips = [event for event in events if event.kind == OVERFLOW]
+        growths = [event for event in events if event.kind in (GROWTH, DECLINE)]
+        self._skipped += len({event.step for event in skips})
+        if not skips and not growths:
+            return []
+        changes = skips + growths
+        start, end = min(event.step for event in changes), max(event.step for event in changes)
+        what = (
+            _format_skips_and_growths(skips, growths, self._scaling)
+            if skips and growths
+            else _format_skips(skips, self._scaling)
+        )
+        what = what or _format_growths(growths, self._scaling)
+        self._growth_step = min([self._growth_step, *(event.step for event in growths)])
+        comment = self._comment(skips) if skips else ""
+        self._told_step = end
+        so_far = f"; {self._skipped} of {format_count(end)} steps so far" if skips else ""
+        steps = f"step {start}" if start == end else f"steps {start}-{end}"
+        return [f"{steps}: {what}{self._format_scale_change(changes)}{comment}{so_far}"]
+
+    def _format_scale_change(self, events: list[Event]) -> str:
+        events = sorted(events, key=lambda event: event.step)
+        before, after = events[0].scale_before, events[-1].scale_after
+        if not self._scaling.scales:
+            return ""
+        if before != after:
+            return f", scale {format_scale(before)} → {format_scale(after)}"
+        moved = any(event.moves_scale for event in events)
+        return f", scale {'back at' if moved else 'stays'} {format_scale(after)}"
+
+    def _comment(self, skips: list[Event]) -> str:
+        uncured = self._tally.uncured_steps
+        if len(uncured) >= THIRD_TIME and uncured[-1] >= skips[0].step:
+            return f": {CAUSES[NAN].hint}"
+        signs = self._signs(skips)
+        for cause in (CAUSES[FORWARD], CAUSES[BEYOND]):
+            if cause.fits(signs, len(skips)):
+                return f": {cause.hint}"
+        if CAUSES[IN_DOUBT].fits(replace(signs, skip_steps=self._tally.skip_steps), THIRD_TIME):
+            return f": {CAUSES[IN_DOUBT].hint}"
+        if not self._scaling.growth_steps or self._scaling.on_overflow != "skip":
+            return ""
+        last = skips[-1].step
+        share = len(skips) / max(1, last - self._told_step)
+        if last > FREQUENT_AFTER_STEPS and len(skips) >= CHRONIC_SKIPS and share > CHRONIC_SHARE:
+            return ": more often than normal"
+        if not any(event.moves_scale for event in skips):
+            return ""
+        if self._growth_step < last:
+            return ": normal, the scale had grown as far as it can"
+        is_early = may_still_settle(last - self._skipped, self._total_steps or last)
+        return ": normal while the scale settles" if is_early else ": the scale had settled before"
+
+    def _signs(self, skips: list[Event]) -> Signs:
+        """What these skips alone tell. Their scale counts only where nan was met at the floor: inf may go on lower."""
+        at_floor = [e.scale_before for e in skips if e.nan and is_at_floor(self._scaling, e.scale_before)]
+        return Signs(
+            self._scaling, steps_seen=skips[-1].step, applied_steps=skips[-1].step - self._skipped,
+            skip_steps=[event.step for event in skips],
+            forward_steps=[event.step for event in skips if event.cause == FORWARD_PASS],
+            nan_steps=self._tally.nan_steps, scale=min(at_floor, default=None),
+        )  # fmt: skip
+
+    def _bounds(self, events: list[Event]) -> list[str]:
+        """The floor and the ceiling are each told once: a run may touch them at every step."""
+        sentences = []
+        for event in events:
+            if event.kind in (FLOOR, CEILING) and event.kind not in self._bounds_told:
+                self._bounds_told.add(event.kind)
+                verb = "falls" if event.kind == FLOOR else "grows"
+                bound = f"the scale is at its {event.kind}, {format_scale(event.scale_after)}, and {verb} no further"
+                sentences.append(f"step {event.step}: {bound}")
+        return sentences
+
+
+def _let_through(events: Sequence[Event]) -> list[str]:
+    steps = [event.step for event in events if event.kind == LET_THROUGH]
+    if not steps:
+        return []
+    where = f"step {steps[0]}" if len(steps) == 1 else f"steps {steps[0]}-{steps[-1]}"
+    what = "an overflow was" if len(steps) == 1 else f"{len(steps)} overflows were"
+    return [f"{where}: {what} applied all the same, after as many skipped in a row as loss_scale.let_through_after"]
+
+
+def _format_skips_and_growths(skips: list[Event], growths: list[Event], scaling: Scaling) -> str:
+    noun = "growth" if scaling.growth_steps else "move"
+    return f"{len(skips)} skipped{_format_where(skips)}, {len(growths)} {noun if len(growths) == 1 else f'{noun}s'}"
+
+
+def _format_skips(skips: list[Event], scaling: Scaling) -> str:
+    if not skips:
+        return ""
+    outcome = "applied all the same" if scaling.applies_overflows else "skipped"
+    if len(skips) > 1:
+        return f"{len(skips)} {'skipped' if outcome == 'skipped' else f'overflowed, {outcome}'}{_format_where(skips)}"
+    if skips[0].cause == FORWARD_PASS:
+        where = f", first in {skips[0].layer}" if skips[0].layer else ""
+        return f"{_format_bad_values(skips[0])} in the forward pass{where}, step {outcome}"
+    return f"gradients overflowed{_format_where(skips)}, step {outcome}"
+
+
+def _format_growths(growths: list[Event], scaling: Scaling) -> str:
+    return scaling.rule.explain_moves(len(growths))
+
+
+def _format_where(skips: list[Event]) -> str:
+    """What was found where, of the first skip that says: one example must do for all of them."""
+    for event in skips:
+        if event.variable:
+            return f" ({_format_bad_values(event)} in {event.variable})"
+    return f" ({_format_bad_values(skips[0])})" if skips[0].nan or skips[0].inf else ""
+
+
+def _format_bad_values(event: Event) -> str:
+    """What was found at the place that is named, else in all gradients together."""
+    if event.fault:
+        return event.fault
+    kinds = [word for word, count in (("inf", event.inf), ("nan", event.nan)) if count]
+    return " and ".join(kinds) or "not finite"
+
+
+class EpochConsole(Sink, ABC):
+    """What every console keeps, wherever it shows it: the table of epochs, the sentences beside it, and since when the
+    epoch runs. A subclass says how lines are shown, and how wide they may be.
+    """
+
+    def __init__(self, narrator: Narrator, clock: Callable[[], float]) -> None:
+        self._narrator, self._clock = narrator, clock
+        self._table: EpochTable | None = None
+        self._epoch_started_at = clock()
+
+    @property
+    def _extent(self) -> Extent:
+        """A file or a pipe has no width; the heading comes again for those who read it in pages."""
+        return Extent()
+
+    @abstractmethod
+    def _print(self, lines: Sequence[Line]) -> None:
+        """Shows them, below what was shown before."""
+
+    def _begin(self, header: RunHeader, table: EpochTable) -> None:
+        self._table = table
+        self._epoch_started_at = self._clock()
+        self._narrator.start(header)
+
+    def events(self, events: Sequence[Event]) -> None:
+        if self._table is not None:
+            self._table.add(events)
+        self._narrator.add(events)
+        self._tell()
+
+    def suspend(self) -> None:
+        self._tell(at_once=True)
+
+    def rewind(self, step: int, skipped_steps: int) -> None:
+        self._narrator.rewind(step, skipped_steps)
+        self._epoch_started_at = self._clock()
+
+    def _end_epoch(self, snapshot: Snapshot) -> None:
+        assert self._table is not None
+        now = self._clock()
+        self._tell(at_once=True)
+        self._print(self._table.row(snapshot, now - self._epoch_started_at, self._extent))
+        self._epoch_started_at = now
+
+    def _tell(self, at_once: bool = False) -> None:
+        for sentence in self._narrator.sentences(at_once):
+            self._print_beside(sentence)
+
+    def _print_beside(self, sentence: str) -> None:
+        alone: list[Line] = [[(sentence, WARNING_STYLE)]]
+        self._print(alone if self._table is None else self._table.beside(sentence, self._extent))
+
 
 SHORTEST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 5.0, 60.0
 WAIT_SHARE = 0.01  # of the time gone: about a hundred interval lines per factor e of running time
