@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from mpt_cli.data.builtin import missing_keras_files
+from mpt_cli.data.load import missing_keras_files
 from mpt_cli.engine.backend import framework_of
 from mpt_cli.errors import ConfigError, DataError, Problem
 from mpt_cli.machine import nvidia_gpus

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from mpt_cli.data import builtin
+import mpt_cli.data.load as loading
 from mpt_cli.data.load import load_data
 from mpt_cli.errors import DataError
 from mpt_cli.settings.variants import KerasDataset
@@ -117,8 +117,8 @@ def test_a_file_that_keras_rejects_is_named_and_not_lost(home, monkeypatch):
 
 def test_a_home_that_cannot_be_written_is_replaced_as_keras_does(monkeypatch):
     monkeypatch.setenv("KERAS_HOME", "/nowhere/at/all")
-    assert str(builtin._keras_home()).endswith("/.keras")
-    assert not str(builtin._keras_home()).startswith("/nowhere")
+    assert str(loading._keras_home()).endswith("/.keras")
+    assert not str(loading._keras_home()).startswith("/nowhere")
 
 
 def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
@@ -130,7 +130,7 @@ def test_the_files_are_where_keras_itself_looks(home, monkeypatch):
         asked.append(f"{folder}/{fname}" + ("_archive" if arguments.get("extract") else ""))
         raise Exception("stop")
 
-    for name, files in builtin._KERAS_FILES.items():
+    for name, files in loading._KERAS_FILES.items():
         asked.clear()
         monkeypatch.setattr(sys.modules[getattr(keras.datasets, name).load_data.__module__], "get_file", get_file)
         with pytest.raises(DataError, match="stop"):
