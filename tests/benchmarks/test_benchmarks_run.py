@@ -55,3 +55,15 @@ def test_without_joblibs_launcher_hydra_is_left_out_in_a_sentence(capsys: pytest
     )
     assert with_joblib_launcher("true") == "true" and with_joblib_launcher(None) is None
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.slow
+def test_a_setting_visits_few_files_and_is_composed_once() -> None:
+    done = subprocess.run([sys.executable, "-m", "benchmarks.setting_path"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=300)  # fmt: skip
+
+    assert done.returncode == 0, done.stderr
+    way = json.loads(done.stdout)
+    assert way["files"] == len(way["functions"]) <= 15, list(way["functions"])
+    assert [*way["functions"]][-1] == "precision/scale_state.py"  # it arrived
+    assert way["times_composed"] == 1
