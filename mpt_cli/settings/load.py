@@ -70,7 +70,7 @@ from mpt_cli.settings.search_path import (
     group_files,
     is_pipe,
     own_conf_directories,
-    projects_of,
+    projects_of_recipes,
     recipe_paths,
     searching,
 )
@@ -316,7 +316,7 @@ def load_with_recipe(overrides: list[str]) -> tuple[Settings, Recipe]:
     Precedence: schema < group file < recipe < command line. And the recipe, with what no run reads of it.
     """
     register_installed()
-    with searching((), projects_of(recipes_named(overrides))):
+    with searching((), projects_of_recipes(recipes_named(overrides))):
         given = parse_overrides(overrides)
         recipe, problems = _read_recipe(given)
         with searching(recipe.searchpath, recipe.projects):
@@ -334,7 +334,7 @@ def interpolations(overrides: list[str]) -> list[str]:
     >>> interpolations(["conf=digits_mlp", "trainer.max_steps=${trainer.epochs}"])
     ['${trainer.epochs}']
     """
-    with searching((), projects_of(recipes_named(overrides))):
+    with searching((), projects_of_recipes(recipes_named(overrides))):
         given = parse_overrides(overrides)
         recipe, problems = _read_recipe(given)
         with searching(recipe.searchpath, recipe.projects):
